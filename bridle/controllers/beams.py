@@ -1,9 +1,9 @@
-"""Beam search: the `width` most probable ways to continue, held side by side, until the best texts are known.
+"""Beam search: the `width` most probable continuations are kept until the best texts are known.
 
 The beams of a request are its outputs: forks of one sequence, which share the blocks of what they have in common. After
-each draw the pool compares what all of them could say next, and decides once for all. A beam that no way goes through
-is not ended: it takes back what it has alone, and follows another one, so that there are never more than `width` of
-them. The best texts are reported at the end, as a variable, since a text may be complete long before that.
+each token the pool compares the candidates of all beams and decides for all at once. A beam without a surviving
+continuation is not ended: it rolls back its own tokens and follows another beam, so that there are never more than
+`width`. The best texts are reported at the end, as a variable, since a text may be complete long before that.
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
 log-probabilities, divided by its length to the power of `length_penalty`; the search ends when `width` texts are
@@ -63,19 +63,19 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Number of each beam's most probable tokens that can matter."""
+        """Return how many of each beam's most probable tokens can matter."""
         return self.width + len(self.ends)
 
     @property
     def draw(self) -> Branch:
-        """Looks at them: draws the most probable token, which is replaced if another one is wanted."""
+        """Return the branch that samples the most probable token, which is replaced if another one is chosen."""
         return Branch(top_logprobs=self.num_candidates)
 
 
 @dataclass(slots=True)
 class _Beam:
-    """One sequence: the tokens after the prompt that are decided, with their log-probabilities, and what it drew then.
-    Only beams that are `real` count: at first all of them are the same."""
+    """One sequence: its decided tokens after the prompt with their log-probabilities, and its candidates. Only
+    `real` beams count, because at first all of them are equal."""
 
     seq_id: int
     real: bool
@@ -156,7 +156,8 @@ class _Group:
         self.is_improvable = self.is_improvable and best > self.finished[-1][0]
 
     def _spread(self, running: list[_Way]) -> None:
-        """Give each way a sequence: that of its beam if it is the first of it, else one through which no way goes."""
+        """Assign each continuation to a sequence: that of its beam for the first one, else a sequence without a
+        continuation."""
         staying: dict[int, _Way] = {}
         moving: list[_Way] = []
         for way in running:
@@ -169,7 +170,8 @@ class _Group:
         self.beams = {seq_id: self._follow(beam, given.get(seq_id)) for seq_id, beam in self.beams.items()}
 
     def _follow(self, beam: _Beam, way: _Way | None) -> _Beam:
-        """The beam as it continues. Where there are fewer ways than beams, it waits as one that does not count."""
+        """Return the beam with its continuation. If there are fewer continuations than beams, it waits and does not
+        count."""
         has = (*beam.tokens, beam.drawn)
         if way is None:
             return _Beam(beam.seq_id, False, (*beam.tokens, beam.drawn or 0), (), 0.0, decision=self.sample)
@@ -185,7 +187,7 @@ class _Group:
         return Decision.fork([self.search.draw])
 
     def read_texts(self) -> tuple[StoredValue, ...]:
-        """The finished texts, once they are known, for the first caller."""
+        """Return the finished texts, once they are known, to the first caller."""
         if self.is_told or not self.is_over:
             return ()
         self.is_told = True
@@ -210,7 +212,7 @@ class BeamPool(SyncControllerPool[_Group]):
         return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Note what beams drew; decide for those that have all sampled."""
+        """Note the tokens that beams sampled, and decide for those that have all sampled."""
         for ask in asks:
             if ask.request is not None:
                 group = self._live[ask.seq_id] = self._opened.pop(ask.request.id)

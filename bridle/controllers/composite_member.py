@@ -13,10 +13,10 @@ Candidates = tuple[tuple[int, float], ...] | None
 
 @dataclass(slots=True, eq=False)
 class CompositeMember:
-    """One of the controllers on one output. `untold` is what it has not heard of yet, and `ahead` what it has heard of
-    before the others were shown it. While it has a `script`, its decision is not asked for, and its `answer` is not
-    told: alone it would not have been asked yet. One that `is_lenient` may have to relent where it forces tokens that
-    others do not allow, and is then asked for what else it allows there. One that `may_go` is left out if it fails."""
+    """One of the controllers on one output. `untold` are changes that it was not shown yet, and `ahead` changes that
+    it was shown before the others. While it has a `script` (forced tokens), it is not asked, and its `answer` is not
+    sent: alone it would not have been asked yet. One that `is_lenient` can be asked for alternatives if others do
+    not allow its forced tokens. One that `may_go` is left out if it fails."""
 
     id: int
     pool: ControllerPool
@@ -38,7 +38,7 @@ class CompositeMember:
         top: Candidates = None,
         changes: tuple[Change, ...] = (),
     ) -> None:
-        """Note that tokens went and came."""
+        """Note that tokens were removed and added."""
         self.has_relented = False
         if self.ahead:
             same = 0 if backtrack else num_same(self.ahead, tokens)
@@ -76,7 +76,7 @@ class CompositeMember:
         )
 
     def relent(self) -> bool:
-        """Give up what it forces, to be asked for what else it allows; returns whether it can."""
+        """Drop its forced tokens, so that it is asked for alternatives. Returns whether it has any."""
         if self.script is None or self.has_relented or not self.is_lenient:
             return False
         self.script, self.has_relented = None, True

@@ -1,4 +1,4 @@
-"""Makes the controllers of a request that has several, each in the pool of its kind."""
+"""Creates the controllers of a request that has several, each in the pool of its kind."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 class Opening:
-    """Makes the controllers of a request one after the other. Once all are there it is in `opened`, and `future` gives
-    the prompt. Those that an operator demands come last: they get the prompt that will be computed, and leave it as it
-    is. The numbers of those that `failed` and are left out are kept."""
+    """Creates the controllers of a request one after the other. When all exist it is in `opened`, and `future` gives
+    the prompt. An operator's controllers come last: they get the final prompt and do not change it. `failed` has the
+    numbers of those that failed and are left out."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Opening:
         self._num_open = 0
 
     def next(self, prompt: Prompt) -> None:
-        """Make the next controller, which gets `prompt`."""
+        """Create the next controller, which gets `prompt`."""
         self.prompt = prompt
         number = self._order[self._num_open]
         self.requests[number] = request = replace(self.requests[number], prompt=prompt)
@@ -104,7 +104,7 @@ class Opening:
 
     @property
     def modules(self) -> tuple[tuple[str, str], ...]:
-        """The names of modules and what they meant, in the order of the controllers."""
+        """Return the names of modules and their hashes, in the order of the controllers."""
         made = [number for number in range(len(self.pools)) if number not in self.failed]
         return tuple(each for number in made for each in self.pools[number].modules_of(self.requests[number]))
 

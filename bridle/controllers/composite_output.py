@@ -1,9 +1,9 @@
-"""One output that several controllers steer: what each of them was shown, its decision, and their joint decision.
+"""One output with several controllers: the tokens that each was shown, its decision, and their joint decision.
 
-Each controller is asked as if it were alone. What it forces is its *script*: it is shown to the others token by token,
-each checked against what they allow there, and only then applied. So the others may have been shown tokens that the
-engine has not applied yet (`shown`). The owner of a script hears of it once all of it was applied. This module sends
-nothing; `composite_pool.py` does.
+Each controller is asked as if it were alone. Its forced tokens are its *script*. They are shown to the others one by
+one, checked against their masks, and then applied. So the others may have been shown tokens that the engine has not
+applied yet (`shown`). The owner of a script is asked again once all of it was applied. This module sends nothing;
+`composite_pool.py` does.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ Piece = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class CompositeSequence:
-    """One output. `length` counts its tokens, those shown included. `ways` are what the engine was answered last, if
-    that was to draw or to fork, and `expected` what comes back if it was to take tokens back. After a draw that
-    `is_plain` there is nothing to tell but the token; then all parts are asked at once, and it `is_usual` as long as
-    they just want to draw, one of them perhaps with a `wish`. An operator demands the first `num_demands` of its
-    parts."""
+    """One output. `length` counts its tokens with the shown ones. `ways` is the last answer to the engine if that
+    was to sample or to fork, and `expected` the expected report after a rewind. After a sample that `is_plain` only
+    the token has to be reported; then all parts are asked at once. It `is_usual` as long as all parts just sample,
+    one of them perhaps with a `wish` for other parameters. The first `num_demands` parts are an operator's."""
 
     names: Sequence[str]
     vocabulary: int
@@ -79,7 +78,7 @@ class CompositeSequence:
         )
 
     def ask_on(self, ask: Ask, asks: Mapping[ControllerPool, list[Ask]]) -> None:
-        """After a draw that `is_plain`, and was done: take in what was sampled, and add the asks about it."""
+        """After a plain sample that was done: record the token, and add the asks about it."""
         self.ways, self.is_plain, self.is_owed, self.turns_due, self.turns = [], False, True, 1, 1
         self.is_usual, self.wish = True, None
         self.length += len(ask.tokens)
@@ -89,7 +88,7 @@ class CompositeSequence:
             asks[part.pool].append(Ask(part.id, ask.tokens, 0, ask.sampled))
 
     def report(self, ask: Ask) -> None:
-        """Take in what the engine says: what became of the last answer."""
+        """Record the engine's report: the result of the last answer."""
         self.is_owed, self.is_final, self.turns_due, self.turns = True, ask.final, ask.turns, 1
         ways, self.ways, self.is_plain, self.is_usual = self._last_ways(), [], False, False
         if not ways or ask.final:
@@ -103,9 +102,8 @@ class CompositeSequence:
             self._take_draw(way, ask)
 
     def _follow(self, ask: Ask) -> None:
-        """Compare what happened with what was shown, or expected. If it is something else, because the engine took
-        tokens back by itself, all scripts are void. They continue where a policy has but put another text in place of a
-        part."""
+        """Compare the report with the shown or expected tokens. If they differ, because the engine rolled tokens
+        back by itself, all scripts are dropped. They continue if a policy has only replaced a part of the text."""
         shown, expected = self.shown, self.expected
         self.shown, self.expected = (), (0, ())
         same = 0 if ask.backtrack else num_same(shown, ask.tokens)
@@ -127,7 +125,7 @@ class CompositeSequence:
             part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes)
 
     def _take_draw(self, way: Sequence[Way], ask: Ask) -> None:
-        """Tell all of a draw. If it sets off a splice, what is left of that becomes the script of who wanted it."""
+        """Report a sampled token to all. If it triggers a splice, the rest of that becomes the script of its owner."""
         wanted: list[tuple[int, Splice]] = []
         for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
             assert isinstance(branch, Branch)
@@ -160,7 +158,7 @@ class CompositeSequence:
                 part.decision = Decision((branch,))  # nothing came yet: what it allows here holds for what is forced
 
     def _begin_scripts(self, way: Sequence[Way], ask: Ask) -> None:
-        """Go on along one way of a fork on which something is forced. Its first piece was applied."""
+        """Continue one branch of a fork on which tokens are forced. The first piece was applied."""
         piece = piece_of(way, self._clash())
         is_applied = piece == (ask.backtrack, ask.tokens) or bool(ask.rewritten_by)
         for part, each in zip(self.parts, way, strict=True):
@@ -180,8 +178,8 @@ class CompositeSequence:
                 yield part.pool, part.next_ask(self.turns_due, self.is_final)
 
     def note_draw(self, number: int, answer: Answer) -> bool:
-        """Take in an answer that just wants to draw, one of them at most otherwise than usual; returns whether it is
-        that. Most answers are, so this is made short; `note_answer` and `advance` come to the same."""
+        """Record an answer that just samples; at most one may change the sampling parameters. Returns whether it is
+        such an answer. Most are, so this is a fast path; `note_answer` and `advance` have the same result."""
         decision = answer.decision
         if not self.is_usual or decision is None or answer.log or answer.stored or answer.turns > 1:
             return False
@@ -199,7 +197,8 @@ class CompositeSequence:
         return True
 
     def draw_together(self, last: Answer) -> Answer:
-        """The answer for the engine, when all have answered, `last` the last of them, and `note_draw` took all in."""
+        """Return the answer for the engine when all have answered, `last` being the last one, and `note_draw`
+        accepted all."""
         self.ways, self.counts, self.is_plain = [], (1,) * len(self.parts), True
         self.is_usual = self.is_owed = False
         wish = self.wish
@@ -212,7 +211,7 @@ class CompositeSequence:
         return [tuple(part.decision.branches[0] for part in self.parts if part.decision is not None)]
 
     def note_answer(self, number: int, answer: Answer) -> None:
-        """Take in the answer of one controller. Raises its error."""
+        """Record the answer of one controller. Raises its error."""
         self.is_usual = False
         part = self.parts[number]
         self.num_asked -= part.is_asked
@@ -248,7 +247,7 @@ class CompositeSequence:
 
     def advance(self) -> Decision | None:
         """Return the joint decision, or None if members have to be asked first because one more token was shown to
-        them. Raises `ControllerError` if their decisions conflict. Do not call it while it `is_waiting`."""
+        them. Raises `ControllerError` if their decisions conflict. It must not be called while `is_waiting`."""
         branches: list[Branch] = []
         for part in self.parts:
             decision = part.decision
@@ -288,7 +287,7 @@ class CompositeSequence:
         return _waiting(waits) if waits else self._fork()
 
     def _show(self) -> Decision | None:
-        """Show the next token that is forced to all, or take back what has to go."""
+        """Show the next forced token to all, or the rewind before it."""
         try:
             piece = piece_of([self._next(part) for part in self.parts], self._clash())
         except ControllerError:
@@ -310,7 +309,7 @@ class CompositeSequence:
         return Decision.splice(0, self.shown) if is_over or len(self.shown) >= _MAX_SHOWN else None
 
     def _fork(self) -> Decision | None:
-        """Each way of each with each way of the others."""
+        """Return every combination of the members' branches."""
         if any(part.is_asked for part in self.parts):
             return None
         options = [list(_ways(part)) for part in self.parts]
@@ -334,7 +333,7 @@ class CompositeSequence:
         return DecisionConflict(self.names, self.length + before, self.num_demands)
 
     def answer(self, decision: Decision | None) -> Answer:
-        """The answer for the engine, with what the controllers have printed and stored."""
+        """Return the answer for the engine, with the logs and variables of the controllers."""
         for part in self.parts if self.has_answers else ():
             if part.answer is not None and part.script is None and not (self.shown or self.is_final):
                 self._print(part.answer)
@@ -368,8 +367,8 @@ def _rests(decision: Decision) -> bool:
 
 
 def _waiting(resting: Sequence[Decision]) -> Decision:
-    """The wait of several that wait: it ends when all of theirs have. Who waits for variables says so, since nothing
-    else can end it; if all wait for things outside, nothing happens before one of these is done."""
+    """Return the joint wait: it ends when all waits have ended. Waits for variables are named, because nothing else
+    can end them. If all wait for outside events, one of these must be done first."""
     if all(decision.awaited for decision in resting):
         return Decision.wait_for(*(each for decision in resting for each in decision.awaited))
     waits = [decision.waits_for for decision in resting]

@@ -1,5 +1,5 @@
-"""The pool of requests with several controllers. It runs none itself: each lives in the pool of its kind, as a sequence
-of its own there, and `CompositeSequence` says what they want together.
+"""The pool of requests with several controllers. It runs none itself: each has its own sequence in the pool of its
+kind, and `CompositeSequence` combines their decisions.
 
 The pools are shared with the engine, which asks them about all other requests.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def with_composed(pools: Iterable[ControllerPool], vocab_size: int) -> tuple[ControllerPool, ...]:
-    """The pools, and one more for requests with several controllers that live in these."""
+    """Return the pools, and one more for requests with several controllers in these pools."""
     check_pools(pools := tuple(pools))
     both = [SharedPool(pool) for pool in pools]
     return (*both, ComposedPool(both, vocab_size))
@@ -54,8 +54,8 @@ class ComposedPool(ControllerPool):
         return next((pool for pool in self._pools if pool.accepts(part)), None)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Make all controllers, the outer one first. Each gets the prompt as those before it leave it; one that
-        rewrites what others have seen is refused."""
+        """Create all controllers, the outer one first. Only the first may rewrite the prompt; a later one that does
+        is refused."""
         assert isinstance(request.controller, Composed)
         pools = [pool for part in request.controller.parts if (pool := self._pool_of(part)) is not None]
         opening = Opening(request, request.controller, pools, self._opened)
@@ -122,7 +122,7 @@ class ComposedPool(ControllerPool):
         self._add(seq_id, output)
 
     def _leave_out(self, part: CompositeMember) -> None:
-        """Go on without a controller that failed."""
+        """Continue without a controller that failed."""
         part.pool.close([part.id])
         part.pool, part.may_go, part.script, part.answer, part.ahead = self._neutral, False, None, None, ()
 
@@ -136,7 +136,7 @@ class ComposedPool(ControllerPool):
             self._asks[pool].append(ask)
 
     def _send(self) -> bool:
-        """Send what is to be asked, and hear what is answered at once; returns whether anything was asked."""
+        """Send the due asks and process immediate answers. Returns whether anything was asked."""
         has_asked = False
         while due := [pool for pool in self._pools if self._asks[pool]]:
             has_asked = True
@@ -147,7 +147,7 @@ class ComposedPool(ControllerPool):
         return has_asked
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """The answers on which all controllers of an output agree; waits for those of `seq_ids` until `deadline`."""
+        """Return the joint answers of outputs; waits for those of `seq_ids` until `deadline`."""
         if self._live:  # the engine has just asked the pools, so what they had is kept
             is_first = not (self._hear_kept(self._pools) and self._send())
             wanted = () if deadline is None else [each for each in seq_ids if each not in self._answers]
@@ -157,8 +157,8 @@ class ComposedPool(ControllerPool):
         return answers
 
     def _hear_some(self, wanted: Sequence[int], deadline: float | None, is_first: bool) -> bool:
-        """Take in what controllers answer, and wait for those of `wanted`; returns whether any has. The first time
-        their pools are asked only for what is to be waited for."""
+        """Process answers of controllers, and wait for those of `wanted`. Returns whether there were any. At the
+        first call, pools are asked only for those."""
         due: dict[ControllerPool, list[int]] = {}
         for seq_id in wanted:
             output = self._live.get(seq_id)
@@ -173,11 +173,11 @@ class ComposedPool(ControllerPool):
         return self._hear_all(taken)
 
     def _hear_kept(self, pools: Iterable[SharedPool], *, may_ask: bool = False) -> bool:
-        """Take in what there is, without waiting."""
+        """Process the available answers, without waiting."""
         return self._hear_all([pool.take_parts((), None, may_ask=may_ask) for pool in pools])
 
     def _hear_all(self, taken: Iterable[Mapping[int, Answer]]) -> bool:
-        """Take in answers of parts; returns whether there were any."""
+        """Process answers of parts. Returns whether there were any."""
         live, heard, has_heard = self._live, dict[int, CompositeSequence](), False
         for answers in taken:
             for part_id, answer in answers.items():
@@ -209,7 +209,8 @@ class ComposedPool(ControllerPool):
             heard[seq_id] = output
 
     def _decide(self, seq_id: int, output: CompositeSequence) -> None:
-        """Answer for an output, if all is known; or show its controllers what is forced, as far as it goes."""
+        """Answer for an output if all answers are known; otherwise show forced tokens to its controllers as far as
+        possible."""
         if not output.is_owed or output.is_waiting:
             return
         try:
@@ -248,7 +249,7 @@ class ComposedPool(ControllerPool):
             owner.close(ids)
 
     def shutdown(self) -> None:
-        """Forget everything; the pools of the parts end by themselves."""
+        """Drop everything; the pools of the parts end by themselves."""
         self._opened.clear()
         self._live.clear()
         self._answers.clear()
@@ -259,7 +260,7 @@ def _part_id(number: int, seq_id: int) -> int:
 
 
 def _named(error: ControllerError, number: int, output: CompositeSequence) -> ControllerError:
-    """The error of one controller, with its name."""
+    """Return the error of one controller, with its name."""
     named = copy.copy(error)
     name = shown_number(number, output.names, output.num_demands)
     if number < output.num_demands:

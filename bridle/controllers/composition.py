@@ -1,7 +1,7 @@
-"""Several controllers on one request: the value that names them, and what their decisions are together.
+"""Several controllers on one request: the value that names them, and the rules for their joint decision.
 
-docs/composition.md has the meaning. This module has what needs no memory: which controllers a request has, the draw
-that all of them allow, and the words for what cannot be reconciled. `composite_output.py` has the order of things.
+docs/composition.md has the meaning. This module has the stateless parts: the controllers of a request, the combined
+masks, and the errors for conflicts. `composite_output.py` has the state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Way = Branch | Splice
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """That an operator demands a controller: by which policy, and what happens with the output if it fails."""
+    """An operator's controller: its policy, and what happens to the output if it fails."""
 
     policy: str
     on_failure: str = "end"
@@ -31,8 +31,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The controllers of one request, the outer one first. Make it with `compose`, and with `demand` what an operator
-    demands: the first controllers, which `demands` names."""
+    """The controllers of one request, the outer one first. Create it with `compose`. `demand` adds an operator's
+    controllers in front, which `demands` describes."""
 
     parts: tuple[object, ...]
     demands: tuple[Demand, ...] = ()
@@ -44,7 +44,7 @@ class Composed:
 
     @property
     def names(self) -> list[str]:
-        """The name of each, as errors tell it: of one that an operator demands that of its policy."""
+        """Return the name of each for errors; an operator's controller has the name of its policy."""
         demanded = [f"policy {demand.policy}" for demand in self.demands]
         return demanded + [name_of(part) for part in self.parts[len(demanded) :]]
 
@@ -62,7 +62,7 @@ class Composed:
 
 
 def compose(*controllers: object | None) -> object | None:
-    """One controller of many, which may be composed themselves; None if there is none."""
+    """Return one controller composed of many, which may be composed themselves; None if there is none."""
     parts = tuple(part for each in controllers for part in parts_of(each))
     if len(parts) > MAX_CONTROLLERS:
         raise InvalidRequest(f"the request has {len(parts)} controllers; at most {MAX_CONTROLLERS}", "controllers")
@@ -77,7 +77,7 @@ def demand(demanded: Sequence[tuple[Demand, object]], controller: object | None)
 
 
 def user_controllers(controller: object | None) -> object | None:
-    """The controllers that a request has brought itself, as one."""
+    """Return the request's own controllers as one."""
     if not isinstance(controller, Composed) or not controller.demands:
         return controller
     return compose(*controller.parts[len(controller.demands) :])
@@ -98,21 +98,21 @@ def announced_rewind(controller: object) -> int | None:
 
 
 def is_lenient(controller: object) -> bool:
-    """Return whether a controller can say what else it allows where it forces tokens (its attribute `is_lenient`)."""
+    """Return whether a controller can give alternatives to its forced tokens (its attribute `is_lenient`)."""
     return getattr(controller, "is_lenient", False) is True
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionConflict:
-    """Conflict between the decisions of controllers. `names` are those of all, of which an operator demands the
-    first `num_demands`; `position` is that of the token in question, prompt included."""
+    """Conflict between the decisions of controllers. `names` are those of all controllers; the first `num_demands`
+    are an operator's. `position` is that of the token, with the prompt."""
 
     names: Sequence[str]
     position: int
     num_demands: int = 0
 
     def between(self, one: int, other: int, what: str) -> ControllerError:
-        """The error for two controllers, by their numbers. It does not tell what a policy wants."""
+        """Return the error for two controllers, by their numbers. It does not reveal a policy's rules."""
         if min(one, other) < self.num_demands:
             first, second = (shown_number(number, self.names, self.num_demands) for number in sorted((one, other)))
             return ControllerError(f"{first} and {second} cannot be reconciled at position {self.position}")
@@ -138,8 +138,8 @@ def is_wish(branch: Branch) -> bool:
 
 
 def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict) -> Branch:
-    """The draw that all of them allow. Of a splice that depends on the sampled token only the taking back is left: what
-    is forced then has to be shown to the others first. `vocabulary` has a bit for each token."""
+    """Return the joint branch for sampling. Of a splice that depends on the sampled token only the rewind is kept,
+    because forced tokens must be shown to the others first. `vocabulary` has a bit for each token."""
     mask = branches[0].mask
     bias, sampling, splices, top = branches[0].bias, branches[0].sampling, branches[0].splices, branches[0].top_logprobs
     for number in range(1, len(branches)):
@@ -181,7 +181,7 @@ def _intersection(
 
 
 def _example(mask: bytes, vocabulary: int) -> str:
-    """The first token of a mask, for people."""
+    """Return the first token of a mask, for error messages."""
     row = int.from_bytes(mask, "little") & vocabulary
     if not row:
         return "nothing"
@@ -197,7 +197,7 @@ def allows(branch: Branch, token: int) -> bool:
 
 
 def matching(branch: Branch, token: int) -> Splice | None:
-    """The splice of a draw that applies to the token that was sampled."""
+    """Return the splice that applies to the sampled token."""
     return next((each for each in branch.splices if not each.when_sampled or token in each.when_sampled), None)
 
 
@@ -206,8 +206,7 @@ def matching(branch: Branch, token: int) -> Splice | None:
 
 def piece_of(way: Sequence[Way], clash: DecisionConflict) -> tuple[int, tuple[int, ...]]:
     """Return the first piece of a forced continuation: the number of tokens to roll back, or else the token to
-    append. Raises `ControllerError` if the others do not allow it. A splice that does nothing demands nothing of
-    the others."""
+    append. Raises `ControllerError` if the others do not allow it. An empty splice needs no permission."""
     forcing = [
         (number, each)
         for number, each in enumerate(way)
@@ -254,13 +253,13 @@ def rest_of(splice: Splice, piece: tuple[int, tuple[int, ...]]) -> Splice | None
 
 
 def all_ways(options: Sequence[Sequence[Way]]) -> list[tuple[Way, ...]]:
-    """Each way of each controller with each way of the others. That of the first controller changes fastest."""
+    """Return every combination of the controllers' branches. That of the first controller changes fastest."""
     return [way[::-1] for way in product(*reversed(options))]
 
 
 def branch_numbers(counts: Sequence[int], number: int) -> Iterator[int]:
-    """For each controller, the number that its own fork has, where the fork of all has `number`: the remainder by its
-    count of ways is its way, and no two forks have the same."""
+    """Return for each controller the number of its own branch in the joint branch `number`. Each number has another
+    combination."""
     total = 1
     for count in counts:
         total *= count

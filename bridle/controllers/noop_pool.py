@@ -1,4 +1,4 @@
-"""The pool of controllers that want nothing: it stands in for one that failed and may be left out."""
+"""The pool of controllers that do nothing: it replaces one that failed and may be left out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bridle.engine.request import Request
 
 
 class NoopPool(SyncControllerPool[None]):
-    """Answers every ask at once: to draw."""
+    """Answers every ask at once with "sample"."""
 
     def accepts(self, controller: object) -> bool:
-        """None is made here."""
+        """Return False: no controller is created here."""
         return False
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:

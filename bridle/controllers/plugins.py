@@ -1,7 +1,7 @@
 """Classes of controllers that an operator offers: named by a flag of the server, chosen by requests as `class:NAME`.
 
-A request names one and may give it an argument; which code that is, the operator alone says. It is trusted code, and
-runs on the engine's thread, as plain Python controllers do.
+A request names one and may give it an argument. Only the operator chooses the code. It is trusted and runs on the
+engine's thread, like plain Python controllers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARAM = "controller_class"
 
 def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
     """The classes of `[NAME=]MODULE:CLASS` by their names; MODULE is a module's name or a Python file. Raises
-    `InvalidRequest` for what cannot be loaded or is no controller."""
+    `InvalidRequest` if a class cannot be loaded or is not a controller."""
     found: dict[str, type[Controller]] = {}
     for spec in specs:
         name, equals, place = spec.rpartition("=")
@@ -39,7 +39,7 @@ def load_classes(specs: Iterable[str]) -> Mapping[str, type[Controller]]:
 
 
 def make_demanded(place: str, argument: Any) -> Controller:
-    """The controller of an operator's class MODULE:CLASS, which can be made again in another process. Raises
+    """Create the controller of an operator's class MODULE:CLASS, which another process can create again. Raises
     `InvalidRequest` or `ControllerError`."""
     controller = make_controller(_class_at(place), f"{PREFIX}policy", argument)
     object.__setattr__(controller, "made_from", (place, argument))  # whatever its class says of attributes

@@ -27,7 +27,7 @@ SLOW_SECONDS, ENOUGH_SECONDS = 0.01, 0.002
 @dataclass(slots=True)
 class _Instance:
     """The controller of an output. `ahead` are copies of it that were shown draft tokens, which took `seconds_ahead`
-    seconds; `awaited` is what it said it waits for."""
+    seconds; `awaited` are the events that it waits for."""
 
     controller: Controller
     view: SequenceView
@@ -119,7 +119,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
                 self._answers[ask.seq_id] = self._go_on(instance, ask)
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
-        """Call the controller, or the copy of it that was shown the first tokens before they were sampled."""
+        """Call the controller, or the copy that was shown the first tokens before they were sampled."""
         ahead, instance.ahead, instance.seconds_ahead = instance.ahead, [], 0.0
         if not ask.num_foreseen:
             return _call(instance, ask)
@@ -132,8 +132,8 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return answer
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Tell copies of a pure controller of the tokens, one after the other, up to one after which it does not draw,
-        or until that has taken too long. Copies that have seen the first of them already are not shown them again."""
+        """Show the tokens to copies of a pure controller, one after the other, until one does not just sample or the
+        time is over. Copies that have seen the first tokens are used again."""
         instance = self._live.get(seq_id)
         if instance is None or instance.is_slow or not instance.controller.is_pure:
             return []
@@ -152,8 +152,8 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         return [told.answer.decision for told in ahead if told.answer.decision is not None]
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return the decision of a copy that was shown all draft tokens, or None. Before the first the controller
-        itself has answered."""
+        """Return the decision of a copy that was shown all draft tokens, or None. Without draft tokens it is the
+        controller's own."""
         known = self.lookahead(seq_id, tokens)
         return known[-1] if known and len(known) == len(tokens) else None
 
@@ -200,7 +200,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
 
 
 def _tell_copy(instance: _Instance, seq_id: int, token: int) -> _Told | None:
-    """Tell a copy of a token; None unless it then draws."""
+    """Show a token to a copy. Returns None unless the copy then samples."""
     try:
         copied = instance.copy()
     except Exception:  # it cannot be copied now; it will be told when the token is drawn

@@ -6,7 +6,7 @@
 
     llm.generate("Say hello:", controller=Shout())
 
-One instance steers one output; a fork copies it. For code that is not trusted there are Wasm controllers.
+One instance controls one output; a fork copies it. Untrusted code needs Wasm controllers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ class SequenceView:
 
     `tokens` are all tokens, the first `num_prompt` of them prompt; treat the list as read-only. `new_tokens` were
     appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
-    sampled, None if none was. `candidates` are the most probable tokens of that draw with their log-probabilities,
-    best first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
-    `may_force` is False for a controller that `is_lenient` where another does not allow the tokens that it has just
-    wanted to force. `rewritten_by` is the policy that has put another text in place of a part of what was sampled or
-    forced since the last call.
+    sampled, None if none was. `candidates` are the most probable tokens of that draw with their log-probabilities, best
+    first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
+    `may_force` is False for a controller that `is_lenient` if another one does not allow the tokens that it has just
+    tried to force. `rewritten_by` is the policy that replaced a part of the sampled or forced text since the last call.
     """
 
     tokens: list[int]
@@ -69,8 +68,8 @@ class SequenceView:
         self._stored.append(StoredValue(name, value))
 
     def tool(self, name: str, arguments: Mapping[str, Any] | None = None, timeout: float | None = None) -> Call:
-        """Call a tool; returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`; `call`
-        may be kept, also beside others. It ends with an error after `timeout` seconds."""
+        """Call a tool; returns at once. `Decision.wait_for(call)` waits for the answer, which is `call.text`.
+        Several calls may run at once. It ends with an error after `timeout` seconds."""
         if self._caller is None:
             raise ControllerError("a controller that is_pure calls no tools")
         call = self._caller.call(name, arguments, timeout)
@@ -100,14 +99,14 @@ class SequenceView:
 
 
 class Controller:
-    """Steers one output, token by token. Override what you need.
+    """Controls one output, token by token. Override the methods that you need.
 
-    An exception in any method ends that output with a `ControllerError` and touches no other.
+    An exception in any method ends only that output, with a `ControllerError`.
 
-    A class whose answers follow from its own state and its view, and that does nothing else (no file, no clock, no
-    random numbers, nothing shared), may say so with `is_pure = True`. Then copies of it are asked ahead about tokens
-    that are drafted, so that its output is as fast as one without a controller. A copy whose tokens are sampled takes
-    its place, with what it logged and stored; the others are dropped. Without that, nothing is drafted.
+    A class may set `is_pure = True` if its answers depend only on its own state and its view, and it has no other
+    effects (files, clocks, random numbers, shared state). Then copies of it are asked about draft tokens, so that its
+    output is as fast as one without a controller. The copy whose tokens are sampled replaces it, with its logs and
+    variables; the others are dropped. Other classes get no draft tokens.
     """
 
     is_pure: ClassVar[bool] = False
@@ -132,4 +131,4 @@ class Controller:
         return copy.deepcopy(self)
 
     def finish(self, view: SequenceView) -> None:
-        """Called once when the output has ended; only `view.log` and `view.store` still have an effect."""
+        """Called once when the output has ended. Only `view.log` and `view.store` still have an effect."""

@@ -1,7 +1,8 @@
-"""Free text first, then a grammar: a model thinks within a budget and answers in a form, or calls tools after a token.
+"""Free text first, then a grammar: a model reasons within a budget and answers in a format, or calls tools after a
+token.
 
-The text up to the end token is the model's own. When its budget is used up the end is forced, and what follows is held
-to a grammar if there is one. Nothing is ever rolled back.
+The text up to the end token is free. When its budget is used up, the end is forced, and a grammar, if there is one,
+applies to the text after it. Nothing is rolled back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class CompiledGrammar:
         return CompiledGrammar(self.matcher.copy(), self.vocabulary, self.form)
 
     def decide(self, extra: int | None = None, may_force: bool = True) -> Decision:
-        """The decision: tokens that must come, a choice among those that may (and `extra`), or the end."""
+        """Return the decision: forced tokens, a choice among the allowed ones (and `extra`), or the end."""
         matcher = self.matcher
         if matcher.is_complete:
             return Decision.stop()
@@ -52,8 +53,8 @@ class CompiledGrammar:
 
 
 async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGrammar:
-    """The grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for one that cannot be used. A caller
-    that is cancelled leaves at once."""
+    """The grammar of a constraint, compiled by `pool`. Raises `InvalidRequest` for an invalid one. A cancelled
+    caller returns at once."""
     matcher = await asyncio.shield(asyncio.wrap_future(pool.compiler.compile(form)))  # others may wait for the same one
     return CompiledGrammar(matcher.copy(), pool.compiler.vocabulary, form)
 
@@ -67,10 +68,9 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class ReasoningThenGrammar(Controller):
-    """`end` is the token that ends the free part; `opening`, if given, begins it, as the first token of the output or
-    not at all. After `budget` tokens of the free part `closing` follows, the last of which is `end`, and after the end
-    `gap`, if a grammar holds what comes `then`. The output may end within the free part only if it `may_stop`.
-    """
+    """`end` is the token that ends the free part; `opening`, if given, may begin it as the first token of the
+    output. After `budget` tokens of the free part `closing` follows, the last of which is `end`, and after the end
+    `gap`, if the grammar `then` applies to the rest. The output may end within the free part only if it `may_stop`."""
 
     end: int
     opening: int | None = None
@@ -130,13 +130,14 @@ class ReasoningThenGrammar(Controller):
         return Decision.sample()
 
     def _without_end(self, view: SequenceView) -> bytes:
-        """The mask that allows every token but the end token, which a model that was cut off still wants to write."""
+        """Return the mask that allows every token but the end token, which the model may still want after the forced
+        end."""
         if not self._mask:
             self._mask = view.mask_of([self.end]).translate(_INVERTED)
         return self._mask
 
     def _forget(self, num_tokens: int) -> None:
-        """Go back to where the part stood before its last tokens, which said a banned phrase."""
+        """Return to the state before the last tokens, which contained a banned phrase."""
         before = len(self._past) - num_tokens
         num_bound = sum(was_bound for *_, was_bound in self._past[before:])
         if num_bound and self.then is not None:
@@ -145,7 +146,7 @@ class ReasoningThenGrammar(Controller):
         del self._past[before:]
 
     def _see(self, token: int) -> None:
-        """Note one more token of the output."""
+        """Record one more token of the output."""
         was_bound = self._phase is _Phase.BOUND or (self._phase is _Phase.BEFORE and token != self.opening)
         self._past.append((self._phase, self._num_free, self._num_gap, self._is_cut, was_bound))
         match self._phase:

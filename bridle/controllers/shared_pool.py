@@ -1,5 +1,4 @@
-"""A pool that both the engine and the composed pool ask. A pool hands over whatever answers it has, so this keeps apart
-whose they are."""
+"""A pool that both the engine and the composed pool use. Answers are kept apart by their owner."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ FIRST_PART = 1 << 48
 
 
 class SharedPool(DelegatingPool):
-    """A pool that the engine and the composed pool both ask."""
+    """A pool that both the engine and the composed pool use."""
 
     def __init__(self, pool: ControllerPool) -> None:
         super().__init__(pool)
@@ -22,7 +21,7 @@ class SharedPool(DelegatingPool):
 
     @property
     def is_busy(self) -> bool:
-        """As the pool is; answers that were kept are to be fetched, too."""
+        """Return whether the pool is busy or answers were kept."""
         return self._pool.is_busy or bool(self._answers)
 
     def close(self, seq_ids: Sequence[int]) -> None:
@@ -39,7 +38,8 @@ class SharedPool(DelegatingPool):
         return answers
 
     def take_parts(self, seq_ids: Sequence[int], deadline: float | None, *, may_ask: bool) -> Mapping[int, Answer]:
-        """The answers for the composed pool: those that were kept, or else, if it `may_ask`, those of the pool."""
+        """Return the answers for the composed pool: those that were kept, or else, if it `may_ask`, new ones of the
+        pool."""
         if may_ask and not self._parts:
             self._fetch(seq_ids, deadline)
         answers, self._parts = self._parts, {}

@@ -13,8 +13,8 @@ _Instance = TypeVar("_Instance")
 
 
 class SyncControllerPool(ControllerPool, Generic[_Instance]):
-    """A part of a `ControllerPool`: `open` fills `_opened`, by the id of the request; `ask` moves that to `_live`, by
-    the id of the sequence, and fills `_answers`."""
+    """A part of a `ControllerPool`. `open` stores a controller in `_opened` by the id of the request. `ask` moves it
+    to `_live` by the id of the sequence, and fills `_answers`."""
 
     answers_at_once = True
 

@@ -1,5 +1,5 @@
-"""A budget of thoughts, token by token, whatever else steers an output: when it is used up, the tag that ends them is
-forced, and the one that begins them is forbidden."""
+"""Limits reasoning by tokens, together with any other controller: after the budget, the tag that ends reasoning is
+forced, and the one that begins it is forbidden."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>"
 
 
 def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """The tokens that begin and end thoughts, if the vocabulary has such."""
+    """Return the tokens that begin and end reasoning, if the vocabulary has them."""
     for opening, closing in THOUGHT_TAGS:
         first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
         if first is not None and last is not None:

@@ -1,4 +1,4 @@
-"""The controllers that come with bridle: their names and their bytes, as they were built.
+"""The controllers that come with bridle: their names and their built modules.
 
 Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
 machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `dev.controllers` has
@@ -23,7 +23,7 @@ MAX_BYTES = 64 << 20
 
 
 class ShippedCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest's entry for machine code. `facts` is what the compiler found out about the module, as JSON."""
+    """The manifest's entry for machine code. `facts` are the compiler's facts about the module, as JSON."""
 
     file: str
     sha256: str

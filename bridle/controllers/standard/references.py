@@ -11,7 +11,7 @@ _LATEST = "latest"
 
 
 def standard_name(reference: str) -> str | None:
-    """The standard controller that a reference means; None if it means something else.
+    """Return the standard controller of a reference; None for other references.
 
     For `jsctrl` these are `jsctrl`, `jsctrl-latest`, `js-latest`, `gh:microsoft/aici/jsctrl` and the same with
     `/latest` behind it; the name of a release's file, `aici_jsctrl`, does as well as the bare name there.

@@ -1,4 +1,4 @@
-"""The kit for writing a controller of your own: a folder that builds with one command, in a language of choice.
+"""Templates for a new controller: a folder that builds with one command, in one of several languages.
 
 A template's files end in `.in`; `@NAME@`, in them and in their own names, becomes the controller's name. Languages that
 compile to a module share common files, and so do scripts.
@@ -39,8 +39,8 @@ class CreatedProject:
 
 
 def new_controller(name: str, language: Language, parent: Path, *, as_module: bool = False) -> CreatedProject:
-    """Make the folder `parent/name`. With `as_module`, Python becomes a module of its own instead of a script. Raises
-    `InvalidRequest` for a bad name, or if there is something already."""
+    """Make the folder `parent/name`. With `as_module`, Python becomes a module of its own instead of a script.
+    Raises `InvalidRequest` for an invalid name, or if the folder exists."""
     if language not in LANGUAGES:
         raise InvalidRequest(f"the language is {language!r}; must be one of {', '.join(LANGUAGES)}", "lang")
     if as_module and language == "js":
