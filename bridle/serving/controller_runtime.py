@@ -1,4 +1,4 @@
-"""The control runtime of a served model: whether there is one, how it is started, and access to its store of modules.
+"""The control runtime of a served model: its start, and access to its store of modules.
 
 The runtime is a process of its own. It starts while the model is loaded, so that it costs no extra time. This module
 knows nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
@@ -79,7 +79,7 @@ class ControlSettings:
             raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
 
     def obstacle(self) -> str | None:
-        """Why no runtime can be started here; None if one can."""
+        """Return the reason why no runtime can be started here; None if one can."""
         if sys.platform == "win32":
             return "the control runtime needs POSIX shared memory, which Windows does not have"
         needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
@@ -108,8 +108,8 @@ class ControlSettings:
         )
 
     def for_policies(self) -> ControlSettings:
-        """Those of the runtime that hosts what policies demand: one of bridle's own, with limits of its own, on the
-        same store of modules."""
+        """Return the settings of the runtime for policies: bridle's own, with its own limits, on the same store of
+        modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
 
@@ -121,7 +121,7 @@ def _call_timeout(args: tuple[str, ...]) -> float:
 
 
 def as_control(value: ControlSettings | bool | None) -> ControlSettings:
-    """Settings from what callers of the Python API may pass: settings, True for `on`, False or None for `off`."""
+    """Return the settings for a value of the Python API: settings, True for `on`, False or None for `off`."""
     if isinstance(value, ControlSettings):
         return value
     if value is None or isinstance(value, bool):
@@ -130,13 +130,13 @@ def as_control(value: ControlSettings | bool | None) -> ControlSettings:
 
 
 def data_folder() -> Path:
-    """The folder of this user where bridle keeps files that outlive a process."""
+    """Return this user's folder for files that bridle keeps between processes."""
     base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     return Path(base) / "bridle"
 
 
 def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -> PolicyPool | None:
-    """The pool of Wasm policies, whose runtime starts when it is needed; None where none can be started."""
+    """Return the pool of Wasm policies, whose runtime starts when it is needed; None if none can be started."""
     own = settings.for_policies()
     if own.obstacle() is not None:
         return None
@@ -241,7 +241,7 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
-    """The hash of the module that a hash or a name means now; "" if it means none, None if the runtime cannot tell.
+    """Return the hash of the module of a hash or a name; "" if there is none, None if the runtime cannot tell.
     Blocks."""
     from bridle.aici import protocol, replies
 

@@ -1,6 +1,6 @@
-"""Beam search for front-ends: what to ask the engine for, and the texts that were found.
+"""Beam search for front-ends: the engine request, and the texts that were found.
 
-The engine's outputs are the beams as they were left; the finished texts come as a variable, and take their place here.
+The engine's outputs are the last beams. The finished texts come as a variable and replace them here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def beam_search(
     length_penalty: float | None = None,
     early_stopping: EarlyStopping | None = None,
 ) -> tuple[SamplingParams, BeamSearch]:
-    """The parameters of the one request that searches, and its controller. Raises `InvalidRequest` that names what does
-    not go together."""
+    """Return the parameters of the request that searches, and its controller. Raises `InvalidRequest` for a
+    combination that is not supported."""
     for name in type(sampling).__slots__:
         is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
         if not is_usual and name not in _KEPT | _KEPT_OUTPUT:

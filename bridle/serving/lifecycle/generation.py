@@ -1,9 +1,8 @@
-"""The engine requests behind one call, and what becomes of them.
+"""The engine requests of one call, and their results.
 
-One call may hold several prompts; each becomes an engine request of its own. With a controller each choice does, so
-that each has an instance and variables for itself; the others begin when the first has computed the prompt that they
-share. All of them were checked before the first is submitted, and all of them end when the call does. Knows no wire
-format: front-ends give a sink.
+Each prompt of a call becomes an engine request. With a controller, each choice does too, so that each has its own
+instance and variables; the others begin when the first has computed their common prompt. All requests are checked
+before the first is submitted, and all end with the call. Front-ends pass a sink, so this module knows no wire format.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from bridle.structured_output import Constraint
 
 @dataclass(slots=True)
 class SubRequest:
-    """One prompt of a call, or one choice for a prompt, and what becomes of it. `shares` is the part with the same
+    """One prompt of a call, or one choice for a prompt, with its result. `shares` is the request with the same
     prompt that is computed first."""
 
     number: int
@@ -65,7 +64,7 @@ class SubRequest:
         return self._reader
 
     def add(self, events: list[Event]) -> None:
-        """Take in events."""
+        """Add events."""
         self.collector.add(events)
         if self.is_steered or self.request.tell_resuming or self.tells_trace:
             self.notes = self.notes or StreamExtrasReader(tells_trace=self.tells_trace)
@@ -73,21 +72,21 @@ class SubRequest:
             self.notes.add(events if self.is_steered else [each for each in events if isinstance(each, kinds)])
 
     def note(self, index: int) -> StreamExtras | None:
-        """What was not told yet of an output, beside its text."""
+        """Return the new extras of an output."""
         return None if self.notes is None else self.notes.read(index)
 
     def note_fields(self, index: int) -> dict[str, Any]:
-        """The same as fields of an answer: only those that say something."""
+        """Return the new extras as non-empty fields of an answer."""
         note = self.note(index)
         return {} if note is None else note.fields()
 
     def trace_fields(self, index: int) -> dict[str, Any]:
-        """What was not told yet of the trace of an output, as a field; none if there is nothing."""
+        """Return the new trace records of an output as a field; empty if there are none."""
         told = [] if self.notes is None else self.notes.read_records(index)
         return {"trace": told} if told else {}
 
     def read_notes(self) -> list[tuple[int, StreamExtras]]:
-        """What was not told yet of any output, beside its text."""
+        """Return the new extras of all outputs."""
         notes = self.notes
         return [] if notes is None else [(index, notes.read(index)) for index in sorted(notes.indexes)]
 
@@ -105,9 +104,9 @@ Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | None]]
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` says
-    what answers: for an adapter its own name. What outlives a part is `held`; `keep` takes the outputs of a call that
-    is traced."""
+    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` is
+    the model's or the adapter's name. `held` has resources of the whole call; `keep` gets the outputs of a traced
+    call."""
 
     model: LoadedModel
     served_name: str
@@ -129,8 +128,8 @@ class Generation:
     async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
         """Submit every part and read them all to their end.
 
-        Raises the first error of any output, unless the sink `tells_failures` itself. Whatever happens, nothing keeps
-        running, and the story and the ticket know what it cost.
+        Raises the first error of any output, unless the sink `tells_failures` itself. In any case nothing keeps
+        running, and the record and the ticket get the usage.
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
         self.story.submit(self.parts[0].request, num_prompt)
@@ -150,7 +149,7 @@ class Generation:
     async def _read_in_turn(
         self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
     ) -> None:
-        """Do as `_read` once there is `room`, and the part that it shares a prompt with has computed that."""
+        """Read a part once there is `room`, and once the part with the same prompt has computed it."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
@@ -186,7 +185,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Counts over all parts; of outputs that were broken off, what is known."""
+        """Return counts over all parts; for cancelled outputs, the known counts."""
         total = Usage()
         for part in self.parts:
             usage = part.collector.output.usage
@@ -245,6 +244,6 @@ def error_of(event: Finished) -> BridleError | None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error on purpose in a group; a bug before it comes first all the same."""
+    """Return the first intended error of a group; an unexpected exception comes first."""
     errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

@@ -1,11 +1,11 @@
-"""`RequestLifecycle` for who has the model in its hands: requests of this process, which come through no server.
+"""`RequestLifecycle` for programs that have loaded a model: requests of this process, without a server.
 
     local = InProcessServing(model)
     with run(model.client, local.request("Hello", SamplingParams(max_tokens=8))) as running:
         print(running.read().text)
 
-Steering, terms, policies and checks are those of a server's requests. What a server has beside is left out: names that
-stand for models, a place among others, keys, and deadlines while a model loads. Submits nothing.
+Controllers, deadlines, policies and checks are those of a server's requests. Parts that only a server needs are left
+out: names of models, admission, keys, and deadlines while a model loads. Submits nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class CallOptions(TypedDict):
 
 
 class InProcessServing(SteersRequests):
-    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first; they end
-    `deadline` seconds after this was made, or `timeout` seconds after they were. `user` is on whose behalf the program
-    asks, who may do what the program may. Raises `InvalidRequest` for terms that are out of range."""
+    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first; they
+    end `deadline` seconds after this was made, or `timeout` seconds after they were. `user` is the user for whom the
+    program runs. Raises `InvalidRequest` for values that are out of range."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class InProcessServing(SteersRequests):
         self.timeout = timeout
 
     def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
-        """Do not bound the block: the deadline of a program ends its requests, and not what prepares them."""
+        """Do not limit the block: a program's deadline ends its requests, not their preparation."""
         return nullcontext()
 
     def request(
@@ -72,7 +72,7 @@ class InProcessServing(SteersRequests):
         **wanted: Unpack[EventOptions],
     ) -> Request:
         """A checked request; raises as `build_request` does. The policies of `model` apply to it. `pictures` belong
-        to the prompt's placeholders, in order, unless they are in their places (`sights`)."""
+        to the prompt's placeholders in order, unless `sights` has them at their positions."""
         return build_request(
             self.model,
             prompt,

@@ -1,7 +1,7 @@
 """Requests as spans of OpenTelemetry, with the attributes that its conventions define for generative models.
 
-A request is one span. Its children are the phases in the engine: making the controller, waiting for room, the prompt,
-the output. Spans are made at the end, from the request's story, so that tracing does nothing while it runs. They never
+A request is one span. Its children are the phases in the engine: creating the controller, waiting for room, the prompt,
+the output. Spans are created at the end from the request's record, so tracing does nothing while it runs. They never
 contain text of prompts and outputs.
 """
 
@@ -78,7 +78,7 @@ class OtelSpan:
         return carrier.get("traceparent", "")
 
     def end(self, story: RequestRecord, operation: str, further: Mapping[str, Any]) -> None:
-        """End the span, with the story of the request."""
+        """End the span, with the record of the request."""
         if self._span.is_recording():
             self._span.update_name(f"{operation} {story.model}" if story.model else operation)
             self._span.set_attributes(_attributes(story, operation) | dict(further))
@@ -165,6 +165,6 @@ def _decode_counts(story: RequestRecord) -> dict[str, Any]:
 
 
 def _fitting(value: Any) -> Any:
-    """A value that OpenTelemetry can carry. Its whole numbers have 64 bits with a sign, and seeds may have one bit
+    """Return a value that OpenTelemetry can carry. Its integers are signed with 64 bits, and seeds may need one bit
     more."""
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value

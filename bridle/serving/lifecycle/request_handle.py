@@ -1,13 +1,13 @@
-"""Requests of this process while they run: one that is read as it comes, or many in a window.
+"""Running requests of this process: a single one that is streamed, or a batch of which a limited number run at once.
 
     with run(model.client, request) as running:
         for events in running:
             ...
     running.output
 
-Code that holds a model reads its results here: `LLM`, the command line, replays. A server's calls have
-clients who wait and leave, and places to give back: `generation.py` reads them, into the same outputs and stories. An
-output that failed carries its error; `raise_first_error` raises it.
+Code that holds a model reads its results here: `LLM`, the command line, replays. A server's calls also have clients
+that disconnect, and tickets to release; `generation.py` reads those. An output that failed carries its error;
+`raise_first_error` raises it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ RETRY_SECONDS = 0.05
 
 
 class RequestHandle:
-    """A submitted request, its output so far, and its story, if somebody wants one. It lives as long as somebody may
-    read; the request no longer."""
+    """A submitted request, its output so far, and its record, if requested."""
 
     def __init__(self, stream: EventStream, collector: OutputCollector, story: RequestRecord | None = None) -> None:
         self.stream = stream
@@ -56,7 +55,8 @@ class RequestHandle:
             self.story.record_events(events)
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """The events that are left, each list taken in before it is given. Leaving early cancels the request."""
+        """Yield the remaining events. Each list is added to the output before it is yielded. Leaving early cancels
+        the request."""
         for events in self.stream:
             self.add(events)
             yield events
@@ -135,7 +135,7 @@ async def _lane(
     waiting: deque[OutputCollector],
     report: Report,
 ) -> None:
-    """Read one request after the other, submitting waiting ones."""
+    """Read one request after the other, and submit waiting ones."""
     while True:
         report(await collect(stream, collector))
         if not waiting:

@@ -1,4 +1,4 @@
-"""One life of a request, whichever API it came through: terms, a place, a model that stays, tokens, checked requests.
+"""The lifecycle of a request of any API: limits, admission, a lease on the model, tokens, checked requests.
 
     with ExitStack() as held:
         serving = RequestLifecycle(host, RequestRecord(id=new_request_id()), held)
@@ -7,8 +7,8 @@
         generation = await serving.prepare(tokens, SamplingParams(max_tokens=8))
         await generation.run()
 
-Errors in a request are raised on the way, before anything is submitted; what it holds is given back when `held` closes.
-A front-end whose client may leave meanwhile cancels the task that waits here. Knows no wire format.
+Errors in a request are raised before anything is submitted. Resources are released when `held` closes. If a client
+disconnects, its front-end cancels the task that waits here. Knows no wire format.
 """
 
 from __future__ import annotations
@@ -56,14 +56,13 @@ Notice = Callable[[str, str | None], None]
 @dataclass(slots=True)
 class AppState:
     """State shared by the front ends of a process: models, capacity, and whether new requests are accepted. `live`
-    holds running requests by id; `tracing` exports their spans, if set. One call may bring `max_prompts` and ask
-    for `max_choices`. While the host `is_draining`, new requests are refused, unless it `awaits_parked`
-    conversations and they continue one; `idle` is set once the running ones are over. `num_crowd` is the peak
-    number in flight since the server was last idle. `turns` bounds the cost of clients that are refused or send
-    nothing: one share for all front ends, since they have one event loop. `classes` are the operator's classes of
-    controllers, by name. `traces` keeps those that clients and the operator want, `policies` are the operator's
-    policies. A request that sets no limit on its output has at most `default_max_tokens` (None: the default of its
-    API)."""
+    holds running requests by id; `tracing` exports their spans, if set. One call may bring `max_prompts` and ask for
+    `max_choices`. While the host `is_draining`, new requests are refused, unless it `awaits_parked` conversations
+    and they continue one; `idle` is set once the running ones are over. `num_crowd` is the peak number in flight
+    since the server was last idle. `turns` limits the time for clients that are refused or send nothing; all front
+    ends share it, because they share one event loop. `classes` are the operator's classes of controllers, by name.
+    `traces` stores traces for clients and the operator, `policies` are the operator's policies. A request that sets
+    no limit on its output has at most `default_max_tokens` (None: the default of its API)."""
 
     registry: ModelRegistry
     admission: Admission
@@ -85,18 +84,18 @@ class AppState:
         self.admission.longest_prompt = self.registry.longest_prompt
 
     def check_open(self) -> None:
-        """Raises `EngineClosed` while the server is shutting down, and awaits nothing."""
+        """Raise `EngineClosed` while the server is shutting down, unless it awaits parked conversations."""
         if self.is_draining and not (self.awaits_parked and self.num_parked):
             raise EngineClosed(_CLOSING)
 
     @property
     def num_parked(self) -> int:
-        """The conversations that models have parked."""
+        """Return the number of parked conversations of all models."""
         counts = (getattr(model.client.statistics(), "num_parked", 0) for model in self.registry)
         return sum(counts)
 
     async def wait_drained(self) -> None:
-        """Wait until the running requests are over, and what is parked if that is awaited."""
+        """Wait until the running requests are over, and parked conversations if these are awaited."""
         await self.idle.wait()
         while self.awaits_parked:
             await asyncio.sleep(_GLANCE)  # what a request has left parked is counted a moment after its end
@@ -104,8 +103,8 @@ class AppState:
                 return
 
     def on_request_end(self) -> None:
-        """A request is over, and what it had reserved is free again. What a crowd has left of the heap goes back to the
-        system once all of it is gone."""
+        """Note the end of a request, whose reservations are free again. After a peak of requests, free heap memory
+        is returned to the system once all of them are over."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0
@@ -116,9 +115,9 @@ class AppState:
 
 @dataclass(slots=True)
 class RequestLifecycle(SteersRequests):
-    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
-    long its requests may run, both in seconds. `model` and `adapter` are there once it holds them. `bounded` enforces
-    the request's deadline in a block."""
+    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout`
+    how long its requests may run, both in seconds. `model` and `adapter` are set once they are acquired. `bounded`
+    enforces the request's deadline in a block."""
 
     host: AppState
     story: RequestRecord
@@ -154,13 +153,12 @@ class RequestLifecycle(SteersRequests):
         generates: bool = True,
         must_name: bool = False,
     ) -> LoadedModel:
-        """A place for `num_prompts` prompts, and the model and the adapter that a request names, which stay until the
-        end. `name` may be an adapter's, too. A call that asks for text needs a model that `generates` it. Where there
-        are several models, one `must_name` which, if its API has a field for it.
+        """Acquire admission for `num_prompts` prompts, and the model and adapter that a request names, until the end.
+        `name` may also be an adapter's. A call for text needs a model that `generates`. With several models, a request
+        `must_name` one if its API has a field for it.
 
-        What has to be loaded is waited for. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and
-        `AdapterRefused` are some), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the
-        host is shutting down.
+        Waits for loading. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and `AdapterRefused` are some),
+        `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the host is shutting down.
         """
         host, story, identity = self.host, self.story, self.identity
         host.check_open()
@@ -186,8 +184,8 @@ class RequestLifecycle(SteersRequests):
         return self.model
 
     async def acquire_model_for_metadata(self, name: str | None) -> LoadedModel:
-        """The model that a request names (an adapter's name means its model), for work that takes no place; but to have
-        one loaded does."""
+        """Return the model that a request names (an adapter's name means its model), for work without admission.
+        Loading a model needs admission."""
         registry = self.host.registry
         slot = registry.slot_of(registry.choose(name).model)
         if slot.model is None:
@@ -196,7 +194,7 @@ class RequestLifecycle(SteersRequests):
         return self.model
 
     async def _load(self, slot: Slot, adapter: str | None = None, notice: Notice | None = None) -> None:
-        """Have both, and keep them."""
+        """Acquire and keep both."""
         registry, say = self.host.registry, notice or _say_nothing
         is_loaded = slot.model is not None
         if not is_loaded:
@@ -217,7 +215,7 @@ class RequestLifecycle(SteersRequests):
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
     ) -> list[tuple[int, ...]]:
-        """The tokens of a call's prompts, checked; of each the last `truncate` ones."""
+        """Return the checked tokens of a call's prompts; of each the last `truncate` ones."""
         async with self.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
@@ -233,9 +231,9 @@ class RequestLifecycle(SteersRequests):
         run: bool = False,
         **wanted: Unpack[EventOptions],
     ) -> Generation:
-        """Check everything. Nothing is submitted yet, unless it is to `run` to its end. Prompts are tokens that were
-        checked; `texts` are what they came from. Choices are forks of one request; with a controller, or if they are to
-        be `apart`, each is a request of its own, which its seed alone repeats. At most `at_once` run at a time."""
+        """Check everything and build the generation, which is submitted later. Prompts are checked tokens; `texts`
+        are their sources. Choices are forks of one request; with a controller, or with `apart`, each is a separate
+        request, which its seed alone repeats. At most `at_once` run at a time."""
         if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
@@ -269,7 +267,7 @@ class RequestLifecycle(SteersRequests):
         return generation
 
     def _settle_trace(self, policies: Applied) -> bool:
-        """Settle whether its texts are traced: as the client asks unless a policy forbids it, or for the operator."""
+        """Decide whether the texts are traced: as the client asks unless a policy forbids it, or for the operator."""
         if self.trace != "no":
             is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
             self.trace = "no" if is_refused else self.trace
@@ -277,8 +275,7 @@ class RequestLifecycle(SteersRequests):
         return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
 
     async def _policies(self) -> Applied:
-        """Return the operator's policies for this call; later changes do not affect it. What holds now holds for it
-        to its end."""
+        """Return the operator's policies for this call; later changes do not affect it."""
         story, current = self.story, self.host.policies.current
         asking = PolicyContext.of(self.model.name, self.adapter, self.identity, story.route)
         if current.may_take_long:
@@ -295,8 +292,8 @@ class RequestLifecycle(SteersRequests):
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     def limit(self, usual: int | None = None) -> int | None:
-        """The limit on outputs of a request that sets none: the operator's, which prompts that leave less room cut, or
-        else `usual`, that of the API."""
+        """Return the output limit of a request that sets none: the operator's, reduced to the room that the prompt
+        leaves, or else `usual`, that of the API."""
         return usual if self.host.default_max_tokens is None else None
 
     def _request(
@@ -309,7 +306,7 @@ class RequestLifecycle(SteersRequests):
         policies: Applied,
         wanted: EventOptions,
     ) -> Request:
-        """A checked request for one prompt, with a place in the order of service for all of its copies."""
+        """Return a checked request for one prompt, with one place in the order of service for all of its copies."""
         story, desk, controller = self.story, self.model.tools, steering.controller
         # An open limit is the operator's or else the checkpoint's, as far as the prompt leaves room.
         length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")
@@ -338,11 +335,11 @@ class RequestLifecycle(SteersRequests):
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:
-    """For clients that hear nothing while they wait."""
+    """Ignore notices, for clients that get none while they wait."""
 
 
 def _choice(first: SubRequest, call_id: str, copy: int) -> SubRequest:
-    """A further choice for a prompt: a request of its own, whose seed follows the first one's."""
+    """Return a further choice for a prompt: a separate request, whose seed follows the first one's."""
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))

@@ -1,9 +1,7 @@
 """Record of one request, from which the log, the metrics, its trace and `bridle top` are made.
 
-Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only it. This
-module writes and sends nothing.
-With tracing, a span begins with a request, and at the end it is given the whole story. Without it there is no span,
-and nothing else is done.
+Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only the
+record. This module sends nothing. With tracing, a span begins with a request and gets the whole record at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 
 class TimelineEvent(NamedTuple):
-    """A fork or rewind that a controller made in an output, and when."""
+    """A fork or rewind of an output by a controller, with its time."""
 
     at: float
     what: str
@@ -48,9 +46,9 @@ class TimelineEvent(NamedTuple):
 class RequestRecord:
     """The record of one request. Points in time are of the monotonic clock, lengths in seconds.
 
-    `opening` is how long the controller took to be made. `queued` is how long the engine then had no room. `held` is
-    how long the controller kept an output from going on. Each is that of the slowest part of the request. `computed` is
-    when the prompt was computed, as far as the front-end knows. `streams` know how far each prompt is.
+    `opening` is the time to create the controller. `queued` is the time without room in the engine. `held` is the time
+    for which an output waited for its controller. Each is that of the slowest part of the request. `computed` is when
+    the prompt was computed, as far as the front-end knows. `streams` have the progress of each prompt.
     """
 
     id: str
@@ -141,7 +139,7 @@ class RequestRecord:
         return computed, cached
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the story for a log line, in order."""
+        """Return the fields of the record for a log line, in order."""
         told: dict[str, Any] = {} if self.identity is None else {"user": self.identity.user}
         for name in ("model", "adapter", "controller", "constraint"):
             if getattr(self, name) is not None:

@@ -1,1 +1,1 @@
-"""LoRA adapters of served models: their configuration, a registry, and what a request names."""
+"""LoRA adapters of served models: configuration, registry, and the adapter that a request names."""

@@ -1,4 +1,4 @@
-"""Sources of adapters that are files of llama.cpp: made into folders that everything else reads."""
+"""Sources of adapters that are files of llama.cpp: converted to folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridle.gguf.folder import is_adapter_file
 
 
 def unpack_source(config: ModelConfig, source: str) -> str:
-    """`source`, or the folder of the adapter if it is a GGUF file, for the model of `config`. Raises
+    """Return `source`, or the converted folder if it is a GGUF file, for the model of `config`. Raises
     `AdapterRefused`."""
     if not is_adapter_file(source):
         return source

@@ -4,9 +4,9 @@
     await registry.ready("french")                                              # read, checked, in memory
     request = build_request(model, prompt, sampling, adapter="french")          # an unknown name is refused
 
-Each name means the same weights while it is registered. When a name is given to other weights, the engine sees a
-new key, because its caches must never mix two adapters. A `LoRAStore` knows where the weights are and who uses them;
-this module reads no weights.
+Each name means the same weights while it is registered. If a name gets other weights, the engine gets a new key,
+because its caches must never mix two adapters. A `LoRAStore` manages the weights and their users; this module reads no
+weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.AS
 
 
 def is_address(name: str) -> bool:
-    """Return whether a client sent an endpoint's URL in place of a model's name."""
+    """Return whether a client sent an address in place of a model's name."""
     return name[:8].lower().startswith(_SCHEMES)
 
 
@@ -44,9 +44,9 @@ def is_address(name: str) -> bool:
 class AdapterInfo:
     """An adapter as of one moment.
 
-    `source` is the folder or hub id it came from, `targets` are the kinds of layers it changes (`q_proj`, ...),
-    `num_bytes` is what its weights take in memory, `error` says why it is `failed`. `num_users` counts the requests
-    that use it now, or wait for it.
+    `source` is its folder or hub id, `targets` are the kinds of layers that it changes (`q_proj`, ...), `num_bytes` is
+    the memory of its weights, `error` is the reason if it is `failed`. `num_users` counts the requests that use it now
+    or wait for it.
     """
 
     name: str
@@ -70,7 +70,7 @@ class LoRAStore(Protocol):
         """Let requests use the adapter from now on. Nothing is loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Take the adapter away: no new request may use it. Its memory is freed once its last user is done."""
+        """Remove the adapter: no new request may use it. Its memory is freed once its last user is done."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError
@@ -152,7 +152,7 @@ class AdapterRegistry:
             entry.home.remove(entry.key)
 
     def get(self, name: str) -> AdapterInfo:
-        """One adapter as of now. Raises `UnknownAdapter`."""
+        """Return one adapter as of now. Raises `UnknownAdapter`."""
         return self._info(name, self._find(name))
 
     def list(self) -> tuple[AdapterInfo, ...]:
@@ -180,8 +180,8 @@ class AdapterRegistry:
         self._base_names.update(dict.fromkeys(names))
 
     async def ready(self, name: str) -> AdapterInfo:
-        """Wait until the adapter is read, checked and in memory; loading begins if need be. A request does not need
-        this, since it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
+        """Wait until the adapter is read, checked and in memory; loading begins if necessary. A request does not
+        need this, because it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
         (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))

@@ -1,8 +1,8 @@
 """The adapters of a server as its operator configures them: those loaded at the start, and those that may be loaded
 later.
 
-The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A name from the network
-can mean one of these, a folder under the adapters' folder, or a hub id that was allowed, and nothing else.
+The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A client's name can mean
+only one of these, a folder under the adapters' folder, or an allowed hub id.
 """
 
 from __future__ import annotations

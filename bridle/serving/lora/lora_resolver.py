@@ -4,8 +4,8 @@
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter share a single load. Of an adapter that cannot be loaded only the reason is kept. It
-answers further requests for a while; a request after the files have changed tries again.
+Many requests for one adapter share a single load. If it fails, the reason is kept and answers further requests for a
+while; a request after the files have changed tries again.
 """
 
 from __future__ import annotations
@@ -182,5 +182,5 @@ class LoRAResolver:
 
 
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
-    """The error without the paths of this machine, which the network need not know."""
+    """Return the error without local paths, which clients need not know."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)

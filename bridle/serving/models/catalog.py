@@ -1,7 +1,7 @@
 """Catalog of models that may be loaded when a request names them, besides those that the operator named.
 
-A name from the network is looked up, never followed: it means a folder or a GGUF file under the models' folder, or a
-hub id that was allowed, or a pulled model if these may be loaded. No other name is loadable, whatever it looks like.
+A client's name is looked up, never used as a path. It means a folder or a GGUF file under the models' folder, an
+allowed hub id, or a pulled model if these may be loaded. No other name is loadable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub
 
 
 class ModelCatalog:
-    """Configurations of loadable models, by name. `base` says how models are loaded; an entry says which model.
+    """Configurations of loadable models, by name. `base` has the load settings; an entry names the model.
 
     Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
     is read when a request asks, so new ones need no restart. With `pulled`, so are the models of the list of
@@ -43,8 +43,7 @@ class ModelCatalog:
         self._files = None if models_dir is None else NamedFiles(models_dir, "models_dir")
 
     def find(self, name: str) -> ModelConfig | None:
-        """The configuration of the model that is loaded under that name; None if there is none or it may
-        not be loaded."""
+        """Return the configuration of the model of that name; None if there is none or it may not be loaded."""
         folder = None if self._folders is None else self._folders.find(name)
         found = folder or (None if self._files is None else self._files.find(name))
         if found is None and self.may_pull:
@@ -62,12 +61,12 @@ class ModelCatalog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no model can ever be loaded from this catalog."""
+        """Return whether no model can ever be loaded from this catalog."""
         return not (self.has_own or self.may_pull)
 
     @property
     def has_own(self) -> bool:
-        """Whether the operator named a folder or hub ids for it."""
+        """Return whether the operator named a folder or hub ids for it."""
         return bool(self._hub_ids) or self._folders is not None
 
 

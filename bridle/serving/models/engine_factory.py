@@ -1,4 +1,4 @@
-"""Makes the parts of a model in this process, and starts an engine over them.
+"""Creates the parts of a model in this process, and starts an engine over them.
 
 The heavy imports (torch, transformers) happen inside the functions, so that the rest of the service can be imported and
 tested without them. This module knows nothing of requests.
@@ -105,7 +105,7 @@ def load_parts(
 
 
 def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
-    """Refuse a draft model whose tokens are others than the model's, since every guess would be wrong."""
+    """Refuse a draft model with another vocabulary, because every guess would be wrong."""
     from bridle.tokenizer import Tokenizer
 
     different = tokenizer.first_difference(Tokenizer.load(draft_model))
@@ -119,7 +119,7 @@ def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
 
 
 def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
-    """The pool that brings adapters to the executor; None if the executor applies none."""
+    """Return the pool that loads adapters into the executor; None if the executor applies none."""
     device = find_device(executor)
     if device is None:
         return None

@@ -1,7 +1,7 @@
 """`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file or as a folder in 8 bits.
 
-The model is read through the transformers library's own class. So every folder that can be served is written in the
-form that the library knows, whichever program saved it.
+The model is read through the transformers library's own class. So every served folder is written in transformers' own
+format, whichever program saved it.
 """
 
 from __future__ import annotations

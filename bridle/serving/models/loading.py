@@ -115,7 +115,7 @@ class LoadedModel:
         return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
 
     def demands(self, adapter: str | None = None, user: str = "") -> Applied:
-        """Return the policies for a text that comes through no server."""
+        """Return the policies for a text of this process."""
         from bridle.serving.policies import NO_POLICIES, PolicyContext
         from bridle.serving.tenancy.keys import LOCAL_USER
 
@@ -177,10 +177,10 @@ def load_model(
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
-    run further kinds of controllers, beside plain Python ones and constraints. `control` says whether Wasm controllers
-    get a runtime (None: no); it starts while the model is loaded. `executors` loads the model elsewhere than into this
-    process. `tools` are what controllers may call; their creator must close them. Without any they may call those of
-    clients. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it.
+    run further kinds of controllers, in addition to Python ones and constraints. `control` has the settings of the
+    runtime for Wasm controllers (None: no runtime); it starts while the model is loaded. `executors` loads the model
+    outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools. Raises
+    `UnsupportedModel` or `InvalidRequest` with the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
@@ -211,7 +211,7 @@ def load_model(
 
 
 def _close_both(client: AsyncEngine, desk: ToolExecutor, drain: float = 0.0) -> None:
-    """Close an engine, and then the desk that it has alone."""
+    """Close an engine, and then its own tools."""
     try:
         client.close(drain)
     finally:

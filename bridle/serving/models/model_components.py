@@ -1,5 +1,5 @@
-"""Components that every way of serving a model takes from its folder: its tokenizer, the constraint compiler, and
-the pools of controllers. They serve a model in this process, one in replicas and a front of a cluster."""
+"""Components from a model's folder that all ways of serving need (this process, replicas, a cluster's front): the
+tokenizer, the constraint compiler, and the pools of controllers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders and files under one root that a name from the network may mean.
+"""Folders and files under one root that a client's name may mean.
 
-A name is looked up, never followed: it means a folder at most two levels under the root, and neither the folder nor any
-of its files may lead out of the root. A marker file says that a folder counts; of files it is their ending.
+A name is looked up, never used as a path. It means a folder at most two levels under the root; neither the folder nor
+its files may lead out of the root. A folder counts if it has a marker file, and a file by its extension.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LOOK_SECONDS = 2.0
 
 
 class _Named(ABC):
-    """Named files or folders under `root`. The disk is read when somebody asks, so what is new needs no restart.
-    Raises `InvalidRequest` about `param` if the root is not a folder."""
+    """Named files or folders under `root`. The disk is read for each lookup, so new entries need no restart. Raises
+    `InvalidRequest` about `param` if the root is not a folder."""
 
     def __init__(self, root: Path, param: str) -> None:
         self._root = _folder(root, param)
@@ -33,7 +33,7 @@ class _Named(ABC):
 
     @abstractmethod
     def find(self, name: str) -> Path | None:
-        """Return the path of that name, if it and all that belong to it really are under the root; otherwise None."""
+        """Return the path of that name if it and all its files really are under the root; otherwise None."""
 
     @abstractmethod
     def _scan(self) -> Iterator[str]:

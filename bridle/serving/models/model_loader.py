@@ -2,7 +2,7 @@
 
 Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads beside it, so that
 neither the loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for
-one load. This module knows neither names nor what they stand for.
+one load. This module knows no names.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class ModelManager:
     def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
         """Load these models now, one after the other. Blocks, and needs no event loop.
 
-        The memory that is left beside all their weights and adapters is split evenly among their KV caches; with
-        `keeps_share` one more share stays free. `show` shows how far each is. Raises the errors of loading.
+        The memory that their weights and adapters leave is split evenly among their KV caches; with `keeps_share` one
+        more share stays free. `show` reports the progress of each. Raises the errors of loading.
         """
         waiting = []
         for slot in slots:
@@ -87,12 +87,12 @@ class ModelManager:
                 self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share), report))
 
     def keep(self, slot: Slot) -> None:
-        """Count a model that was loaded by other means."""
+        """Count a model that was loaded elsewhere."""
         assert slot.model is not None
         self._keep(slot, slot.model)
 
     async def fetch(self, slot: Slot, timeout: float | None) -> None:
-        """Wait until the slot's model is loaded; begin to load it if that has not begun. Raises `ModelUnavailable`."""
+        """Wait until the slot's model is loaded; start loading if necessary. Raises `ModelUnavailable`."""
         self._check_open()
         if slot.failure is not None and self._clock() < slot.failed_until:
             raise _again(slot.failure)
@@ -127,7 +127,7 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Note that a lease or a wait has ended, so that a load which waits for room looks again."""
+        """Note that a lease or a wait has ended, so that a load that waits for room checks again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
@@ -155,7 +155,7 @@ class ModelManager:
                 task.cancel()
 
     async def _load(self, slot: Slot) -> None:
-        """Load the slot's model, or leave the reason of the failure in the slot."""
+        """Load the slot's model, or store the reason of the failure in the slot."""
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
@@ -170,8 +170,8 @@ class ModelManager:
                 slot.task, slot.stage = None, ""
 
     async def _find(self, slot: Slot) -> Needs:
-        """Return the memory needs of the slot's model. A thread measures it, one for each slot: where an earlier
-        load was given up, its thread is waited for, which has found the model or stops at its next report."""
+        """Return the memory needs of the slot's model, measured by one thread per slot. After a cancelled load, this
+        waits for its thread, which has found the model or stops at its next report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
@@ -224,8 +224,8 @@ class ModelManager:
             return self._loader.measure(_config(slot), slot.name)
 
     def _told(self, slot: Slot, report: Report) -> Report:
-        """Puts how far a load is into its slot and into the log, and tells `report`. It ends the load of a keeper that
-        is closed."""
+        """Reports the progress of a load to its slot, to the log and to `report`. It ends the load if the manager is
+        closed."""
         steps = LoggedSteps(f"loading {slot.name}", _log)
 
         def progress(what: str, share: float) -> None:
@@ -263,7 +263,7 @@ class ModelManager:
 
 
 def _while_wanted(slot: Slot) -> Report:
-    """A report that ends the work once the slot's load was given up."""
+    """Return a report function that ends the work once the slot's load was cancelled."""
 
     def progress(stage: str, share: float) -> None:
         if slot.task is None:
@@ -297,7 +297,7 @@ def _again(failure: ModelUnavailable) -> ModelUnavailable:
 
 
 def _public(slot: Slot, error: Exception) -> str:
-    """The error's text without the paths of this machine, which the network need not know."""
+    """Return the error's text without local paths, which clients need not know."""
     if not isinstance(error, BridleError):
         return "an unexpected error; the server's log has more"
     message, model = str(error), _config(slot).model

@@ -1,4 +1,4 @@
-"""Counts how much memory all models of a server may take together, and how it is split. It loads and closes nothing."""
+"""Counts the memory of all models of a server, and splits it. It loads and closes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_KV = 4
 
 
 class Needs(NamedTuple):
-    """The bytes that a model takes beside its KV cache. `adapters` is set aside for adapters that it may be given."""
+    """The bytes that a model takes besides its KV cache. `adapters` is reserved for adapters that it may get."""
 
     weights: int
     adapters: int = 0
@@ -39,7 +39,7 @@ class ModelMemory:
 
     @property
     def left(self) -> int:
-        """The bytes that are free. Without a bound, a number that never limits."""
+        """Return the free bytes; a huge number without a bound."""
         return 0 if self.max_bytes is None else self.max_bytes - self.used
 
     def has(self, num_bytes: int) -> bool:
@@ -73,13 +73,13 @@ class ModelMemory:
         return num_bytes
 
     def oldest_idle(self) -> Slot | None:
-        """The idle model whose last use is longest ago; None if all are in use."""
+        """Return the least recently used idle model; None if all are in use."""
         return min((slot for slot in self.slots if slot.is_idle), key=lambda slot: slot.last_used, default=None)
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """The least memory for a model: its weights, room for adapters, and a KV cache of the size asked for or of a
-    sensible one."""
+    """Return the minimum memory of a model: its weights, room for adapters, and a KV cache of the requested or a
+    reasonable size."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 

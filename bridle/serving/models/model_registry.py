@@ -7,7 +7,7 @@ Every front-end resolves the name in a request here, so that an unknown name giv
         adapter = await registry.adapters.fetch(model, chosen.adapter, timeout=60)
         ...  # submit to model.client and read the stream to its end
 
-A front-end that wants to tell its client about a wait looks at `state_of(name)` first.
+A front-end that reports waits to its client checks `state_of(name)` first.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ModelRegistry:
 
     @property
     def default(self) -> LoadedModel:
-        """The loaded model for requests that name none. Raises `UnknownModel` while no model is served."""
+        """Return the loaded model for requests without a name. Raises `UnknownModel` while no model is served."""
         return self.resolve(None)
 
     def longest_prompt(self) -> int:
@@ -108,8 +108,8 @@ class ModelRegistry:
 
     @property
     def names(self) -> list[str]:
-        """Every name that was added, and of the loadable ones those that are loaded; models come first. An alias that
-        is a path works but is not listed: LMQL names models so."""
+        """Return every added name, and the loadable ones that are loaded; models come first. An alias that is a path
+        (LMQL uses these) works but is not listed."""
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
 
@@ -120,7 +120,7 @@ class ModelRegistry:
 
     @property
     def may_pull(self) -> bool:
-        """Whether models of the list of `bridle pull` may be pulled, and loaded by name."""
+        """Return whether models of the list of `bridle pull` may be pulled, and loaded by name."""
         return self._keeper is not None and self._catalog.may_pull
 
     async def all_names(self) -> list[str]:
@@ -143,8 +143,9 @@ class ModelRegistry:
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
-        """The slot behind a name or alias, only to look at. None, the empty name and `PLACEHOLDERS` mean the default;
-        so does an address, if there is one model and no other can be loaded but pulled ones. Raises `UnknownModel`."""
+        """Return the slot of a name or alias, for reading only. None, the empty name and `PLACEHOLDERS` mean the
+        default. An address does too, if there is one model and no other can be loaded except pulled ones. Raises
+        `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -158,10 +159,10 @@ class ModelRegistry:
         return Slot(canonical, config, is_passing=True)
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
-        """The model and the adapter of a request that names a model, an adapter, or both. A name that no model has may
-        be an adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. Where several
-        models are served, a request that `must_name` one has to name it or an adapter. Raises `UnknownModel` and
-        `InvalidRequest`. Whether the adapter exists is checked once the model is loaded."""
+        """The model and the adapter of a request that names a model, an adapter, or both. An unknown name may be an
+        adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. With several models,
+        a request that `must_name` one has to name it or an adapter. Raises `UnknownModel` and `InvalidRequest`.
+        Whether the adapter exists is checked once the model is loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
@@ -207,7 +208,7 @@ class ModelRegistry:
         waits until it is, at most `timeout` seconds; other requests continue meanwhile.
 
         Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
-        room beside the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
+        room next to the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
         registry.
         """
         if slot.model is None:

@@ -1,5 +1,5 @@
-"""One name in the registry and the model behind it, which is loaded, being loaded, or only loadable; and a lease on a
-loaded model: while there is one, the model stays loaded."""
+"""One name in the registry with its model, which is loaded, loading, or loadable; and a lease, which keeps a loaded
+model loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ModelState(StrEnum):
-    """The state of a known model: it answers, it is being loaded, or it would be loaded if a request asked."""
+    """The state of a known model: loaded, loading, or loadable on request."""
 
     LOADED = "loaded"
     LOADING = "loading"
@@ -27,10 +27,10 @@ class ModelState(StrEnum):
 class Slot:
     """A name, and how its model is loaded.
 
-    `config` says how to load the model, None if it came loaded. A pinned model is never closed. A passing slot was made
-    for a name that a request named from the catalog, and is dropped once it is vacant. Leases and waiters are counted;
-    while there are any, the model stays. `num_bytes` is the memory that the slot counts for, from the moment when room
-    was made. `stage` and `share` tell how far a load is. A slot belongs to one event loop.
+    `config` has the load settings, None for a model that was added loaded. A pinned model is never closed. A passing
+    slot was created for a catalog name in a request, and is dropped once it is vacant. Leases and waiters are counted;
+    while there are any, the model stays. `num_bytes` is the reserved memory. `stage` and `share` are the progress of a
+    load. A slot belongs to one event loop.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Slot:
 
     @property
     def is_vacant(self) -> bool:
-        """Return whether the slot holds no model, no load or rest of one, no waiter and no failure to remember."""
+        """Return whether the slot has no model, no load, no waiter and no stored failure."""
         is_at_work = self.task is not None or self.finding is not None or self.num_waiting > 0
         return self.model is None and self.failure is None and not is_at_work
 
@@ -71,15 +71,14 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease on a loaded model. A front-end takes it before it reads anything of a model, and keeps it until it has
-    read the last event of its request. `model` stays loaded until `release`; a `with` block gives the model and
-    releases it at its end."""
+    """A lease on a loaded model. A front-end takes it before it uses a model, and keeps it until the last event of
+    its request. `model` stays loaded until `release`; a `with` block gives the model and releases it at its end."""
 
     model: LoadedModel
     on_release: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Let go of the model. Idempotent."""
+        """Release the model. Idempotent."""
         on_release, self.on_release = self.on_release, None
         if on_release is not None:
             on_release()

@@ -1,4 +1,4 @@
-"""The models of a server as its operator configures them, and the registry made from that.
+"""The models of a server as its operator configures them, and the registry built from them.
 
 The operator names models, gives them further names, and says which other models may be loaded on demand.
 """
@@ -40,10 +40,10 @@ _MEMORY_SHARE = 0.9
 class ModelSet:
     """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
 
-    `aliases` are further names, with what they mean: a model of the set, or one that is then loaded on demand. So are
-    folders under `models_dir`, the hub ids in `allow_hub`, with `allow_pull` pulled models, and nothing else. With
-    `is_static` nothing is loaded or unloaded after the start. `max_memory` bounds what all
-    models take, in bytes (None: most of what is free).
+    `aliases` map further names to a model of the set, or to one that is loaded on demand. Also loaded on demand are
+    folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With `is_static`
+    nothing is loaded or unloaded after the start. `max_memory` limits the memory of all models in bytes (None: most of
+    the free memory).
     """
 
     models: tuple[str, ...] = ("demo",)
@@ -77,7 +77,7 @@ class ModelSet:
 
     @property
     def is_open(self) -> bool:
-        """Whether models may be loaded beside the named ones."""
+        """Return whether models other than the named ones may be loaded."""
         return not self.is_static and bool(self.aliases or self.models_dir or self.allow_hub or self.allow_pull)
 
     @property
@@ -173,11 +173,11 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[..., None]]:
-    """Make the registry of a set, with nothing loaded yet, and a function that loads the named models into it; that
-    function blocks, and takes a `Show` if somebody is to see how far it is.
+    """Build the registry of a set without loading, and a function that loads the named models into it. That function
+    blocks, and takes a `Show` for progress.
 
-    `base` says how models are loaded; its revision and tokenizer are meant for a single model. `name` is the name of a
-    single model. Raises `InvalidRequest` for settings that contradict each other.
+    `base` has the load settings; its revision and tokenizer are for a single model. `name` is the name of a single
+    model. Raises `InvalidRequest` for settings that contradict each other.
     """
     _check_single(models, base, name)
     if models.is_static and adapters is not None and adapters.is_open:
@@ -201,7 +201,7 @@ def build_registry(
 
 
 def _check_adapters(registry: ModelRegistry) -> None:
-    """Refuse adapters whose names a request could not tell from a model's."""
+    """Refuse adapters whose names conflict with a model's."""
     for slot in registry.slots:
         clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
         if clashes:

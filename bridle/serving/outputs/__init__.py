@@ -1,1 +1,1 @@
-"""From events of the engine to what clients read: outputs, deltas, stored responses."""
+"""Converts events of the engine to outputs, deltas and stored responses."""

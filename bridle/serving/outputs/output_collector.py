@@ -1,7 +1,7 @@
-"""Adds events up to outputs: tokens and text grow, are rolled back, and split into forks.
+"""Builds outputs from events: tokens and text grow, are rolled back, and split into forks.
 
-Every front-end uses it. A reader that streams asks `rewind.DeltaReader` what is new; one that does not reads `output`
-at the end. This module knows nothing of wire formats and of engines.
+Every front-end uses it. A streaming reader uses `DeltaReader`; others read `output` at the end. This module knows no
+wire formats or engines.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MAX_ERROR_LOG_CHARS = 4_096
 class GrowingOutput:
     """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
 
-    `low_tokens` and `low_chars` are the shortest lengths since a reader last looked: what the reader has beyond them
-    was rolled back.
+    `low_tokens` and `low_chars` are the shortest lengths since the last read: a reader's tokens beyond them were rolled
+    back.
     """
 
     output: CompletionOutput
@@ -153,14 +153,14 @@ async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector
 
 
 def raise_first_error(output: RequestOutput) -> None:
-    """Raise the error of the first output that ended in one. One that its reader cancelled ended in none."""
+    """Raise the error of the first output that ended in one. A cancelled output has no error."""
     for each in output.outputs:
         if each.error is not None:
             raise with_logs(each.error, each)
 
 
 def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
-    """The error of an output, a controller's with the end of what that has logged."""
+    """Return the error of an output. A controller's error includes the end of its log."""
     if isinstance(error, ControllerError):
         error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
     return error

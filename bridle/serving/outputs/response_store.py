@@ -1,8 +1,8 @@
-"""Responses that clients refer to later: what was said up to each, and what it answered.
+"""Responses that clients refer to later: the items before each, and its answer.
 
-They are kept in memory as JSON, within bounds for all users and for one, and for some time. A response holds all items
-before it, so that it can be continued when earlier ones are gone. Nobody finds those of others. Knows no items: they
-are plain data.
+They are kept in memory as JSON, within bounds for all users and for one, and for some time. A response contains all
+items before it, so it can be continued after earlier ones were dropped. Users cannot access each other's responses.
+Items are plain data.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ResponseStore:
         return len(self._store)
 
     def keep(self, user: str, response: dict[str, Any], input_items: Sequence[Any]) -> bool:
-        """Keep a response and what was said before it. Returns False, and keeps nothing, if it is larger than all that
-        one user may have."""
+        """Store a response and the items before it. Returns False, and stores nothing, if it is larger than one
+        user's limit."""
         kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
         return self._store.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
 

@@ -1,4 +1,4 @@
-"""Decides which part of a growing output may be shown now, when tokens can still be rolled back.
+"""Decides which part of a growing output may be sent while tokens can still be rolled back.
 
 Wire formats differ in how they report a rewind. `hold` never shows text that may still be rolled back (for formats that
 cannot report it). `event` shows everything at once and reports what is rolled back. `mark` shows everything and puts a
@@ -30,9 +30,9 @@ class RewindPolicy(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The new part of one output. First `taken_tokens` tokens and `taken_chars` characters that were shown are taken
-    back, then `tokens` and `text` follow. `start` is the position of the first of `tokens` in the output. Only the last
-    delta of an output has `is_last`."""
+    """The new part of one output. First roll back `taken_tokens` tokens and `taken_chars` characters, then append
+    `tokens` and `text`. `start` is the position of the first of `tokens` in the output. Only the last delta of an
+    output has `is_last`."""
 
     index: int
     text: str = ""

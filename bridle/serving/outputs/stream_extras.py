@@ -23,7 +23,7 @@ _CUT = "[...]\n"
 
 @dataclass(slots=True)
 class StreamExtras:
-    """The news of one output beside its text. `parent` is the output that it was forked from."""
+    """New extras of one output. `parent` is the output that it was forked from."""
 
     logs: str = ""
     writes: list[Stored] = field(default_factory=list)
@@ -33,13 +33,13 @@ class StreamExtras:
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
-        """Add printed text; of very much text the end is kept."""
+        """Add printed text; if it is too long, the end is kept."""
         self.logs += text
         if len(self.logs) > MAX_LOG_CHARS:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
 
     def write(self, event: Stored) -> None:
-        """Add a write of a variable; of very many writes those that count are kept."""
+        """Add a write of a variable; of too many writes those that matter are kept."""
         self.writes.append(event)
         self._num_bytes += len(event.value)
         if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
@@ -53,7 +53,7 @@ class StreamExtras:
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """The records of a trace, as they are in its file."""
+        """Return the records of a trace, as in its file."""
         return [plain_record(record) for record in self.records]
 
     def fields(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class StreamExtras:
 
 
 class StreamExtrasReader:
-    """Collects events, and returns them as notes, with those of a trace if they are to be told."""
+    """Collects events, and returns them as extras, with trace records if requested."""
 
     def __init__(self, *, tells_trace: bool = False) -> None:
         self._tells_trace = tells_trace
@@ -85,11 +85,11 @@ class StreamExtrasReader:
                     self._of(event).is_resuming = True
 
     def read(self, index: int) -> StreamExtras:
-        """The news of one output since the last call; empty if there is none."""
+        """Return the new extras of one output; empty if there are none."""
         return self._pending.pop(index, None) or StreamExtras()
 
     def read_records(self, index: int) -> list[dict[str, Any]]:
-        """The records of a trace among the news of one output; the rest stays."""
+        """Return the trace records among the new extras of one output; the rest stays."""
         note = self._pending.get(index)
         if note is None:
             return []

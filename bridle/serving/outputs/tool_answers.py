@@ -1,4 +1,4 @@
-"""A client answers a call of a tool that its stream has reported: the one rule for every API."""
+"""A client's answers to tool calls: one rule for every API."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bridle.serving.models.loading import LoadedModel
 
 
 def desks_of(models: Iterable[LoadedModel]) -> list[ToolExecutor]:
-    """The desks of all models that are loaded; mostly they share one."""
+    """Return the tool executors of all loaded models; usually they share one."""
     found = {id(model.tools): model.tools for model in models if model.tools is not None}
     return list(found.values())
 
 
 def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: Any, error: str | None) -> None:
-    """End a call of this user's with a result, or with an error in words. Raises `InvalidRequest` if none waits."""
+    """End a call of this user with a result or an error message. Raises `InvalidRequest` if no such call waits."""
     if error is not None and result is not None:
         raise InvalidRequest("both result and error were given; a call has one answer", "error")
     text = "" if error is not None else as_text(result)

@@ -1,8 +1,8 @@
 """Recent answers of a model with tool calls: the exact tokens, so that the next prompt can begin with them.
 
-A client sends an answer back as text and calls, and a chat template may write them in another way than the model did;
-then nothing of the answer's KV could be used. The cache knows answers by the ids of their calls, which nobody else has.
-It is bounded in number and in bytes, fair among users, and forgets by time. Knows neither templates nor wire formats.
+A client sends an answer back as text and calls, and a chat template may write them differently from the model, so that
+the answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. It is bounded in
+number, bytes and time, and fair among users. Knows neither templates nor wire formats.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
-    """An answer with calls: the prompt that it follows, as the template wrote it (`seal` is a hash of that text) and as
-    tokens; its own tokens and text; and what the client received. `request_id` is what has parked its KV."""
+    """An answer with calls: the prompt that it follows, as the template wrote it (`seal` is a hash of that text) and
+    as tokens; its own tokens and text; and what the client received. `request_id` is the request that has parked its
+    KV."""
 
     request_id: str
     prompt_chars: int

@@ -1,4 +1,4 @@
-"""The settings of one policy, each checked when it is popped. An error names the file, the policy, the key and the
+"""The settings of one policy, each checked when it is read. An error names the file, the policy, the key and the
 value."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_ENTRIES, MAX_ENTRY_CHARS = 10_000, 1_000
 
 
 class PolicyFields:
-    """The settings of a policy that nobody has popped yet."""
+    """The settings of a policy that were not read yet."""
 
     def __init__(self, where: str, name: str, values: Mapping[str, Any]) -> None:
         self._where, self._values = where, dict(values)
@@ -31,7 +31,7 @@ class PolicyFields:
         return self.error(key, f"is {short_repr(value)}; must be {wanted}")
 
     def pop(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """A setting of one type, which then is no longer among the others."""
+        """Remove and return a setting of one type."""
         value = self._values.pop(key, None)
         if value is None:
             return default
@@ -40,7 +40,7 @@ class PolicyFields:
         return value
 
     def need(self, key: str, kind: type[T]) -> T:
-        """A setting that has to be there."""
+        """Return a required setting."""
         value = self.pop(key, kind)
         if value is None:
             raise self.error(key, f"is missing; must be {_KIND_NAMES.get(kind, kind.__name__)}")
@@ -54,7 +54,7 @@ class PolicyFields:
         return value
 
     def flag(self, key: str) -> bool:
-        """A setting that is true or false; false if nothing is said."""
+        """Return a boolean setting; false by default."""
         return bool(self.pop(key, bool, False))
 
     def count(self, key: str, default: int | None, least: int = 1, most: int = 1 << 31) -> int | None:
@@ -65,7 +65,7 @@ class PolicyFields:
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """One of several words."""
+        """Return one of several words."""
         value = self.pop(key, str, default) or default
         if value not in known:
             raise self.wrong(key, value, f"one of {', '.join(known)}")
@@ -94,6 +94,6 @@ class PolicyFields:
         return self._values.pop(key, None)
 
     def end(self, kind: str) -> None:
-        """Refuse settings that nobody has taken."""
+        """Refuse unknown settings."""
         for key in self._values:
             raise self.error(key, f"is not a setting of a policy of kind {kind!r}")

@@ -1,5 +1,5 @@
-"""Kinds of policies, compiled from their settings: rules for texts, controllers around those of a request, or
-limits."""
+"""Kinds of policies, compiled from their settings: rules for texts, additional controllers, or limits. A new kind is
+one class here."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _action(fields: PolicyFields, default: Action = "retry") -> tuple[Action, st
 
 
 def _checked(fields: PolicyFields, key: str, rule: TextRule) -> TextRule:
-    """A rule whose pattern can be used, and whose replacement does not break it."""
+    """Return a rule whose pattern is valid and whose replacement does not violate it."""
     try:
         pattern = compiled(rule.pattern)
         is_empty = pattern.search("") is not None
@@ -268,8 +268,8 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
 
 
 def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
-    """The mask of the tokens that can be part of a text whose characters all patterns allow: those whose own text does
-    not break one. Tokens with parts of characters can be part of it, and so can those that show no text."""
+    """Return the mask of the tokens that may occur in a text whose characters all patterns allow. Tokens with parts
+    of characters may occur, and so may tokens without text."""
     tokenizer, known = model.tokenizer, [compiled(pattern) for pattern in patterns]
     row = bytearray((model.info.vocab_size + 31) // 32 * 4)
     for token in range(model.info.vocab_size):

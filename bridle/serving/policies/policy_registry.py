@@ -1,4 +1,4 @@
-"""The policies in force, and which of them a request gets. Every front-end asks here, and nowhere else."""
+"""The active policies, and the selection for a request. Every front-end asks only here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PolicyContext:
 
     @classmethod
     def of(cls, model: str, adapter: str | None, identity: Identity, route: str) -> PolicyContext:
-        """The same of a request that a front-end serves: its `route` is that of its story."""
+        """Return the context of a front-end's request, whose `route` is that of its record."""
         kind, _, rest = route.partition(" ")
         path = "lmtp" if kind == "LMTP" else rest or kind
         return cls(model, adapter, identity.user, "admin" if identity.is_admin else "user", path)
@@ -53,8 +53,8 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One demand of an operator. `scope` has patterns for names, by what they are names of; a policy applies where each
-    of them has one that fits, and everywhere if there are none."""
+    """One policy of an operator. `scope` has patterns by kind of name. The policy applies if each kind has a pattern
+    that matches; without patterns it applies everywhere."""
 
     name: str
     kind: str
@@ -83,7 +83,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The policies of one request, and what they are for the engine."""
+    """The policies of one request, in the form that the engine needs."""
 
     policies: tuple[Policy, ...] = ()
     guard: Guardrails | None = None
@@ -97,16 +97,16 @@ class Applied:
         return tuple(policy.label for policy in self.policies)
 
     def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
-        """The parameters with no more tokens than the policies allow, and than there is `room` for where no number was
-        asked for."""
+        """Return the sampling parameters limited by the policies' maximum number of tokens, and by the `room` if the
+        request sets no number."""
         if self.max_tokens is None or room < 1:
             return sampling
         most = min(self.max_tokens, room if sampling.max_tokens is None else sampling.max_tokens)
         return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def steer(self, controller: object | None) -> object | None:
-        """Return the request's controller composed with the demanded ones. Raises `InvalidRequest` where no policy
-        can be enforced."""
+        """Return the request's controller composed with the demanded ones. Raises `InvalidRequest` if policies
+        cannot be enforced here."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
             raise InvalidRequest("beam search cannot be used here: policies hold for its texts", "use_beam_search")
         return demand(self.controllers, controller)
@@ -126,8 +126,8 @@ class PolicySet:
         self._masks: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], bytes]] = WeakKeyDictionary()
 
     def select(self, asking: PolicyContext, model: ForModel) -> Applied:
-        """The policies that hold for a request to `model`. May take a moment the first time, where characters are
-        limited. Raises the error of a policy that cannot hold, unless it may be left out."""
+        """Return the policies for a request to `model`. The first call may take a moment if characters are limited.
+        Raises the error of a policy that cannot be enforced, unless it may be left out."""
         chosen = tuple(policy for policy in self.policies if policy.applies(asking))
         if not chosen:
             return NO_POLICIES
@@ -169,7 +169,7 @@ def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, obje
 
 
 def read_policies(source: Path | str | Mapping[str, Any]) -> PolicySet:
-    """The policies of a TOML file, or of what one would hold. Raises `InvalidRequest` that names file, policy, key and
+    """Read the policies of a TOML file, or of its content. Raises `InvalidRequest` that names file, policy, key and
     value."""
     if isinstance(source, Mapping):
         return _parse("policies", source)
@@ -230,7 +230,7 @@ def _policy(where: str, number: int, table: Mapping[str, Any]) -> Policy:
 
 
 class PolicyRegistry:
-    """The policies that hold for requests from now on. What runs keeps what it began with."""
+    """The policies for new requests. Running requests keep theirs."""
 
     def __init__(self, path: Path | None = None, current: PolicySet | None = None) -> None:
         self.path = path
@@ -240,11 +240,11 @@ class PolicyRegistry:
         self.applied: Counter[str] = Counter()  # requests, by name and version
 
     def count(self, policies: Iterable[Policy]) -> None:
-        """Count a request that they hold for."""
+        """Count a request with these policies."""
         self.applied.update(policy.label for policy in policies)
 
     def reload(self) -> PolicySet:
-        """Read the file again. If it cannot be used, what held before continues, and the error is raised."""
+        """Read the file again. If it is invalid, the current policies stay, and the error is raised."""
         if self.path is None:
             raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
         try:

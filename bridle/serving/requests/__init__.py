@@ -1,1 +1,1 @@
-"""From what a client sent to a checked request of tokens."""
+"""Converts a client's prompt to a checked request of tokens."""

@@ -1,8 +1,8 @@
 """Counts how many objects a JSON text would build, before a parser builds any of them.
 
-A parser works in one go, and no other thread runs meanwhile: four megabytes of empty lists would stall every stream of
-a server for a third of a second. Counting looks only at bytes, many at once, and lets other threads run. The count need
-not be right beyond the place where a text stops being JSON, since no parser gets further.
+A parser blocks all other threads: four megabytes of empty lists would stall every stream of a server for a third of a
+second. Counting only scans bytes and lets other threads run. The count need not be right after the first syntax error,
+because no parser gets further.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """The limit for texts of at most `max_bytes`. It is far more than sensible texts need; at the usual four megabytes
-    a parser builds it in some tens of milliseconds."""
+    """Return the limit for texts of at most `max_bytes`. It is far above that of normal texts; at the usual four
+    megabytes a parser takes some tens of milliseconds."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 

@@ -1,8 +1,7 @@
-"""Texts and pairs of texts whose vector is wanted: how a model reads them, and what clients get of its vectors.
+"""Inputs of embedding models: texts and pairs of texts, and the vectors that clients get.
 
-Models that pool have rules of their own, which their folders tell: prompts to be put before a text, a length beyond
-which a text is cut, types of tokens that tell the texts of a pair apart. A decoder reads a text as it reads a prompt.
-This module knows no wire format.
+A model's folder has its rules: prompts before a text, a maximum length, and token types that separate the texts of a
+pair. A decoder reads a text like a prompt. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ PLAINLY = PoolingOptions()
 
 
 def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
-    """Raise `UnsupportedFeature` for a model that is for something else; `instead` says what to do."""
+    """Raise `UnsupportedFeature` for a model with another task; `instead` names the alternative."""
     task = model.info.task
     if wanted == "embed" and task != "classify":
         return
@@ -168,7 +167,7 @@ def _check_prompt(model: LoadedModel, name: str | None) -> None:
 
 
 def _readable(model: LoadedModel, text: str, how: PoolingOptions) -> str:
-    """The part of a text that has to be read: all of it, or the beginning that its first tokens can come from."""
+    """Return the part of a text that has to be tokenized: all of it, or the beginning with its first tokens."""
     if how.truncate is None:
         check_length(model, len(text), "input")
     check_unicode(text, "input")
@@ -216,8 +215,8 @@ async def run_vectors(
     at_once: int,
     each: Callable[[int, array[float]], None],
 ) -> str:
-    """Compute the vectors of texts, a limited number at once; `each` gets a text's number and its vector. Returns the
-    name of what answers."""
+    """Compute the vectors of texts, a limited number at once; `each` gets a text's number and its vector. Returns
+    the served name."""
     generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
     told: set[int] = set()
 
@@ -237,7 +236,7 @@ async def run_vectors(
 def shaped(
     model: LoadedModel, vector: array[float], dimensions: int | None = None, normalize: bool = True
 ) -> array[float]:
-    """The first `dimensions` numbers of a vector, scaled to length 1 unless they have it."""
+    """Return the first `dimensions` values of a vector, scaled to length 1."""
     part = vector if dimensions is None else vector[:dimensions]
     is_unit = model.pooling is None or model.pooling.is_unit
     if not normalize or (is_unit and len(part) == len(vector)):
@@ -252,7 +251,7 @@ def activation_of(model: LoadedModel) -> Activation:
 
 
 def activated(logits: Sequence[float], activation: Activation) -> list[float]:
-    """The scores that a classifier's logits mean."""
+    """Return the scores for a classifier's logits."""
     if activation == "identity":
         return list(logits)
     if activation == "sigmoid":

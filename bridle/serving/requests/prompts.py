@@ -1,7 +1,7 @@
-"""From what a client sent, text or ids and images, to the tokens of a prompt, and to a request of it.
+"""Converts a client's text, ids and images to the tokens of a prompt and to a request.
 
-A text that is too long is refused before it is read, and a long one is read beside the event loop, since others wait
-for that. This module knows no wire format.
+A text that is too long is refused before it is tokenized, and a long one is tokenized in a thread. This module knows no
+wire format.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def build_request(
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
-    `constraint` is what the text must look like, as an object or as plain data, also beside a controller. The
-    `pictures` belong to the prompt's placeholders, in order.
-    Raises `InvalidRequest` (`UnknownAdapter` is one) or `ContextOverflow`, naming field, value and limit.
+    `constraint` restricts the text, as an object or as plain data, also together with a controller. The `pictures`
+    belong to the prompt's placeholders, in order. Raises `InvalidRequest` (`UnknownAdapter` is one) or
+    `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
     if pictures:
@@ -74,7 +74,8 @@ def build_request(
 def process_multimodal(
     model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """A prompt of tokens with its images and sounds in their places; slow. Raises what is wrong with one."""
+    """Return a prompt of tokens with its images and sounds at their positions; slow. Raises the error of an invalid
+    one."""
     for source in sources:
         if source.modality not in model.modalities:
             said, what = reads(model.name, model.modalities), WORDS[source.modality][1]

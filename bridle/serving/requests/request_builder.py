@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class EventOptions(TypedDict, total=False):
-    """Options for the events of a request: text (by default True), the vector of the prompt and no token, the loss
-    of a device, and provenance of tokens; `sights`, the media of its prompt; and whether its KV `parks` when it is
-    over, or the request that it `continues`."""
+    """Options for the events of a request: text (default True), only the vector of the prompt, the loss of a device,
+    and the provenance of tokens; `sights` are its media; `parks` keeps its KV at the end, and `continues` names the
+    request whose KV it uses."""
 
     detokenize: bool
     embeds: bool
@@ -47,7 +47,7 @@ class EventOptions(TypedDict, total=False):
 class OwnOptions(TypedDict, total=False):
     """Options of any request besides prompt and sampling. `adapter` is a name that `model.adapters` knows, or one
     that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
-    all), `client_tools` those that the client answers. `policies` are what the operator demands."""
+    all), `client_tools` those that the client answers. `policies` are the operator's."""
 
     request_id: str | None
     adapter: str | None
@@ -61,7 +61,7 @@ class OwnOptions(TypedDict, total=False):
 
 
 class RequestOptions(OwnOptions, EventOptions, total=False):
-    """Both."""
+    """All options of a request."""
 
 
 #: Makes an id that is unique among requests.
@@ -81,7 +81,7 @@ def make_request(
     stopping: Sequence[StoppingCriteria] = (),
     **options: Unpack[RequestOptions],
 ) -> Request:
-    """`prompts.build_request` of tokens and sampling parameters that were checked."""
+    """Make a request of checked tokens and sampling parameters, as `prompts.build_request` does."""
     embeds = options.get("embeds", False)
     if not embeds:
         check_task(model.info, embeds)
@@ -126,7 +126,7 @@ def make_request(
 
 
 def _check_goes_with_phrases(controller: object | None) -> None:
-    """Refuse banned phrases beside a controller that takes text back by itself."""
+    """Refuse banned phrases together with a controller that rolls text back by itself."""
     if not all(isinstance(part, (Constraint, ReasoningThenGrammar)) for part in parts_of(controller)):
         message = "banned_phrases do not go with a controller, which can take text back by itself"
         raise InvalidRequest(message, "banned_phrases")
@@ -186,12 +186,12 @@ def check_num_tokens(model: LoadedModel, num_prompt: int) -> None:
 
 
 def _context(model: LoadedModel) -> str:
-    """The length of the context in the words of OpenAI's error, by which clients recognize it."""
+    """Return the length of the context in the wording of OpenAI's error, by which clients recognize it."""
     return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 
 def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
-    """Refuse tokens that the model does not have, and stop strings that no text can hold."""
+    """Refuse tokens that the model does not have, and stop strings that cannot occur in a text."""
     vocab_size, bias = model.info.vocab_size, sampling.logit_bias
     if bias:
         check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
@@ -213,7 +213,7 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
 
 
 def check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
-    """Refuse what is no id of the vocabulary."""
+    """Refuse ids outside of the vocabulary."""
     if tokens and set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
         return
     for token in tokens:

@@ -1,8 +1,7 @@
-"""The terms on which a request is served: how urgent it is, and how long its client waits for it.
+"""Priority and deadline of a request.
 
-Every front-end makes its `RequestLimits` here, so that the same fields mean the same everywhere and are refused alike.
-Only a key with that right may raise its priority over others'; everybody may lower it. This module knows no wire
-format.
+Every front-end creates its `RequestLimits` here, so that the fields have the same meaning and errors everywhere. Only a
+key with that right may raise its priority; every key may lower it. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MAX_DEADLINE = 86_400.0  # seconds
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """`priority` orders the requests that wait for room, smaller numbers first. `deadline` is the number of seconds
-    after `since`, a point of the monotonic clock, beyond which an answer is of no use (None: whenever it comes). Raises
+    after `since`, a point of the monotonic clock, after which the request ends (None: no deadline). Raises
     `InvalidRequest` for values out of range."""
 
     priority: int = 0
@@ -53,7 +52,7 @@ class RequestLimits:
         return min(ends, default=None)
 
     def check_allowed(self, identity: Identity) -> None:
-        """Raise `InvalidRequest` if this user may not be that urgent."""
+        """Raise `InvalidRequest` if this user may not have that priority."""
         limit = identity.limits.most_urgent
         if self.priority < limit and not identity.is_admin:
             raise InvalidRequest(
@@ -64,7 +63,7 @@ class RequestLimits:
 
     @asynccontextmanager
     async def bounded(self, doing: str) -> AsyncIterator[None]:
-        """Raise `DeadlineExceeded` when the deadline passes inside the block; `doing` says what took so long."""
+        """Raise `DeadlineExceeded` when the deadline passes inside the block; `doing` names the current work."""
         if self.deadline is None:
             yield
             return
@@ -96,8 +95,8 @@ DEFAULT_TERMS = RequestLimits()
 def make_terms(
     priority: int | None, deadline: float | None, identity: Identity, since: float | None = None
 ) -> RequestLimits:
-    """The terms that a client asks for. The default priority is 0, or the most urgent one that this user may have, if
-    that is less urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
+    """Return the limits that a client asks for. The default priority is 0, or the user's most urgent one if that is
+    less urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
     if priority is None:
         priority = 0 if identity.is_admin else max(identity.limits.most_urgent, 0)
         if not priority and deadline is None:

@@ -53,13 +53,15 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
 
 
 def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str]) -> SamplingParams:
-    """`sampling` with the model's defaults in place of what is not `given`, but for the length: `limited` has it."""
+    """Return `sampling` with the model's defaults for fields that are not `given`, except the length, which
+    `limited` sets."""
     missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
     return sampling.with_(**missing) if missing else sampling
 
 
 def limited(sampling: SamplingParams, length: int | None, room: int) -> SamplingParams:
-    """`sampling` with at most `length` tokens where it sets no limit, as far as a prompt leaves `room`."""
+    """Return `sampling` with at most `length` tokens if it sets no limit, and at most the `room` that a prompt
+    leaves."""
     if length is None or sampling.max_tokens is not None:
         return sampling
     return sampling.with_(max_tokens=max(min(length, room), sampling.min_tokens, 1))

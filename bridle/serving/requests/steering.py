@@ -1,8 +1,8 @@
 """Selection of the controllers of a request, by the same rules for every API: controllers by name, their arguments, and
 related options.
 
-This module knows no wire format: a front-end hands in what its fields say. The optional packages of the control runtime
-are imported only when a model has one.
+This module knows no wire format: a front-end passes the values of its fields. The optional packages of the control
+runtime are imported only when a model has one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Controllers:
-    """Controllers by name, where no request has the fields."""
+    """Controllers given by name, for calls without request fields."""
 
     controller: str | None = None
     controller_arg: Any = None
@@ -63,8 +63,8 @@ class Controllers:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What steers a request: a controller (perhaps composed of several), a constraint, both, or nothing. `rewind` is
-    how text is reported that a controller may roll back, `client_tools` are those that the client answers."""
+    """The controller of a request (perhaps composed of several), its constraint, both, or nothing. `rewind` is the
+    policy for text that a controller may roll back, `client_tools` are those that the client answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
@@ -81,14 +81,14 @@ def is_controlled(named: Named) -> bool:
 
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
-    """Return whether the end-of-text token does not end the output. That is what the client has `given`; without
-    its word, it is so under a sandboxed controller, which decides by itself when its output is over."""
+    """Return whether the end-of-text token is ignored: as `given` by the client, else only under a sandboxed
+    controller, which decides by itself when its output is over."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 
 class SteersRequests:
-    """Base of whatever serves requests: selects what steers them, on behalf of `identity`. `classes` are the
-    operator's classes of controllers, by name."""
+    """Base of classes that serve requests: selects their controllers for `identity`. `classes` are the operator's
+    classes of controllers, by name."""
 
     __slots__ = ()
     model: LoadedModel
@@ -98,8 +98,9 @@ class SteersRequests:
     def steering(
         self, named: Named, constraint: Constraint | Mapping[str, Any] | None = None, rewind: str | None = None
     ) -> Steering:
-        """What the fields of a request select. Raises `InvalidRequest` for fields that do not go together,
-        `ControllerError` for a class that fails, and `UnsupportedFeature` if the model has no control runtime."""
+        """Return the controllers that a request selects. Raises `InvalidRequest` for a combination that is not
+        supported, `ControllerError` for a class that fails, and `UnsupportedFeature` if the model has no control
+        runtime."""
         form = None if constraint is None else parse(constraint)
         made = [
             make_controller(self.classes, name, argument)

@@ -1,7 +1,7 @@
-"""Texts among the sampling parameters as tokens of a model: what is never to be completed, and what breaks sequences.
+"""Converts texts among the sampling parameters to tokens of a model: bad words and DRY's sequence breakers.
 
-A breaker stands for each token whose text has it, and for the last token of its own spelling, as in the original of
-DRY. Looking for it costs one pass over the texts of the vocabulary, which are put together once for each tokenizer.
+A breaker stands for each token whose text contains it, and for the last token of its own spelling, as in the original
+DRY. The search is one pass over the vocabulary's texts, which are joined once per tokenizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_CACHED = 64  # answers for a tokenizer
 
 
 class VocabIndex:
-    """The texts of a vocabulary, to find the tokens that contain some text."""
+    """The texts of a vocabulary, searchable for tokens that contain a text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         texts = [tokenizer.token_text(token).replace(_BETWEEN, "") for token in range(vocab_size)]

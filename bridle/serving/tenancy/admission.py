@@ -1,6 +1,6 @@
-"""Bounds how many requests and tokens a server has accepted at once, and refuses what is beyond that.
+"""Limits the requests and tokens that a server has accepted at once, and refuses more.
 
-A bounded queue answers quickly either way; an unbounded one answers everybody late. A front-end takes a ticket before
+A bounded queue answers or refuses quickly; an unbounded one answers everybody late. A front-end takes a ticket before
 it spends work on a request, charges it with tokens once these are counted, and releases it at the end. This module
 knows nothing of engines: the bound covers everything that a process has accepted, waiting or running.
 
@@ -65,8 +65,8 @@ class Admission:
 
     @property
     def max_tokens(self) -> int:
-        """The most prompt tokens at a time. One prompt that fits a model is always taken, so the limit is higher while
-        a model is loaded that takes longer ones."""
+        """Return the maximum number of prompt tokens in flight. A prompt that fits a model is always accepted, so
+        the limit is higher while a model with a longer context is loaded."""
         return max(self._max_tokens, self.longest_prompt())
 
     def admit(self, num_requests: int = 1, user: str = "", limits: UserLimits = NO_LIMITS) -> Ticket:
@@ -80,8 +80,8 @@ class Admission:
         return Ticket(self, num_requests, self._clock(), user, limits)
 
     def check(self, user: str = "", limits: UserLimits = NO_LIMITS, num_requests: int = 1) -> None:
-        """Raise the error that `admit` would raise, and take nothing. The smallest request of `user` is looked at
-        before its body is read."""
+        """Raise the error that `admit` would raise, without taking anything. So a request can be refused before its
+        body is read."""
         self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
         if self._is_shared:
             self._check_share(num_requests, user)
@@ -89,7 +89,7 @@ class Admission:
             self._rates.look(user, limits, num_requests)
 
     def retry_after(self) -> float:
-        """Seconds until a place should be free: places come back at (in flight) / (mean time held)."""
+        """Return the seconds until a place should be free: the mean holding time divided by the number in flight."""
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
@@ -126,7 +126,7 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. Release it exactly when the request is over, on every path; `with` does so.
+    """A place among the accepted requests. It must be released when the request is over, on every path; `with` does so.
 
     `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
     """

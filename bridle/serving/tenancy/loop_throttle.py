@@ -1,13 +1,12 @@
 """Shares out an event loop's time for cheap messages among users, when clients send more of them than a server has time
 for.
 
-A refusal, or a frame that says nothing, costs next to nothing once. Sent again and again, such messages take a whole
-processor from the users who are served. So they get a share of the event loop's time. While the share lasts nobody
-waits. Beyond it users take turns, whatever number of connections they have, and the connections of one user take turns
-among themselves, one at a time between other work of the loop. A connection that waits is not read from, so that its
-backlog stays with the client.
+A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
+other users. So they get a share of the event loop's time. Within the share nobody waits. Beyond it users take turns,
+independent of their number of connections, and so do the connections of one user: one at a time between other work of
+the loop. A waiting connection is not read, so its backlog stays with the client.
 
-A share says when something is heard, an allowance how much of what is of no use is heard of one connection at all.
+`LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ USELESS_RATE = 10.0
 
 
 class RateBudget:
-    """Counts what one connection sends that is of no use. `clock` measures time."""
+    """Counts the useless messages of one connection. `clock` measures time."""
 
     def __init__(
         self, most: int = MAX_USELESS, rate: float = USELESS_RATE, clock: Callable[[], float] = time.monotonic
@@ -47,7 +46,7 @@ class RateBudget:
         self._filled_at = clock()
 
     def charge(self, what: str, number: int = 1) -> None:
-        """Count `number` more. Raises `ProtocolError`, for which the connection is to be closed, if that is too many;
+        """Count `number` more. Raises `ProtocolError`, after which the connection is closed, if that is too many;
         `what` names them."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
@@ -78,14 +77,14 @@ class LoopThrottle:
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
-        """Count `seconds` as spent from the share. Frames cost the time that passed, as a loop that gets no processor
-        time has none to share; refusals cost processor time, so that they are quick where a server is busiest."""
+        """Count `seconds` as spent from the share. Frames cost elapsed time, because a loop that gets no processor
+        time has none to share. Refusals cost processor time, so that they stay fast on a busy server."""
         self._left = max(self._left - seconds, -MAX_DEBT)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. Who asks
-        during a turn, for the next one, waits until the loop has done its other work: on a busy machine there is always
-        time left, and turns within turns would not end. Asking again before the turn came changes nothing."""
+        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. A call
+        during a turn waits until the loop has done its other work, because otherwise turns could follow each other
+        without end. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():
             self._run_now(go_on)
             return
@@ -94,7 +93,7 @@ class LoopThrottle:
             self._timer = asyncio.get_running_loop().call_soon(self._next)
 
     def leave(self, user: str, go_on: Callable[[], object]) -> None:
-        """Ask no longer, as the connection is closed. Idempotent, also after the turn."""
+        """Cancel the wait, because the connection is closed. Idempotent, also after the turn."""
         waiting = self._waiting.get(user)
         if waiting is not None:
             waiting.pop(go_on, None)
@@ -119,8 +118,8 @@ class LoopThrottle:
         return self._left > 0
 
     def _next(self, is_due: bool = False) -> None:
-        """Give one turn, and the next one after the loop has done its other work. A turn whose time has come `is_due`,
-        whatever was charged meanwhile: a flood of new connections must not put it off for ever."""
+        """Give one turn, and the next one after the loop has done its other work. A turn that `is_due` takes place
+        even if more was charged meanwhile, so that a flood of new connections cannot delay it for ever."""
         self._timer = None
         if not self._waiting:
             return

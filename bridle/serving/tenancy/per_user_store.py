@@ -60,8 +60,8 @@ class PerUserStore(Generic[V]):
         return len(self.entries)
 
     def keep(self, user: str, name: str, value: V, num_bytes: int) -> bool:
-        """Keep a value, in place of what had its name. Returns False, and keeps nothing, if it is larger than all that
-        one user may have, or than what others leave."""
+        """Store a value, replacing one of the same name. Returns False, and stores nothing, if it is larger than one
+        user's limit or than the room that others leave."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
@@ -88,8 +88,8 @@ class PerUserStore(Generic[V]):
             self._drop((user, name))
 
     def resize(self, user: str, name: str, value: V, num_bytes: int) -> None:
-        """Count what a value really takes, which was a guess when it was kept. If something else has its name by now,
-        nothing happens."""
+        """Count the real size of a value, which was an estimate when it was stored. Nothing happens if another value
+        has its name by now."""
         with self._lock:
             entry = self.entries.get((user, name))
             if entry is not None and entry.value is value:
@@ -114,7 +114,7 @@ class PerUserStore(Generic[V]):
             self._drop_of(max(self.shares.values(), key=lambda share: share.num_bytes))
 
     def _too_much(self, user: str) -> Iterator[Name]:
-        """The oldest of a user, while there is too much of the user."""
+        """Yield the oldest entries of a user while the user exceeds a limit."""
         while (share := self.shares.get(user)) is not None and (
             len(share.names) > self.bounds.max_of_user or share.num_bytes > self.bounds.max_bytes_of_user
         ):

@@ -1,8 +1,8 @@
 """Bounds how much a user may ask for in a minute: token buckets that fill as time passes.
 
-A bucket holds what a minute allows. Requests are taken out when they come. Tokens are taken out when they are known:
-those of a prompt at once, those of an output when it is over. So a bucket can go below zero; then it lets nothing in
-until it has filled up again.
+A bucket holds the allowance of a minute. Requests are subtracted when they arrive. Tokens are subtracted when they are
+known: those of a prompt at once, those of an output at its end. So a bucket can be negative; then it refuses requests
+until it is positive again.
 """
 
 from __future__ import annotations

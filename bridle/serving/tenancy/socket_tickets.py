@@ -1,7 +1,7 @@
 """Tickets that let a client open one connection where it cannot send its key, as web pages that open a WebSocket.
 
-An address ends up in the logs of proxies, so a key must not stand in it. A ticket may: it is spent with its first use,
-and good for seconds only. This module knows nothing of HTTP. For use by one thread or event loop.
+Proxies log addresses, so an address must not contain a key. It may contain a ticket, which is valid for one use and for
+seconds only. This module knows nothing of HTTP. For use by one thread or event loop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SocketTickets:
         return ticket
 
     def redeem(self, ticket: str) -> Identity | None:
-        """Use a ticket up; returns whose it is, or None if it is not known, was used, or is too old."""
+        """Use up a ticket. Returns its user, or None if it is unknown, used or too old."""
         self._forget_old()
         issued = self._issued.pop(ticket, None)
         if issued is None:

@@ -1,1 +1,1 @@
-"""Traces of a server: kept, replayed, and used as regression tests."""
+"""Traces of a server: stored, replayed, and used as regression tests."""

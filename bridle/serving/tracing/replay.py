@@ -1,7 +1,7 @@
 """Runs a traced request again: the same prompt, parameters, seed and controller, perhaps with another controller.
 
-The request is made of the trace alone, and not by `InProcessServing`: defaults, terms and policies of now would make it
-another one. A module that was asked for by a name is taken by its hash: names move.
+The request is built from the trace alone, because current defaults, limits and policies would change it. Modules are
+identified by hash, because names can change.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def replay(
     adapter: str | None = None,
     on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
-    """The trace of another run of the request recorded in `trace`; `controller` steers it in place of the recorded one,
-    and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has recorded.
-    Raises `InvalidRequest` if it cannot be asked for again: also if a module that steered it is gone."""
+    """The trace of another run of the request recorded in `trace`; `controller` steers it in place of the recorded
+    one, and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has
+    recorded. Raises `InvalidRequest` if it cannot be repeated, for example because a module of it was removed."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")
@@ -57,7 +57,7 @@ def replay(
 
 
 def check_modules(model: LoadedModel, trace: Trace) -> None:
-    """Raise `InvalidRequest` unless the modules that steered a request are still there."""
+    """Raise `InvalidRequest` unless the modules of a request still exist."""
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(
@@ -68,7 +68,7 @@ def check_modules(model: LoadedModel, trace: Trace) -> None:
 
 
 def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
-    """A sentence for each name of a controller that means another module now than it did for the request."""
+    """Return a sentence for each controller name that now means another module."""
     told = []
     for name, module in dict.fromkeys(modules_of(trace)):
         now = module if name == module else _meaning(model, name)
@@ -79,7 +79,7 @@ def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
 
 
 def _meaning(model: LoadedModel, name: str) -> str | None:
-    """The module that a name or a hash means now; "" if there is none, None if nobody here can tell."""
+    """Return the current module of a name or a hash; "" if there is none, None if unknown."""
     from bridle.serving.controller_runtime import find_module
 
     return None if model.control is None else find_module(model.control, name)

@@ -1,9 +1,9 @@
-"""A recorded run in place of a model: what was sampled is sampled again, as far as the same was asked.
+"""A recorded run instead of a model: recorded tokens are sampled again as long as the requests are the same.
 
-A traced draw has the best tokens of its distribution, and those that its mask left. That is enough to follow a run
-whose controller still does the same, with no model: the engine, the controllers and the constraints are real, and only
-logits are missing. Where something else is asked, the draw says so in a `ReplayDivergence`, and continues only if
-what is known decides it.
+A traced sample has the best tokens of its distribution, before and after the mask. That is enough to replay a run whose
+controller behaves the same, without a model: the engine, the controllers and the constraints are real, and only logits
+are missing. Any difference is reported as a `ReplayDivergence`, and the run continues only if the record determines the
+token.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class _Mask:
 
 
 def _forbidden(draw: Draw) -> Iterator[int]:
-    """Tokens that were certainly not allowed: better by themselves than the last of those that were left. Mask and
-    biases can not be told apart where a draw has both, so it has to be a mask alone that has moved all by the same."""
+    """Return tokens that were certainly forbidden: more probable than the least probable recorded one. Mask and
+    biases cannot be separated, so this needs a sample with only a mask."""
     if draw.after is None or not draw.after.top:
         return
     left = dict(draw.after.top)
@@ -204,7 +204,7 @@ class _Line:
 
 
 def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
-    """The recorded draws by random key and number, which is how the engine asks for them."""
+    """Return the recorded samples by random key and number, by which the engine requests them."""
     lines = {0: _Line(root_key(trace.header.sampling.get("seed") or 0), list(trace.header.prompt))}
     num_forks: dict[int, int] = defaultdict(int)
     last_fork: dict[int, tuple[int, int]] = {}  # by parent: step and number of branches
@@ -227,7 +227,7 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
 
 
 def _follow(line: _Line, record: Record) -> _Recorded | None:
-    """Do to a line what the record says; returns the draw, if it was one."""
+    """Apply a record to a line. Returns the sample, if it was one."""
     match record:
         case PromptRecord() if not line.num_draws:
             line.tokens = list(record.tokens)
@@ -273,7 +273,7 @@ def _room(trace: Trace) -> int:
 
 
 def _num_blocks(trace: Trace) -> int:
-    """Blocks for all outputs at once, if they share nothing."""
+    """Return the number of blocks for all outputs at once, if they share nothing."""
     num_outputs = len({record.output for record in trace.records})
     return num_outputs * ((prompt_length(trace) + _num_tokens(trace)) // _BLOCK_SIZE + 2)
 

@@ -1,7 +1,7 @@
-"""The header of a trace: what was asked for, in a form that can be written down and asked for again.
+"""The header of a trace: the request in a form that can be stored and repeated.
 
-Constraints and Wasm controllers have such a form. Other controllers are code of one process: of them there is the name,
-and who replays a trace brings the code.
+Constraints and Wasm controllers have such a form. For other controllers, which are code of one process, only the name
+is stored, and a replay needs the code.
 """
 
 from __future__ import annotations

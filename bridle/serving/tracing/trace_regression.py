@@ -1,8 +1,8 @@
-"""Traces as tests of controllers: does a request still do what was recorded?
+"""Traces as tests of controllers: a request must still do what was recorded.
 
 With a model the request runs again. Without one the recorded draws take its place (`recorded`): the engine, the
-controllers and the constraints are real, and what they do is compared: tokens they force, masks, forks, what they take
-back, logs and variables. What a record cannot decide is reported, and is no success.
+controllers and the constraints are real, and their actions are compared: forced tokens, masks, forks, rewinds, logs and
+variables. If a record cannot determine the result, this is reported and is no success.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDS_LOGITS = ("logprobs", "prompt_logprobs")
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Another run of a request, and where it asked what the record does not have."""
+    """Another run of a request, with its first divergence from the record."""
 
     trace: Trace
     notes: Sequence[ReplayDivergence] = ()
@@ -93,7 +93,7 @@ def with_model(model: LoadedModel, adapter: str | None = None) -> Player:
 def without_model(
     traces: Sequence[Trace], source: str, control: ControlSettings | None = None
 ) -> Iterator[tuple[LoadedModel, Player]]:
-    """Run these traces on what they recorded themselves; `source` is the model whose tokenizer they need."""
+    """Run these traces without a model, on their records; `source` is the model whose tokenizer they need."""
     from bridle.model import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits
     from bridle.serving.models.loading import load_model

@@ -1,8 +1,8 @@
-"""The traces of a server: kept for a while for those who asked for them, and a share of all in a folder.
+"""The traces of a server: clients' traces are kept for some minutes, and a share of all requests is written to a
+folder.
 
-A request is traced if its client asks for it, or if it is one of the operator's share. What clients asked for is kept
-in memory, within a bound and for some minutes, and given to the user who asked alone. Traces are made into text and
-written by a thread, because a long one takes its time.
+A request is traced if its client asks for it, or if it belongs to the operator's share. Clients' traces are kept in
+bounded memory, for their own user only. A thread converts traces to text and writes them, because long ones take time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Wish = Literal["no", "kept", "told"]
 
 def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
     """Return the tracing that a header and a field ask for: a trace to fetch afterwards (`true`), or also the
-    records as `events`. The field counts where both say something."""
+    records as `events`. The field overrides the header."""
     said = headers.get(HEADER, "").strip().lower() if field is None else field
     if said == "events":
         return "told"
@@ -83,7 +83,7 @@ class TraceStore:
         return number < self.share * 2.0**64
 
     def keep(self, request_id: str, user: str, traces: Sequence[Trace], *, is_wanted: bool) -> None:
-        """Keep the traces of a request that is over: for `user` who wanted them, and in the folder if it is chosen."""
+        """Store the traces of a finished request: for `user` if requested, and in the folder if it is chosen."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
         text = self._threads.submit(self._encode, traces)
@@ -97,7 +97,7 @@ class TraceStore:
             text.add_done_callback(lambda done: self._measure(user, request_id, done))
 
     def _measure(self, user: str, request_id: str, text: Future[bytes]) -> None:
-        """Count what a trace really takes, once it is a text."""
+        """Count the real size of a trace, once it is a text."""
         if not text.cancelled() and text.exception() is None:
             self.texts.resize(user, request_id, text, len(text.result()))
 
@@ -113,7 +113,7 @@ class TraceStore:
         return await asyncio.wrap_future(text)
 
     def close(self) -> None:
-        """Write what is to be written. Idempotent."""
+        """Write the waiting traces. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
