@@ -1,8 +1,8 @@
 """AICI: the protocol between an engine and a control runtime, both of its sides.
 
 `protocol` (messages), `channels` (shared memory) and `masks` (bias rows) are common to both sides; `runtime` is the
-process that hosts controllers, `client` joins it to bridle's engine, `Runner` to any other. Nothing is imported before
-it is used: the runtime's processes need little of this.
+process that hosts controllers, `client` connects it to bridle's engine, `Runner` to any other. Modules are imported on
+first use, because the runtime's processes need few of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One direction of a message channel: half of a shared region, with a futex as its state word.
 
-The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. No signal tells the
-writer that the word is 0 again, so it looks in growing intervals; the reader sleeps in the kernel. There is one writer
-and one reader per word, so aligned stores do where several writers would need compare-and-swap.
+The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. No signal reports to the
+writer that the word is 0 again, so it polls with growing intervals; the reader sleeps in the kernel. There is one
+writer and one reader per word, so aligned stores are enough, without compare-and-swap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the bias matrix in shared memory: their places, and how they are written and read.
+"""Rows of the bias matrix in shared memory: layout, writing and reading.
 
 D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots. Inside
 bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows). This module turns bit
@@ -56,7 +56,7 @@ class MaskLayout:
 
 
 class MaskWriter:
-    """The runtime's view. Rows are handed out in order, and all are given back when the next step begins."""
+    """The runtime's view. Rows are allocated in order, and all are released when the next step begins."""
 
     def __init__(self, region: Any, layout: MaskLayout) -> None:
         self.layout = layout
@@ -69,7 +69,7 @@ class MaskWriter:
         self._region[HEADER_SIZE : HEADER_SIZE + owners] = b"\xff" * owners
 
     def release(self) -> None:
-        """Give all rows back."""
+        """Release all rows."""
         owners = 4 * self.num_used
         self._region[HEADER_SIZE : HEADER_SIZE + owners] = b"\xff" * owners
         self.num_used = 0
@@ -147,7 +147,7 @@ class MaskReader:
         return self._region[start : start + stride]
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
-        """A row of any type, converted to a bit row of `ceil(V/32)` words, which the engine's sampler takes. Raises
+        """Return a row of any type as a bit row of `ceil(V/32)` words for the engine's sampler. Raises
         `ProtocolError` for a row of another type."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)

@@ -56,7 +56,7 @@ class Message(Struct, tag_field="op", kw_only=True, omit_defaults=True):
 
 
 class Ping(Message, tag="ping"):
-    """Is the runtime alive?"""
+    """Ask whether the runtime is alive."""
 
 
 class Tokens(Message, tag="tokens"):
@@ -83,7 +83,7 @@ class PreOp(Struct):
 
 
 class PostPreProcess(Message, tag="post_pre_process"):
-    """D1: what happened in the last step, and what may run in the next."""
+    """D1: the result of the last step, and the candidates for the next."""
 
     post_ops: list[PostOp]
     pre_ops: list[PreOp]
@@ -120,9 +120,8 @@ class MidOp(Struct, omit_defaults=True):
 class MidProcess(Message, tag="mid_process"):
     """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
 
-    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, when the engine
-    wants the reply at the latest: a sequence that is not done by then gets a wait like a late one, but counts as late
-    only once its time is over.
+    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, the latest time of
+    the reply: a sequence that is not done by then waits like a late one, but counts as late only after `deadline_ms`.
     """
 
     ops: list[MidOp]
@@ -146,7 +145,7 @@ class GetTags(Message, tag="get_tags"):
 
 
 class GetModule(Message, tag="get_module"):
-    """Addition: which module an id or a name means now. Nothing is downloaded for it."""
+    """Addition: ask for the current module of an id or a name. Nothing is downloaded."""
 
     module_id: str
 

@@ -58,8 +58,8 @@ class StorageCommand(Struct):
 
 class SeqResult(Struct, Generic[Result]):
     """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Additions: `ahead`,
-    the answers of clones to the first of the tokens ahead, and, of an instantiation, `module_id`: which module the name
-    meant."""
+    the answers of clones to the first of the likely tokens, and, after an instantiation, `module_id`, the module of
+    the name."""
 
     error: str = ""
     result: Result | None = None
@@ -119,11 +119,10 @@ class BranchReply(Struct):
     """D2: one way to continue; `sample_mask` is a row of the mask matrix, None means do not sample.
 
     Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
-    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that may last: the runtime will
-    answer the same until something happens, so the engine need not hurry), `waits_for` (beside `wait`: all that can end
-    it are these variables, each with the version it has to exceed; none: the guest itself, when it is asked again),
-    `turns` (beside a noop: how often in a row the guest did nothing), `draft` (tokens that are likely to be sampled
-    from here on: they are computed ahead, and change nothing but the time).
+    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that lasts until an event, so the
+    engine need not ask soon), `waits_for` (with `wait`: the variables that can end it, each with the version to exceed;
+    none: the guest itself, when it is asked again), `turns` (with a noop: how often in a row the guest did nothing),
+    `draft` (tokens that are likely to be sampled next; they are computed ahead, which changes only the time).
     """
 
     sample_mask: int | None = None
@@ -139,8 +138,8 @@ class BranchReply(Struct):
 
 
 class LookaheadReply(Struct):
-    """Addition: what a clone would do after `token`, one of those ahead, if those before it came first, and what it
-    said besides: that counts once the token was sampled, and is not told again."""
+    """Addition: a clone's answer after `token`, one of the likely tokens, if those before it came first, with its
+    logs and writes. These count once the token was sampled, and are not sent again."""
 
     token: TokenId
     branches: list[BranchReply]

@@ -1,4 +1,4 @@
-"""Drives the control runtime from an engine of your own: one small class for the whole conversation.
+"""Uses the control runtime from your own engine, with one small class.
 
     runner = Runner(RuntimeConfig(tokenizer="path/to/tokenizer.json"))
     module = runner.upload(wasm)
@@ -7,7 +7,7 @@
     logits = model(...)
     answer = runner.finish()[0]                           # what to do with sequence 0
 
-The words are those of `bridle.engine`: an `Ask` tells what happened to a sequence, an `Answer` has a `Decision` of
+The types are those of `bridle.engine`: an `Ask` reports changes of a sequence, an `Answer` has a `Decision` of
 branches, each with a mask and splices. `examples/aici_transformers.py` is a complete engine in about a hundred lines.
 """
 
@@ -32,7 +32,7 @@ from bridle.errors import ControllerError, ControllerTimeout, ProtocolError
 
 
 class Runner:
-    """One runtime process and the conversation with it. Not thread-safe, except `upload` and `set_tags`.
+    """One runtime process and its channels. Not thread-safe, except `upload` and `set_tags`.
 
     `vocab_size` is the model's number of logits (None: the tokenizer's). All methods raise `ControllerError` when the
     runtime is gone, `InvalidRequest` when a name or a module is refused.
@@ -68,7 +68,7 @@ class Runner:
     # -- steps -------------------------------------------------------------------------------------------
 
     def begin(self, asks: Sequence[Ask]) -> None:
-        """Tell the runtime what happened, and let the callbacks start. Every `begin` needs its `finish`."""
+        """Report the changes of sequences, and start the callbacks. Every `begin` needs its `finish`."""
         try:
             self._exchange.begin(asks, self._freed, 0.0)
         except ProtocolError as error:

@@ -1,12 +1,12 @@
-"""One step's conversation with a runtime of the first generation: post, pre, then mid.
+"""The exchange of one step with a runtime of the first generation: post, pre, then mid.
 
 That dialect has a phase before scheduling (suspend, forced tokens, number of forks), one under the forward pass (bias
-rows, splices) and one after sampling (stop). They map onto the engine's verbs: all three run when the engine asks;
-decisions of pre that need no logits row are answered at once, all others by mid. Sequence numbers on the wire are the
-exchange's own, since that dialect numbers forks before the engine has made them.
+rows, splices) and one after sampling (stop). All three run when the engine asks. Decisions of pre that need no logits
+row are answered at once, all others by mid. Sequence numbers on the wire are the exchange's own, since that dialect
+numbers forks before the engine has made them.
 
 The runtime runs pre for every live sequence, asked or not. The answer of a sequence that was not asked is kept for its
-next ask, except between a mid and the draw that it decided: there a controller has nothing new to say.
+next ask, except between a mid and its sample, when a controller has no new decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bridle.errors import ControllerError, ProtocolError
 
 @dataclass(slots=True)
 class _Told:
-    """State of a live sequence as the exchange knows it. `wire` is its number on the wire."""
+    """State of a live sequence in the exchange. `wire` is its number on the wire."""
 
     wire: int
     children: list[int] = field(default_factory=list)  # wire numbers of its forks to come
@@ -73,14 +73,14 @@ class Dialect1:
         self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
 
     def _adopt(self, seq_id: int, parent: int) -> None:
-        """Give a fork that the engine made the number on the wire that it has had since its parent's mid."""
+        """Assign to the engine's fork the wire number that it has had since its parent's mid."""
         told = self._told.get(parent)
         if told is not None and told.children:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """Return what happened to the sequence since its last ask, or None if nothing did or the runtime knows
-        already."""
+        """Return the changes of the sequence since its last ask, or None if there are none or the runtime knows
+        them."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
             return None
@@ -105,8 +105,8 @@ class Dialect1:
         return [wire for told in known for wire in (told.wire, *told.children)]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the answers, which come after one reply or two. None if they are not there within
-        `timeout` seconds."""
+        """Wait for the answers, which come with one or two replies. None if they did not arrive within `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
@@ -125,7 +125,7 @@ class Dialect1:
     # -- post and pre ------------------------------------------------------------------------------------
 
     def _take_pre(self, reply: bytes) -> bool:
-        """Decide what pre decides alone. Returns True if `mid_process` was sent for the rest."""
+        """Process the decisions that pre makes alone. Returns True if `mid_process` was sent for the rest."""
         message = replies.decode_reply(reply, replies.PostPreData)
         self._mid = []
         if not isinstance(message, replies.Ok):
@@ -166,7 +166,7 @@ class Dialect1:
         return answer
 
     def _plan(self, seq_id: int, told: _Told, pre: replies.PreResult) -> Decision | None:
-        """The decision that pre makes by itself; None if the callback under the forward pass decides."""
+        """Return the decision of pre alone; None if mid decides."""
         tokens = (*told.early, *pre.ff_tokens)
         told.early = ()
         if tokens:
@@ -183,7 +183,7 @@ class Dialect1:
         return None
 
     def _keep(self, seq_id: int, data: replies.PostPreData) -> None:
-        """Keep what a sequence answered without being asked."""
+        """Keep the answer of a sequence that was not asked."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
         if pre is None:

@@ -1,4 +1,4 @@
-"""One step's conversation with a runtime, in dialect 2: asks to operations, replies to answers.
+"""The exchange of one step with a runtime in dialect 2: asks become operations, replies become answers.
 
 An exchange is open from `begin` until `receive` has given its answers. Masks are copied out of shared memory at once,
 because the next request frees their rows.
@@ -56,8 +56,8 @@ class Dialect2:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send one `mid_process`. The engine computes for `patience` seconds anyway: callbacks may take that long, and
-        sequences that are done wait hardly longer for the others."""
+        """Send one `mid_process`. Callbacks may take `patience` seconds, because the engine computes for that long
+        anyway."""
         for ask in asks:
             self._remember(ask)
         known = self._process.extensions
@@ -78,7 +78,7 @@ class Dialect2:
             self._sampling_of[ask.seq_id] = self._sampling_of[ask.parent]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the reply and decode it; None if it is not there within `timeout` seconds."""
+        """Wait for the reply and decode it; None if it did not arrive within `timeout` seconds."""
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
             return None
@@ -160,8 +160,8 @@ class Dialect2:
 
 
 def own_words(logs: str) -> str:
-    """The controller's own output without the runtime's line that it is late, which belongs into the
-    server's log only."""
+    """Return the controller's own log without the runtime's line about lateness, which belongs only in the server's
+    log."""
     if _LATE.fullmatch(logs) is None:
         return logs
     _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())
@@ -169,7 +169,7 @@ def own_words(logs: str) -> str:
 
 
 def stored_values(commands: list[replies.StorageCommand]) -> tuple[StoredValue, ...]:
-    """The variables that were written, in order. Reads are left out. Raises `ProtocolError` for what is no write."""
+    """Return the written variables, in order, without reads. Raises `ProtocolError` for an invalid command."""
     return tuple(_stored(command.write) for command in commands if isinstance(command.write, replies.WriteVar))
 
 

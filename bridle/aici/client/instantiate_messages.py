@@ -1,4 +1,4 @@
-"""Makes an instance for a request: the message in either dialect, and the meaning of the reply."""
+"""Instantiation for a request: the message in either dialect, and the interpretation of the reply."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
 
 
 def module_of(data: Any) -> str | None:
-    """The module of the new instance, by its hash; None if the runtime does not tell."""
+    """Return the hash of the new instance's module; None if the runtime does not report it."""
     return data.module_id if isinstance(data, replies.SeqResult) and isinstance(data.module_id, str) else None
 
 

@@ -1,6 +1,7 @@
-"""Instances in the making: guests that the runtime makes for requests, until sequences claim them.
+"""Instances that the runtime creates for requests, until sequences claim them.
 
-Instances are made on the side channel, beside the exchanges. One whose request goes away meanwhile is dropped.
+Instances are created on the side channel, in parallel to exchanges. If a request ends meanwhile, its instance is
+dropped.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from bridle.threads import set_future_result
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An instance that no sequence has claimed yet: where it lives, and the module that its name meant, if known."""
+    """An instance that no sequence has claimed yet: its location, and the module of its name, if known."""
 
     life: RuntimeInstance
     module: str | None
 
 
 class Instances:
-    """Makes instances in the runtime that `keeper` keeps; `wake` is called, from any thread, when one is ready.
+    """Creates instances in the runtime of `keeper`. `wake` is called, from any thread, when one is ready.
 
-    `strays` are requests that went away whose instances a runtime without a command for that has yet to drop.
+    `strays` are ended requests whose instances must still be dropped by a runtime without a command for that.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Instances:
         self.openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Make an instance for the request. The future gives the prompt, which the controller may have rewritten."""
+        """Create an instance for the request. The future gives the prompt, which the controller may have rewritten."""
         future: Future[tuple[int, ...]] = Future()
         self.openers.submit(self._open, request, future)
         return future
@@ -82,14 +83,14 @@ class Instances:
             self.pending.discard(done)
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | Exception) -> bool:
-        """Complete the future of an opening. Returns False if nobody waits for it any more."""
+        """Complete the future of an opening. Returns False if it was cancelled."""
         is_awaited = set_future_result(future, outcome)
         if is_awaited:
             self._wake()
         return is_awaited
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """The module that the request's instance was made of, with the name that it was asked for by."""
+        """Return the requested name and the module of the request's instance."""
         opened, controller = self.opened.get(request.id), request.controller
         if opened is None or opened.module is None or not isinstance(controller, WasmController):
             return ()
@@ -102,7 +103,7 @@ class Instances:
             self._discard(request, opened.life)
 
     def _discard(self, request: Request, life: RuntimeInstance) -> None:
-        """Drop an instance that no request needs. A runtime without a command for that has it claimed and freed."""
+        """Drop an unneeded instance. If the runtime has no command for that, it is claimed and freed."""
         self._first_words.forget(request)
         if "discard" in life.process.extensions:
             self.opened.pop(request.id, None)
@@ -114,5 +115,5 @@ class Instances:
             self._wake()
 
     def close(self) -> None:
-        """Make no more. Idempotent."""
+        """Create no more instances. Idempotent."""
         self.openers.shutdown(wait=True, cancel_futures=True)

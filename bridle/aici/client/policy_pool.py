@@ -1,8 +1,8 @@
-"""The control runtime of what an operator demands: a pool of its own, for modules that policies name.
+"""The control runtime of an operator's policies: a separate pool for the modules that policies name.
 
-Its processes, its workers and its limits are apart from those of users' controllers, so nothing that users start can
-take room from it. Most servers have no such policy, so the runtime starts when the first request needs it. This module
-does not know where the runtime's files are: the pool's creator passes a factory of the runtime.
+Its processes, workers and limits are separate from those of users' controllers, so users cannot take its resources.
+Most servers have no such policy, so the runtime starts when the first request needs it. This module does not know where
+the runtime's files are: the pool's creator passes a factory of the runtime.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ Prompt = tuple[int, ...]
 
 
 class PolicyPool(DelegatingPool):
-    """Runs the Wasm controllers that policies demand. `start` starts their runtime; one that cannot be started fails
-    the requests that need it, and is tried again for the next. `wake` is called from other threads, as a runtime's
-    is."""
+    """Runs the Wasm controllers of policies. `start` starts their runtime. If it fails, so do the requests that need
+    it, and the next request tries again. `wake` is called from other threads."""
 
     def __init__(self, start: Callable[[], RuntimePool]) -> None:
         super().__init__(NoopPool())  # until there is a runtime
@@ -42,7 +41,7 @@ class PolicyPool(DelegatingPool):
         return isinstance(controller, WasmController) and controller.is_demanded
 
     def open(self, request: Request) -> Future[Prompt]:
-        """Make an instance, in a runtime that is started for it if need be."""
+        """Create an instance in the runtime, which is started if necessary."""
         if self.runtime is not None:
             return self.runtime.open(request)
         future: Future[Prompt] = Future()
@@ -77,7 +76,7 @@ class PolicyPool(DelegatingPool):
             runtime.abandon(request)
 
     def _conclude(self, future: Future[Prompt], outcome: Prompt | BaseException) -> bool:
-        """Complete the future; returns False if nobody waits for it any more."""
+        """Complete the future. Returns False if it was cancelled."""
         is_awaited = set_future_result(future, outcome)
         if is_awaited:
             self.wake()

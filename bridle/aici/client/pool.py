@@ -1,9 +1,9 @@
-"""The engine's `ControllerPool` over a control runtime, masks as bits in shared memory.
+"""The engine's `ControllerPool` over a control runtime, with masks as bits in shared memory.
 
-The main channel carries one exchange at a time. `ask` sends it, the callbacks run while the forward pass does, and
-`collect` takes the reply, which a listener has decoded by then. Asks that arrive during an exchange are sent with the
-next one. When the runtime dies, the sequences it steered fail with a clear error, and a new runtime is started in the
-background; requests that open meanwhile wait for it.
+The main channel carries one exchange at a time. `ask` sends it, callbacks run during the forward pass, and `collect`
+takes the reply, which a listener has decoded. Asks that arrive during an exchange are sent with the next one. When the
+runtime dies, its sequences fail with an error, and a new runtime is started in the background; requests that open
+meanwhile wait for it.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a runtime is up."""
+        """Return whether a runtime is up."""
         return self.keeper.current is not None
 
     @property
     def num_restarts(self) -> int:
-        """How many times the runtime was lost."""
+        """Return how many times the runtime was lost."""
         return self.keeper.num_restarts
 
     @property
@@ -106,7 +106,7 @@ class RuntimePool(ControllerPool):
         return self.keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
     def _sync(self) -> RuntimeInstance | None:
-        """Return the present runtime. Sequences that lived in an earlier one fail."""
+        """Return the current runtime. Sequences of an earlier one fail."""
         current, mine = self.keeper.current, self.life
         if current is not mine:
             if mine is not None:
@@ -129,7 +129,7 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_busy(self) -> bool:
-        """True if a reply is due, or if the runtime does not know yet which instances are free."""
+        """Return whether a reply is due, or freed instances were not reported to the runtime yet."""
         life = self.life
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
@@ -141,7 +141,7 @@ class RuntimePool(ControllerPool):
         return self.instances.open(request)
 
     def modules_of(self, request: Request) -> tuple[tuple[str, str], ...]:
-        """The module that the request's instance was made of, with the name that it was asked for by."""
+        """Return the requested name and the module of the request's instance."""
         return self.instances.modules_of(request)
 
     def abandon(self, request: Request) -> None:
@@ -174,7 +174,7 @@ class RuntimePool(ControllerPool):
         self._flush(life)
 
     def _enqueue(self, ask: Ask, life: RuntimeInstance | None) -> None:
-        """Have it asked in the next exchange, with the answers of tools that have come meanwhile."""
+        """Ask in the next exchange, with the answers of tools that arrived meanwhile."""
         if life is not None and "variables" in life.process.extensions:
             values = self.tools.inform(ask)
             if values:
@@ -199,7 +199,7 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_told_ahead(self) -> bool:
-        """Whether the runtime tells clones of tokens that may come."""
+        """Return whether the runtime shows likely tokens to clones."""
         return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
@@ -261,9 +261,8 @@ class RuntimePool(ControllerPool):
         return answers
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Send what is queued and receive what is under way, instances in the making included. Afterwards another
-        engine, which numbers its sequences anew, may use this pool. Raises `ControllerError` after `timeout`
-        seconds."""
+        """Send all queued messages and receive all replies, also of instances in creation. Afterwards another engine
+        with its own sequence numbers may use this pool. Raises `ControllerError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while self.instances.pending and time.monotonic() < deadline:
             time.sleep(_GLANCE)
@@ -337,7 +336,7 @@ class RuntimePool(ControllerPool):
         self._sync()
 
     def _learn_patience(self) -> None:
-        """Learn how long the engine takes to come back for answers, about one forward pass; controllers may take that
+        """Learn how long the engine computes between exchanges, about one forward pass; controllers may take that
         long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
@@ -345,6 +344,5 @@ class RuntimePool(ControllerPool):
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Return whether a controller that has stopped only has to be freed, without another call. There is nothing new
-    to tell it, so it is not called."""
+    """Return whether a stopped controller only has to be freed. It has nothing new to process, so it is not called."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

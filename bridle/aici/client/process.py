@@ -1,10 +1,10 @@
-"""A control runtime as a child process: start it, shake hands, notice its end, leave nothing behind.
+"""A control runtime as a child process: start, handshake, detection of its end, cleanup.
 
-The engine's side creates all shared objects under a fresh prefix, and removes the names as soon as the runtime has
-answered: from then on the objects live exactly as long as the two processes. Works with bridle's own runtime and with
-any other that takes the original's command line. bridle's own runtime is started before anything is created, so that it
-can remove the names if this process is killed meanwhile. This process holds the runtime's standard input, which tells
-the runtime when all objects exist and when this process is gone.
+The engine's side creates all shared objects under a fresh prefix, and removes their names after the runtime's first
+answer. From then on the objects live as long as the two processes. Works with bridle's own runtime and with any other
+that takes the original's command line. bridle's own runtime is started before anything is created, so that it can
+remove the names if this process is killed meanwhile. This process holds the runtime's standard input, which tells the
+runtime when all objects exist and when this process is gone.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class RuntimeConfig:
     """Settings for starting a runtime. Sizes in MiB, times in seconds.
 
     `tokenizer` is a folder or a `tokenizer.json`; `num_logits` pads its vocabulary to the model's. `dialect` is 2
-    except for a runtime of the first generation, which knows neither capabilities nor mask types. `trace` is a
-    file to which a trace of both channels is appended. A call on the side channel, such as an upload that waits for a
-    compiler and is compiled, may take `call_timeout`; the default is above what the runtime itself allows for that.
+    except for a runtime of the first generation, which has neither capabilities nor mask types. `trace` is a file to
+    which a trace of both channels is appended. `call_timeout` limits a call on the side channel, such as an upload with
+    its compilation; the default is above the runtime's own limits.
     """
 
     tokenizer: str

@@ -1,7 +1,7 @@
 """Records what an engine and its runtime send to each other, as a trace of exchanges.
 
-Each runtime that is started begins a trace of its own, so a file to which several were written plays as they ran.
-Messages go into their lines as they are; those that are no JSON, as text.
+Each started runtime begins a new trace, so a file may contain several. Messages are written unchanged; messages that
+are not JSON are written as text.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TraceWriter:
         return True
 
     def close(self) -> None:
-        """Say what is missing and close the file. Idempotent."""
+        """Record the number of missing exchanges and close the file. Idempotent."""
         with self._lock:
             if self._file.closed:
                 return

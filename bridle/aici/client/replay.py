@@ -1,10 +1,9 @@
 """Plays a recorded trace again: every request goes to a fresh runtime, and the replies must be the same.
 
-Times are left out of the comparison, and so is the step in which an answer came. A controller that was late, or waited,
-in the record may be in time now, and the other way round. The sequence of answers of each sequence is compared. An
-answer that comes sooner than in the record is kept until its turn, and the sequence is not asked meanwhile; an answer
-that is late is asked for again. What is played are the exchanges of a trace (`bridle.traces.ExchangeRecord`), which
-`recording` writes.
+Times are not compared, and neither are the steps of answers, because a controller that was late or waited in the record
+may be in time now, or the reverse. The answers of each sequence are compared in order. An answer that comes earlier
+than in the record is kept until its turn, and the sequence is not asked meanwhile; a late answer is requested again.
+The input are the exchanges of a trace (`bridle.traces.ExchangeRecord`), which `recording` writes.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ class ReplyDifference:
 
 
 def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[ReplyDifference | None]:
-    """Play the traces of a file, each against a fresh runtime: one item per exchange, None where the reply is the same.
-    Controllers get `step_ms` for a step, so that a busy machine does not make them late; one that never answers ends
-    then. Raises `InvalidRequest` for a file that is no trace of a runtime, and at the end of one that is cut."""
+    """Play the traces of a file, each against a fresh runtime: one item per exchange, None where the reply is the
+    same. Controllers get `step_ms` for a step, so that a busy machine does not make them late; one that never
+    answers ends then. Raises `InvalidRequest` for a file that is not a trace of a runtime, and at the end of a
+    truncated one."""
     patient = ("--wasm-max-step-time", str(step_ms), "--wasm-max-timeout-steps", "1") if config.dialect == 2 else ()
     config = replace(config, extra_args=(*config.extra_args, *patient), trace=None)
     player: _Player | None = None
@@ -178,7 +178,7 @@ def _waits(result: Json) -> bool:
 
 
 def _stable(value: Any) -> Any:
-    """The value without the parts that differ from run to run. Of a mask only its presence is kept."""
+    """Return the value without the parts that differ from run to run. Of a mask only its existence is kept."""
     if isinstance(value, dict):
         kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
         if kept.get("sample_mask") is not None:

@@ -1,6 +1,6 @@
 """A thread that receives the replies to steps and decodes them into answers while the engine's thread computes.
 
-So decoding is over when the forward pass is. The engine's thread begins an exchange, calls `expect`, and takes the
+So decoding is done when the forward pass ends. The engine's thread begins an exchange, calls `expect`, and takes the
 result when it needs it.
 """
 

@@ -1,5 +1,5 @@
-"""Requests beside the steps: uploads, tags, instances. Any thread may call; replies come in any order. A call that has
-no reply within the process's `call_timeout` fails."""
+"""Requests in parallel to steps: uploads, tags, instances. Any thread may call; replies come in any order. A call
+that has no reply within the process's `call_timeout` fails."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class SideChannel:
         return self
 
     def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
-        """Send a request. The future gives the reply's data, or raises `InvalidRequest` (the user's fault),
-        `Overloaded` or `ControllerError`. It never stays without an outcome."""
+        """Send a request. The future gives the reply's data, or raises `InvalidRequest` (a user's mistake),
+        `Overloaded` or `ControllerError`. It always completes."""
         future: Future[Any] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)

@@ -1,8 +1,8 @@
-"""Keeps a control runtime alive: starts it, notices its end at once, starts it again, and waits for it.
+"""Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
-A `RuntimeInstance` is one process with its conversations. Its channels are closed by the thread that uses the main one,
-because nobody may wait in a channel that is being closed. Everything else here may be called from any thread. This
-module knows nothing of sequences.
+A `RuntimeInstance` is one process with its channels. The thread that uses the main channel closes them, because no
+thread may wait in a channel that is being closed. All other methods may be called from any thread. This module does not
+know sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LIVED_WELL = 10.0
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One life of the runtime. `error` says how it ended."""
+    """One process of the runtime. `error` is the reason of its end."""
 
     process: RuntimeProcess
     side: SideChannel
@@ -95,7 +95,7 @@ class RuntimeSupervisor:
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
-        """End what is left of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
+        """End the rest of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
         with self.changed:
             life.error = life.error or error  # one that is not current yet will not become it
             if self.current is not life:

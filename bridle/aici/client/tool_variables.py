@@ -1,9 +1,9 @@
-"""Tools for Wasm controllers, over variables with reserved names, so that every guest that has variables can call them.
+"""Tools for Wasm controllers. Calls are variables with reserved names, so every guest with variables can call tools.
 
-A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and
-continues or waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none,
-to nothing, after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing gives the call up. Clients do
-not see these variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
+A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and continues
+or waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none, to nothing,
+after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing cancels the call. Clients do not see these
+variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Group:
 
 
 class ToolVariables:
-    """Follows what guests write, on the engine's thread."""
+    """Tracks guests' tool variables, on the engine's thread."""
 
     def __init__(self) -> None:
         self.desk: Desk = ToolExecutor()
@@ -52,7 +52,7 @@ class ToolVariables:
         self._awaited: dict[int, tuple[Call, ...]] = {}
 
     def inform(self, ask: Ask) -> Values:
-        """Note the output that an ask introduces; returns the variables that are to be set before it is asked."""
+        """Record the output that an ask introduces. Returns the variables to set before it is asked."""
         if ask.request is not None:
             asked = ask.request
             behalf = ToolCallContext(asked.tenant, asked.client_tools, asked.id)
@@ -69,7 +69,8 @@ class ToolVariables:
         return tuple(value for name, call in done for value in _told(name, call))
 
     def note_answer(self, seq_id: int, answer: Answer) -> None:
-        """Take the calls out of what a guest has written. A wait that only calls can end becomes a wait for them."""
+        """Remove the calls from a guest's writes and start them. A wait that only calls can end becomes a wait for
+        them."""
         self._awaited.pop(seq_id, None)
         group = self._groups.get(seq_id)
         if group is None:
@@ -83,7 +84,7 @@ class ToolVariables:
             answer.decision = self._waiting(seq_id, group, decision)
 
     def _take(self, group: _Group, value: StoredValue) -> tuple[str, bytes] | None:
-        """Begin a call, or give one up; returns what the client is to be told."""
+        """Start or cancel a call. Returns the message for the client."""
         if value.name.endswith((ANSWER, ERROR)):
             return None  # a guest's own business
         if value.name in group.calls:
@@ -100,8 +101,7 @@ class ToolVariables:
         return call.notice
 
     def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
-        """Return the wait as the engine has to see it: a wait for a call ends by an outside event and is no
-        deadlock."""
+        """Return the wait in the engine's form: a wait for a call ends by an outside event and is no deadlock."""
         if not group.calls:
             return decision
         names = [name for name, _ in decision.waits_for or ()]

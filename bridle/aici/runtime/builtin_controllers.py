@@ -1,10 +1,9 @@
-"""Offers the controllers that come with bridle: they are found by name, and compiled before a request needs them.
+"""The controllers that come with bridle: they are found by name, and compiled before a request needs them.
 
-They lie in the store under an owner of their own, which is no user. A tag that a user set and a reference that was
-linked by hand take precedence over them; nothing is ever downloaded for them. For the interpreter that takes longest,
-the package has machine code for the most common machines. The others are compiled once for each machine and version of
-wasmtime, in the background, with limits of their own and low priority. A request waits a moment for this, and is then
-told to come back.
+They are in the store under their own owner, which is no user. A user's tag and a linked reference take precedence;
+nothing is downloaded for them. For the interpreter that takes longest, the package has machine code for the most common
+machines. The others are compiled once for each machine and version of wasmtime, in the background, with their own
+limits and low priority. A request waits a moment for this, and is then refused with a time to retry.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ class BuiltinControllers:
         self._under_way: dict[str, _Preparation] = {}
 
     def resolve(self, reference: str) -> str | None:
-        """The id of the module that a reference means, which is stored first; None if the reference means no shipped
+        """Return the module id of a reference, and store the module first; None if the reference means no shipped
         controller."""
         name = standard_name(reference)
         return None if name is None else self.install(name)
 
     def restore(self, module: str) -> None:
-        """Store a shipped controller that is asked for by its id, as a trace of another machine does."""
+        """Store a shipped controller that is requested by its id, as a trace of another machine does."""
         name = _name_of(module)
         if name is not None:
             self.install(name)

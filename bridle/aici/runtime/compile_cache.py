@@ -1,8 +1,8 @@
-"""Compiled code for modules: from the store, from the package, or by a compiler process that is watched and capped.
+"""Compiled code of modules: from the store, from the package, or from a compiler process with limits.
 
-Only the supervisor writes to the store. It writes only code that bridle's compiler made from the very bytes whose hash
-is the module's id, now or when the package was built (the package names the hash of such code). So nothing that a
-client sends can become compiled code of another module.
+Only the supervisor writes to the store. It writes only code that bridle's compiler made from the bytes with the
+module's hash, now or when the package was built (the package has the hash of such code). So a client's upload can never
+become compiled code of another module.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Compilers:
             self._slots.release()
 
     def compile_ours(self, wasm: bytes) -> CompiledCode:
-        """Compile bytes that come with bridle: with a limit of their own, and without taking a user's place."""
+        """Compile bytes that come with bridle, with a separate limit, and without taking a user's place."""
         return self._run(wasm, is_ours=True)
 
     def keep(self, module: str, code: CompiledCode) -> Compiled:
@@ -179,8 +179,8 @@ class Compilers:
 def await_word(
     report: socket.socket, process: Process, limit: int, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until the compiler reports or ends. It may take `limit` milliseconds by the clock, and longer where the
-    machine is so busy that it had less processor time than that. Raises `InvalidRequest`."""
+    """Wait until the compiler reports or ends. The limit is `limit` milliseconds, and longer if the machine is so
+    busy that the compiler had less processor time. Raises `InvalidRequest`."""
     begin = clock()
     poll = select.poll()
     poll.register(report, select.POLLIN)

@@ -1,8 +1,8 @@
 """Compiling: the only place where a module's bytes meet the compiler.
 
-It runs in a process of its own for each module, capped in time (from outside) and memory, because an adversary can make
-a compiler work hard. Beside machine code it gives the facts that workers need: which dialect the guest speaks, which
-exports are missing, and whether an instance can be copied.
+It runs in a separate process for each module, limited in time (from outside) and memory, because a malicious module can
+make a compiler work hard. It returns machine code and the facts that workers need: the guest's dialect, missing
+exports, and whether an instance can be copied.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Controllers as WebAssembly components: the rest of the runtime sees the same kind of instance, but its functions are
 typed instead of using pointers.
 
-The interface is in `wit/controller.wit`. A component always has its process for itself and is forked with it, so what
-holds for the Python API's conversions (slow for long lists, one place for exceptions) touches no one else.
+The interface is in `wit/controller.wit`. A component always has its own process and is forked with it, so the limits of
+the Python API (slow conversion of long lists, one place for exceptions) affect no other guest.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ComponentInstance(Instance):
 
 
 def _place(error: Exception) -> str:
-    """The lines of the guest's program that were running, as far as they can be found out."""
+    """Return the running lines of the guest's program, as far as they are known."""
     return whereabouts() or backtrace_of(str(error))
 
 

@@ -1,8 +1,8 @@
-"""Constraint handles for guests: our addition to the host interface, imports of module `bridle`.
+"""Constraint handles for guests: bridle's addition to the host interface, imported from module `bridle`.
 
-A guest names a regex, a JSON schema, a grammar or any other constraint of `bridle.structured_output` once and gets a
-small number; the masks are computed on the host's side, so neither a grammar engine nor masks need room in guest
-memory. A fork copies handles with everything else.
+A guest passes a regex, a JSON schema, a grammar or any other constraint of `bridle.structured_output` once and gets a
+small number. The host computes the masks, so guests need no memory for a grammar engine or masks. A fork copies handles
+with everything else.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ACCEPTS, _STOPPED, _FAILED = 1, 2, 4
 
 
 def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec_length: int) -> int:
-    """Make a constraint; returns its handle, from 1. A bad specification gives a handle too: its status says that it
-    failed and `constraint_error` says why, so that a script can raise its own exception."""
+    """Make a constraint; returns its handle, from 1. An invalid specification also gets a handle: its status is
+    failed and `constraint_error` has the reason, so that a script can raise its own exception."""
     limits = guest.surroundings.limits
     if len(guest.constraints) >= limits.max_constraints:
         raise GuestFault(f"more than {limits.max_constraints} constraints at the same time")
@@ -45,7 +45,7 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
 
 
 def constraint_allow(guest: Instance, handle: int) -> int:
-    """The mask of what may come next, as `aici_host_return_logit_bias` would name it."""
+    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`."""
     return guest.add_mask(_bits(guest, handle))
 
 
@@ -56,7 +56,7 @@ def constraint_mask(guest: Instance, handle: int) -> int:
 
 
 def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> int:
-    """Consume u32 tokens; gives how many were taken."""
+    """Consume u32 tokens. Returns how many were accepted."""
     if count > guest.surroundings.limits.max_forced_tokens:
         raise GuestFault(f"{count} tokens exceed the limit of {guest.surroundings.limits.max_forced_tokens}")
     tokens = struct.unpack(f"<{count}I", guest.memory.read(source, 4 * count))
@@ -67,7 +67,7 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Take the last tokens back; 1 if that was possible."""
+    """Roll back the last tokens. Returns 1 if that was possible."""
     return int(_matcher(guest, handle).rollback(count))
 
 
@@ -87,13 +87,13 @@ def constraint_status(guest: Instance, handle: int) -> int:
 
 
 def constraint_error(guest: Instance, handle: int) -> int:
-    """A blob with the text of what went wrong."""
+    """Return a blob with the text of the error."""
     guest.blobs[BLOB_EXTRA] = _matcher(guest, handle).get_error().encode()
     return BLOB_EXTRA
 
 
 def constraint_free(guest: Instance, handle: int) -> int:
-    """Forget a handle; 1 if there was one."""
+    """Drop a handle. Returns 1 if there was one."""
     return int(guest.constraints.pop(handle, None) is not None)
 
 
@@ -111,7 +111,7 @@ def _matcher(guest: Instance, handle: int) -> Any:
 
 
 def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
-    """An llguidance matcher at its start; one that has failed if the specification makes no sense."""
+    """Return an llguidance matcher at its start; a failed one if the specification is invalid."""
     try:
         grammar = grammar_of(_parse(kind, spec))
     except InvalidRequest as error:
@@ -140,7 +140,7 @@ def _parse(kind: str, spec: str) -> Constraint:
 
 
 class _Refused:
-    """Takes the place of a matcher for a bad specification: it allows nothing, and says why."""
+    """Replaces the matcher of an invalid specification: it allows nothing and has the error."""
 
     def __init__(self, error: str) -> None:
         self._error = error

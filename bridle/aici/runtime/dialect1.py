@@ -1,7 +1,7 @@
-"""post_pre_process and mid_process of dialect 1, from the engine's message to the reply: the supervisor's part.
+"""post_pre_process and mid_process of dialect 1 in the supervisor, from the engine's message to the reply.
 
-Late controllers are treated as gracefully as in dialect 2: in the pre phase a late sequence is suspended for the
-step, in the mid phase it gets a splice that takes back the sampled token and appends nothing.
+Late controllers lose only a step, as in dialect 2: in the pre phase a late sequence is suspended for the step; in the
+mid phase it gets a splice that removes the sampled token and appends nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Dialect1Handler:
             names.add(pre.req_id)
 
     def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: PostPreData, has_post: bool) -> None:
-        """Keep a sequence whose mid callback is late: nothing happened to it, so there is nothing for post to tell."""
+        """Keep a sequence whose mid callback is late; it has no changes for post."""
         if has_post:
             data.post_seqs[seq_id] = SeqResult(result=PostResult(False))
         is_done = sequence.ready is not None
@@ -172,8 +172,8 @@ class Dialect1Handler:
         return limit + (GRACE if limit < GRACE else 0)
 
     def _jobs(self, request: MidProcess) -> list[tuple[Job | None, str]]:
-        """A job for each op, or the reason why there is none. A wrong id fails the whole request before anything is
-        done."""
+        """Return a job for each op, or the reason why there is none. An invalid id fails the whole request before
+        any callback."""
         listed = {op.id for op in request.ops if op.clone_id is None}
         groups: dict[int, list[int]] = {}
         for op in request.ops:

@@ -1,6 +1,6 @@
-"""mid_process of dialect 2, from the engine's message to the reply: the supervisor's part.
+"""mid_process of dialect 2, in the supervisor, from the engine's message to the reply.
 
-Ops are checked one by one: an error in one sequence is in its own result and disturbs no other.
+Ops are checked one by one: an error in one sequence is in its own result and does not affect others.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Dialect2Handler:
         return result
 
     def _last_logs(self, sequence: RuntimeSequence) -> str:
-        """The logs of a sequence that ended. The death of a worker is also written here, since people look here."""
+        """Return the logs of a sequence that ended. The death of a worker is also logged here."""
         error = sequence.error or ""
         return f"{error}\n" if error.startswith("Worker:") else ""
 
@@ -159,7 +159,8 @@ class Dialect2Handler:
         return SeqResult(result=Branches([BranchReply(splices=[SpliceReply()], wait=True)]), logs=text)
 
     def _check(self, sequence: RuntimeSequence, branches: list[BranchReply]) -> str | None:
-        """Why the engine cannot do what these branches ask for, or the request may not; None if it is allowed."""
+        """Return the reason why these branches are not allowed, by the engine's capabilities or the request's
+        limits; None if they are."""
         if len(branches) > 1:
             if "fork" not in self._capabilities:
                 return f"{len(branches)} branches, but the engine cannot fork"
@@ -176,7 +177,7 @@ class Dialect2Handler:
         return None
 
     def _add_ahead(self, job: Job, result: SeqResult[Branches]) -> None:
-        """Put what clones answered beside a guest's own answer, as far as the engine can follow and there is room."""
+        """Add clones' answers to a guest's answer, as far as the engine supports them and there is room."""
         if job.answer is None or result.result is None or not job.answer.ahead:
             return
         result.ahead = []
@@ -190,7 +191,7 @@ class Dialect2Handler:
     def _place(
         self, answer: m.SequenceAnswer | m.LookaheadAnswer, branches: list[BranchReply], seq_id: int
     ) -> str | None:
-        """Write the masks that the branches use, and give the branches their rows. Returns what is wrong, or None."""
+        """Write the masks of the branches, and set their rows. Returns the error, or None."""
         rows: dict[int, int] = {}
         for branch in branches:
             index = branch.sample_mask

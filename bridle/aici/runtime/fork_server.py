@@ -1,9 +1,9 @@
 """The nursery: a process without threads that forks workers and compilers on the supervisor's behalf.
 
-It is forked from the supervisor before that has any thread, with the vocabulary in memory and the sandbox set up, so
-that a new worker costs a few milliseconds and shares those pages. It never compiles, since a process that has compiled
-must not be forked. Everything it forks dies with it, and it dies with the supervisor. When it dies, the supervisor,
-which has threads by then, starts another one from scratch: the same program with the same options.
+It is forked from the supervisor before that has threads, with the vocabulary and the sandbox in memory. So a new worker
+takes a few milliseconds and shares these pages. It never compiles, because a process that has compiled must not be
+forked. Its children die with it, and it dies with the supervisor. If it dies, the supervisor, which has threads by
+then, starts another one as a new process with the same options.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NICE = 10
 
 @dataclass(slots=True)
 class Process:
-    """A process that the supervisor can watch and end. A handle makes this safe when its process id is used again."""
+    """A process that the supervisor can watch and end. A handle makes this safe if the process id is reused."""
 
     pid: int
     handle: int

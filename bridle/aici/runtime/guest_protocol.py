@@ -1,7 +1,7 @@
-"""The meaning of callbacks: the JSON that guests of either dialect take and return, as typed values, with its checks.
+"""The JSON of callbacks that guests of either dialect take and return, as typed values with checks.
 
-A guest is untrusted. Every number that it returns is compared with the vocabulary, with what it was handed in this
-call, and with the limits, before it is used.
+A guest is untrusted. Every returned number is checked against the vocabulary, the masks of this call and the limits
+before it is used.
 """
 
 from __future__ import annotations

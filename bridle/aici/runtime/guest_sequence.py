@@ -1,9 +1,8 @@
-"""A sequence as a worker hosts it: an instance and what is known of its tokens, driven by an engine of either dialect.
+"""A sequence in a worker: an instance and its tokens, for an engine of either dialect.
 
 Engine and guest may speak different dialects; this module handles all four combinations. D1 guests under a D2 engine
 answer "suspend" with a noop, forced tokens with a splice and a wish to fork with noop branches, after which each fork
-gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase just hands out what
-they said.
+gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase returns their answers.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class _Stage:
 
 
 class GuestSequence:
-    """One sequence. Raises `ControllerError` for everything its guest does wrong."""
+    """One sequence. Raises `ControllerError` for every mistake of its guest."""
 
     def __init__(self, key: int, instance: Instance) -> None:
         self.key = key
@@ -85,7 +84,7 @@ class GuestSequence:
         return other
 
     def clone(self, spare: Instance | None, variables: Variables) -> GuestSequence:
-        """This sequence once more, to see what it would do; it may take the memory of a `spare` instance."""
+        """Return a clone of this sequence for lookahead. It may reuse the memory of a `spare` instance."""
         other = object.__new__(GuestSequence)
         other.key, other.instance = self.key, self.instance.fork(variables, spare)
         other.guest = guest_of(other.instance)
@@ -129,8 +128,8 @@ class GuestSequence:
     def keep_asking(
         self, choice: GuestDecision, turns: int, budget_ms: float, patience_ms: float = math.inf
     ) -> tuple[GuestDecision, int]:
-        """Ask a guest that does nothing again at once, up to `turns` times together, each with the patience of a step.
-        Returns the choice and how often it was asked. A guest that waits is not called, since all turns are the same to
+        """Repeat the call of a guest that does nothing, up to `turns` times in total, each with the time of a step.
+        Returns the choice and the number of calls. A waiting guest is not called, because all turns are the same to
         it."""
         num_turns = 1
         while num_turns < turns and choice.is_noop:
@@ -185,7 +184,7 @@ class GuestSequence:
         return PreResult(False, 1, result.ff_tokens)
 
     def post(self, tokens: list[int], backtrack: int, budget_ms: float) -> bool:
-        """Tell the guest what the last step did; returns whether it stops. `backtrack` counts the discarded sample."""
+        """Report the last step to the guest. Returns whether it stops. `backtrack` counts the discarded sample."""
         older = max(backtrack - 1, 0)
         self._account(older, len(tokens))
         self._stage.cached_pre = None
@@ -202,7 +201,7 @@ class GuestSequence:
         return False
 
     def pre(self, budget_ms: float) -> PreResult:
-        """Ask the guest whether, and how, the sequence continues in this step."""
+        """Ask the guest whether and how the sequence continues in this step."""
         if self._stage.cached_pre is not None:
             cached, self._stage.cached_pre = self._stage.cached_pre, None
             return cached
@@ -244,7 +243,7 @@ class GuestSequence:
         raise self.instance.broke(ControllerTrap(f"more than {MAX_ROUNDS} rounds of forced tokens in a step"))
 
     def _pre_new(self, guest: Guest2, budget_ms: float) -> PreResult:
-        """Ask a D2 guest until it does something that needs the model."""
+        """Ask a D2 guest until it needs the model."""
         stage = self._stage
         if self._still_waits():
             return PreResult(suspend=True)
@@ -316,7 +315,7 @@ class GuestSequence:
             raise self.instance.broke(ControllerTrap(f"{self.rewound} tokens rolled back exceed the limit of {limit}"))
 
     def _check_backtrack(self, choice: GuestDecision, ahead: int = 0) -> None:
-        """Raise an error if the guest takes back more tokens than there are. `ahead` tokens were forced but are not
+        """Raise an error if the guest rolls back more tokens than there are. `ahead` tokens were forced but are not
         counted yet."""
         for branch in choice.branches:
             sampled = 0 if branch.sample_mask is None else 1
@@ -344,8 +343,8 @@ class GuestSequence:
         self._stage.wait_end = None if wait.ms is None else time.monotonic() + wait.ms / 1000
 
     def _resting(self) -> BranchReply:
-        """The branch that waits, with what can end the wait. If that has happened already, the guest is called in the
-        next step."""
+        """Return the waiting branch, with the events that end it. If one has happened already, the guest is called
+        in the next step."""
         wait = self._stage.wait
         if wait is None or wait.ms is not None or wait.variable is None:
             return resting()

@@ -1,5 +1,5 @@
-"""Functions of module `bridle` that guests may import, beside constraints: vocabulary look-ups without a copy of the
-token trie, a way to fail with a text of the guest's own, and a question whether the guest is about to be ended."""
+"""Functions of module `bridle` for guests besides constraints: vocabulary look-ups without a copy of the token trie,
+failing with the guest's own message, and asking whether the guest will be ended."""
 
 from __future__ import annotations
 

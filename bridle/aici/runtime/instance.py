@@ -1,8 +1,7 @@
-"""One running copy of a controller: its store, its memory, the data that host functions keep for it, and how it is
-copied.
+"""One instance of a controller: its store, its memory, the data of host functions, and copying.
 
-Callbacks are called by name and return their JSON result as bytes; `guests` knows what the JSON means. An instance that
-failed once stays broken, because its further behaviour is undefined.
+Callbacks are called by name and return JSON as bytes, which `guest_protocol` interprets. An instance that failed once
+stays failed, because its further behaviour is undefined.
 """
 
 from __future__ import annotations
@@ -122,8 +121,8 @@ class Instance:
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
-        """Why the running callback must end now, or None. A guest that asks by itself learns it first, and then has a
-        moment to say where it was."""
+        """Return the reason why the running callback must end now, or None. A guest that asks by itself gets it
+        first, and then has a moment to report its position."""
         reason = self._overdue()
         if reason is not None and self._listens:
             now = time.thread_time()
@@ -152,8 +151,8 @@ class Instance:
         return None
 
     def _last_word(self, error: ControllerError) -> ControllerError:
-        """The error with the text of a guest that gave up because it had to end; the text follows the reason that it
-        was given."""
+        """Return the error with the message of a guest that ended itself because it had to; the message follows the
+        reason."""
         reason = self._overdue() if self._listens and isinstance(error, GuestFailed) else None
         return error if reason is None else type(reason)(f"{reason}\n{error}")
 

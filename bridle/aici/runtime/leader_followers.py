@@ -1,7 +1,7 @@
-"""Threads of a worker: one leads and does all the work; when a guest keeps it too long, another takes the lead.
+"""Threads of a worker: one leads and does all the work; if a guest takes too long, another thread takes the lead.
 
-So in the normal case nothing is handed between threads, and in the bad case the neighbours of a slow guest wait a
-few milliseconds, not until it is done. A ticker, which also drives the epoch clock, does the watching.
+So normally nothing is passed between threads, and the neighbours of a slow guest wait only a few milliseconds. A
+ticker, which also drives the epoch clock, checks the time.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LeaderFollowers:
             self._detach(task)
 
     def _wake_if_running(self) -> None:
-        """Wake the clock again if a task came between the look at the count and the clock's falling asleep."""
+        """Wake the clock again if a task arrived between its last check and its sleep."""
         if self._num_running:
             self.ticker.awake()
 

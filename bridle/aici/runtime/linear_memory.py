@@ -1,8 +1,8 @@
 """Finds the linear memories of guests in this process from outside. Wasmtime's API does not give those of a component's
 parts.
 
-A linear memory lies between two inaccessible stretches. The second one is as long as everything that a 32-bit address
-can reach beyond the memory. All reads go through the kernel, so that a wrong guess is an error and not a crash.
+A linear memory lies between two inaccessible ranges. The second one covers all other 32-bit addresses. All reads go
+through the kernel, so that a wrong guess is an error and not a crash.
 """
 
 from __future__ import annotations

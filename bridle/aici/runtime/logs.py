@@ -1,4 +1,4 @@
-"""Keeps what a guest prints, up to a limit between two reports; the newest text is kept first."""
+"""Keeps the output of a guest between two reports, up to a limit; the newest text is kept."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A guest's answers to draft tokens: clones of it are shown them, one after the other.
+"""A guest's answers to draft tokens: clones of it are shown the tokens, one after the other.
 
-What a clone prints and writes goes along with its answer, and counts once its token was sampled. The clone then takes
-the guest's place, so that nothing is called twice; all others are forgotten, and their memory is used for the next
-ones. A draft ends where the guest does anything but draw, where it fails or takes long, and where a clone is no
-faithful one: a guest that is copied with its process, or that shares variables with other sequences and uses them.
+A clone's logs and writes are part of its answer, and count once its token was sampled. The clone then replaces the
+guest, so that nothing is called twice; all others are dropped, and their memory is reused. A draft ends if the guest
+does not just sample, fails or takes long, and if it cannot be cloned: a guest that is copied with its process, or that
+uses variables shared with other sequences.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Lookahead:
         self.spare: list[Instance] = []
 
     def tell(self, hosted: GuestSequence, tokens: list[int], *, is_alone: bool) -> list[m.LookaheadAnswer]:
-        """Tell clones of the tokens; returns what they answer, up to an answer that is no plain draw. `is_alone` says
-        that no other sequence shares the guest's variables."""
+        """Show the tokens to clones. Returns their answers, up to the first that is not a plain sample. `is_alone`
+        says that no other sequence shares the guest's variables."""
         known: list[m.LookaheadAnswer] = []
         if not hosted.instance.program.facts.is_copyable:
             return known
@@ -89,7 +89,8 @@ class Lookahead:
     def _tell_clone(
         self, source: GuestSequence, token: int, variables: Variables
     ) -> tuple[m.LookaheadAnswer, _Told] | None:
-        """Tell a clone of `source` of a token; None, and no clone, unless it answers with a plain draw."""
+        """Show a token to a clone of `source`. Returns None, and drops the clone, unless it answers with a plain
+        sample."""
         clone = None
         try:
             clone = source.clone(self.spare.pop() if self.spare else None, variables)
@@ -120,7 +121,7 @@ class Lookahead:
         return hosted
 
     def forget(self) -> None:
-        """Let go of all clones; their memory serves later ones."""
+        """Release all clones; their memory is reused."""
         self.spare += [told.hosted.instance for told in self.told]
         self.told.clear()
 
@@ -133,7 +134,7 @@ class Lookahead:
 
 
 def _own(variables: Variables, *, is_alone: bool) -> Variables:
-    """Variables for a clone alone: what it writes is seen by those that are cloned from it."""
+    """Return variables for a clone alone: its writes are seen only by its own clones."""
     return variables.copy() if is_alone and isinstance(variables, SharedVariables) else Refusing()
 
 

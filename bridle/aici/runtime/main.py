@@ -1,6 +1,6 @@
-"""The runtime's process from its first line: options, vocabulary, nursery, then serving or a single command.
+"""The main function of the runtime's process: options, vocabulary, nursery, then serving or a single command.
 
-The order matters: the nursery is forked while there is no thread yet, and after the vocabulary is in memory.
+The order matters: the nursery must be forked before there are threads, and after the vocabulary is in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages between supervisor and workers: msgpack arrays, by rings (steps) and sockets (the rest).
+"""The messages between supervisor and workers: msgpack arrays, over rings (steps) and sockets (all others).
 
 `key` names an instance for its whole life, whatever sequence numbers the engine uses. The messages are not public: both
 ends are always of the same version.
@@ -62,8 +62,8 @@ class Mid1(WorkerMessage):
 
 
 class WorkerBatch(WorkerMessage, tag="Batch"):
-    """All work of a worker in a step. `budget_ms` is the most CPU time that one callback may use. `patience_ms` is what
-    all callbacks of an op may use together before the guest counts as late once too often."""
+    """All work of a worker in a step. `budget_ms` is the CPU time limit of one callback. `patience_ms` is that of
+    all callbacks of an op together, until the guest was late too often."""
 
     number: int
     ops: list[Step2 | PostPre | Mid1]
@@ -80,7 +80,7 @@ class ChosenBranches(WorkerMessage, tag="Chosen"):
 
 
 class PhaseResults(WorkerMessage, tag="Phases"):
-    """D1: results of post (None: it did not run) and pre. Logs and writes of post stand apart from the answer's."""
+    """D1: results of post (None: it did not run) and pre. Logs and writes of post are separate from the answer's."""
 
     stop: bool | None
     pre: PreResult
@@ -106,8 +106,8 @@ class LookaheadAnswer(WorkerMessage, tag="Foreseen"):
 
 
 class SequenceAnswer(WorkerMessage, tag="Answer"):
-    """The answer of one sequence. `failed_in_post` says in which D1 phase the error came; `ahead` is what clones of it
-    answered to tokens that may come."""
+    """The answer of one sequence. `failed_in_post` marks an error of D1's post phase; `ahead` are clones' answers to
+    likely tokens."""
 
     key: int
     error: str
@@ -171,8 +171,8 @@ class Drop(WorkerMessage):
 
 
 class ForkWorker(WorkerMessage, tag="Split"):
-    """Fork this process; the child is branch `branch` and serves the ring and the sockets that come with the
-    message: ring memory, doorbell, side, storage."""
+    """Fork this process. The child is branch `branch` and serves the files of the message: ring memory, doorbell,
+    side socket, storage socket."""
 
     rid: int
     key: int
@@ -189,7 +189,7 @@ class SplitDone(WorkerMessage):
 
 
 class Variable(WorkerMessage):
-    """A storage command of a guest in a process of its own: a read, a write, or (neither) just the version."""
+    """A guest's storage command in a separate process: a read, a write, or (neither) only the version."""
 
     name: str
     write: WriteVar | None = None

@@ -1,6 +1,6 @@
 """Loading of guests: an engine with all permitted imports, linked to code from the module store.
 
-Knows which functions there are; what runs is an `Instance`, which knows none of them.
+This module knows the functions; an `Instance`, which runs, does not.
 """
 
 from __future__ import annotations

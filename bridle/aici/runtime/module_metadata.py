@@ -1,4 +1,4 @@
-"""The facts that the compiler finds out about a module, in the form kept beside the compiled code."""
+"""The compiler's facts about a module, in the form stored with the compiled code."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class ModuleMetadata(msgspec.Struct, frozen=True):
 
 
 def settings_key(limits: RuntimeLimits, machine: str = platform.machine(), system: str = platform.system()) -> str:
-    """The settings that compiled code depends on beside the module; they are part of its name in the cache."""
+    """Return the settings that compiled code depends on, apart from the module; they are part of its name in the
+    cache."""
     facts = ("exports-1", WASMTIME_VERSION, machine, system, limits.max_wasm_stack)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

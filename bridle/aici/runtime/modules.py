@@ -1,8 +1,8 @@
 """The module store: uploaded controllers by the hash of their bytes, tags, owners, and compiled code.
 
-Files hold bytes, SQLite holds everything else. A file is written under a temporary name, flushed and renamed
-inside the write transaction that records it, so that after a crash there is either a complete module or none; what
-a crash leaves over is swept at the next start. Several runtimes may share a folder. Nothing here compiles.
+Files hold bytes, SQLite holds everything else. A file is written under a temporary name, flushed and renamed inside the
+write transaction that records it, so that after a crash there is either a complete module or none; leftovers are
+removed at the next start. Several runtimes may share a folder. Nothing here compiles.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class ModuleStore:
     # -- modules -------------------------------------------------------------------------------------------
 
     def add(self, wasm: bytes, auth: Auth) -> str:
-        """Store a module; gives its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. When a
-        user's or the store's room is used up, the user's oldest untagged modules make place; if that is not
-        enough `Overloaded` is raised."""
+        """Store a module; gives its id, the SHA-256 of its bytes. Storing the same bytes again is cheap. If a user's
+        or the store's room is used up, the user's oldest untagged modules are removed; if that is not enough,
+        `Overloaded` is raised."""
         _check_user(auth.user)
         if len(wasm) > self._limits.max_module_bytes:
             raise InvalidRequest(
@@ -172,7 +172,7 @@ class ModuleStore:
     # -- references ----------------------------------------------------------------------------------------
 
     def link(self, reference: str, module: str) -> None:
-        """Let a `gh:` reference, or the key of a release asset, mean a stored module."""
+        """Link a `gh:` reference, or the key of a release asset, to a stored module."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO links VALUES (?, ?, ?)", (reference, module, time.time()))
 

@@ -1,5 +1,4 @@
-"""Execution of one operation in a worker: the hosted sequence, the current batch, and the callbacks, whose results
-become answers."""
+"""Execution of one operation in a worker: sequence, batch and callbacks, whose results become answers."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class SequenceSlot:
         self.is_dropped = False
 
     def take_foreseen(self, op: Op, budget_ms: float) -> None:
-        """Let the clone that was shown the op's foreseen tokens take the guest's place, and drop the others."""
+        """Replace the guest by the clone that was shown the op's predicted tokens, and drop the others."""
         if isinstance(op, m.Step2) and op.foreseen:
             known, op.tokens = op.tokens[: op.foreseen], op.tokens[op.foreseen :]
             self.hosted = self.ahead.accept(self.hosted, known, budget_ms)

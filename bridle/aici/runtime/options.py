@@ -1,4 +1,4 @@
-"""The runtime's command line: the original's options with their meanings, and our own beside them."""
+"""The runtime's command line: the original's options and bridle's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProtocolDialect:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says what a misspelled option may mean."""
+    """A parser that suggests the right name for a misspelled option."""
 
     def error(self, message: str) -> NoReturn:
         flag = message.removeprefix("unrecognized arguments: ").split()[0]
@@ -53,14 +53,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _ServiceParser(_Parser):
-    """A parser that raises `InvalidRequest` for a mistake, in place of usage lines that a log would have to take."""
+    """A parser that raises `InvalidRequest` for a mistake, because a log should not contain usage lines."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidRequest(f"the control runtime cannot start: {message}; see --aici-rtarg, `bridle runtime --help`")
 
 
 def make_parser(*, is_service: bool = False) -> argparse.ArgumentParser:
-    """All options. Their help is the reference of `bridle runtime`. `is_service`: an engine gave them, not a person."""
+    """Return a parser with all options. Their help is the reference of `bridle runtime`. `is_service` means that an
+    engine passes them, not a person."""
     parser = (_ServiceParser if is_service else _Parser)(
         prog="bridle runtime", description="Host sandboxed controllers for an engine, over shared memory."
     )
@@ -181,8 +182,8 @@ def limits_of(options: argparse.Namespace) -> RuntimeLimits:
 
 
 def capabilities_of(options: argparse.Namespace) -> frozenset[str]:
-    """The names of what the engine can do. An engine of dialect 1 can do everything but splices that depend on the
-    draw."""
+    """Return the names of the engine's capabilities. An engine of dialect 1 has all except splices that depend on
+    the sampled token."""
     if dialect_of(options).name != "2":
         return frozenset({"fork", "backtrack", "ff_tokens"})
     flags = {

@@ -1,7 +1,7 @@
-"""Ties a runtime to the engine that started it: the runtime ends whenever the engine does.
+"""Ends a runtime together with the engine that started it.
 
-A bridle engine holds one end of a pipe, the runtime's standard input, before it creates anything in shared memory; a
-byte says that everything is created. So one of the two can always remove it. Other engines have no pipe; for them the
+A bridle engine holds one end of a pipe, the runtime's standard input, before it creates shared memory; a byte reports
+that everything is created. So one of the two processes can always remove it. Other engines have no pipe; for them the
 runtime watches its parent process, whose number it must read before that process can have ended.
 """
 
@@ -15,8 +15,8 @@ _STDIN = 0
 
 
 class ParentWatch:
-    """The tie. `parent` is the number of the process that started this one; `is_piped` says that it holds our standard
-    input. With `stays` the runtime outlives its parent."""
+    """Watches the process `parent`, which started this one. With `is_piped` it holds our standard input. With
+    `stays` the runtime outlives its parent."""
 
     def __init__(self, parent: int, *, is_piped: bool = False, stays: bool = False) -> None:
         self._parent = parent
@@ -41,8 +41,8 @@ def _has_hung_up() -> bool:
 
 
 def fork_watched() -> tuple[int, int]:
-    """Fork a child; returns its process id and its handle, (0, -1) in the child. The child begins once it can be
-    watched: it is reaped automatically, so a quick end would leave nothing to take hold of. From any thread."""
+    """Fork a child. Returns its process id and its handle, (0, -1) in the child. The child waits until the handle
+    exists, because it is reaped automatically and a handle of an ended child cannot be created. From any thread."""
     ready, go = os.pipe()
     with open(ready, "rb", buffering=0) as waiting, open(go, "wb", buffering=0) as going:
         pid = os.fork()
@@ -56,7 +56,7 @@ def fork_watched() -> tuple[int, int]:
 
 
 def _handle_of_an_end() -> int:
-    """The handle of a child that does nothing but end: it reports an end as that of a killed one would."""
+    """Return the handle of a child that ends at once; it reports an end like that of a killed process."""
     pid, handle = fork_watched()
     if pid == 0:
         os._exit(0)

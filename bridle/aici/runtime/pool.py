@@ -1,8 +1,8 @@
 """Workers: few processes, each leased to one tenant at a time.
 
-A tenant's sequences are spread over its workers. A worker without sequences stays warm for its tenant until another
-tenant needs the place. Then it is replaced by a new process, so that no process ever serves two tenants. With request
-isolation (or for guests that can only be forked with their process) a worker belongs to one request alone.
+A tenant's sequences are spread over its workers. An idle worker stays for its tenant until another tenant needs the
+place. Then it is replaced by a new process, so that no process ever serves two tenants. With request isolation (or for
+guests that can only be forked with their process) a worker belongs to one request alone.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class WorkerPool:
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """Go on with a new nursery after all workers died with the old one. Returns False if there can be none."""
+        """Continue with a new nursery after all workers died with the old one. Returns False if that is impossible."""
         time.sleep(_SIGNAL_TIME)  # a signal to the whole group may be ending this process, too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)

@@ -1,8 +1,7 @@
 """Finds out which line a CPython guest was running when it was ended, by reading its memory.
 
-This costs the interpreter nothing. CPython has a table of its memory layout, made for debuggers; it begins with a word
-that can be searched for. The module knows CPython 3.14 on a 32-bit machine, as components have it, and gives nothing
-for any other.
+This costs the interpreter nothing. CPython has a table of its memory layout for debuggers, which begins with a known
+word. The module supports 32-bit CPython 3.14, as in components, and returns nothing for others.
 """
 
 from __future__ import annotations

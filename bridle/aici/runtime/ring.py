@@ -49,11 +49,11 @@ class Ring:
 
     @property
     def max_message(self) -> int:
-        """Half of the ring, so that a message always fits in an empty one, wherever the end is."""
+        """Return half of the ring, so that a message always fits into an empty one at any position."""
         return self._capacity // 2 - 16
 
     def write(self, message: bytes | bytearray) -> None:
-        """Store a message. Waits while the reader is behind by a whole ring."""
+        """Store a message. Waits while the ring is full."""
         if len(message) > self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes exceeds the ring's {self.max_message}")
         need = _LENGTH.size + len(message)

@@ -1,4 +1,4 @@
-"""The supervisor's data about requests and sequences: where they live, whether they are late, how many there are."""
+"""The supervisor's data about requests and sequences: location, lateness and counts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class RuntimeSequence:
 
 
 class SequenceTable:
-    """All sequences, by the engine's number or, until they have one, by request. Used by the main thread and,
-    for what is not bound yet, by side threads: every method is a single atomic change or runs under the lock of
-    its caller."""
+    """All sequences, by the engine's number or, until they have one, by request. Used by the main thread and, for
+    instances that are not bound yet, by side threads. Every method is a single atomic change or runs under its
+    caller's lock."""
 
     def __init__(self, limits: RuntimeLimits) -> None:
         self._limits = limits
@@ -50,8 +50,8 @@ class SequenceTable:
         return self._next_key
 
     def check_room(self, tenant: str, in_the_making: list[str]) -> None:
-        """Raise `Overloaded` if there is no room for another instance of `tenant`. `in_the_making` lists the tenants of
-        instances that are being made, which count, too."""
+        """Raise `Overloaded` if there is no room for another instance of `tenant`. `in_the_making` lists the tenants
+        of instances in creation, which count too."""
         limits = self._limits
         mine = self._tenants.get(tenant, 0) + in_the_making.count(tenant)
         total = len(self.by_key) + len(in_the_making)
@@ -85,14 +85,14 @@ class SequenceTable:
         return sequence
 
     def check_fork(self, request: RequestState) -> str | None:
-        """Why a request cannot have another sequence now, or None."""
+        """Return the reason why a request cannot have another sequence now, or None."""
         limit = self._limits.max_forks
         if request.num_alive >= limit:
             return f"{request.num_alive + 1} sequences of one request exceed the limit of {limit} forks"
         return self.check_life(request, 1)
 
     def check_life(self, request: RequestState, more: int) -> str | None:
-        """Why a request can never have `more` further sequences, or None."""
+        """Return the reason why a request can never have `more` further sequences, or None."""
         limit = self._limits.max_total_forks
         return f"more than {limit} sequences in the life of one request" if request.num_ever + more > limit else None
 

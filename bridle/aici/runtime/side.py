@@ -33,8 +33,8 @@ _PATIENCE = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SideOptions:
-    """`isolation`: `tenant` shares workers, `request` gives each request processes of its own; `fork`: `copy`
-    or `process`."""
+    """Options of the side channel. `isolation`: `tenant` shares workers, `request` gives each request its own
+    processes. `fork`: `copy` or `process`."""
 
     isolation: str = "tenant"
     fork: str = "copy"
@@ -64,7 +64,7 @@ class SideOps:
     # -- modules -------------------------------------------------------------------------------------------
 
     def mk_module(self, request: MkModule) -> ModuleData:
-        """Compile, then store. A module that does not compile leaves nothing behind."""
+        """Compile, then store. Nothing is stored of a module that does not compile."""
         self._check_unrestricted("uploading")
         limit = self._limits.max_module_bytes
         if len(request.binary) > (limit + 2) // 3 * 4 + 4:
@@ -146,7 +146,7 @@ class SideOps:
         return prompt
 
     def _create(self, state: RequestState, argument: str, prompt: list[int], *, dialect: str) -> m.Created:
-        """Make an instance in a worker. Code that no longer loads here is compiled once more."""
+        """Create an instance in a worker. Code that can no longer be loaded is compiled again."""
         created = self._try_create(state, argument, prompt, dialect)
         if created.is_unreadable:
             self._compilers.reject(state.module)

@@ -1,8 +1,8 @@
 """One step of many sequences: ops go out to their workers, answers come back until a deadline, and the others are late.
 
-A sequence that does not answer in time loses only its own step; its answer is kept when it comes. The clock only bounds
-how long others wait. A guest that uses too much processor time is ended by its worker. Only the main thread runs this
-code.
+A sequence that does not answer in time loses only its own step; its answer is kept when it arrives. The deadline only
+limits the wait of the others. A guest that uses too much processor time is ended by its worker. Only the main thread
+runs this code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Op = m.Step2 | m.PostPre | m.Mid1
 
 @dataclass(slots=True)
 class Job:
-    """A sequence's part in a step. Afterwards `answer` is there, or `is_late`, or the sequence has an `error`."""
+    """A sequence's part in a step. Afterwards it has an `answer`, or `is_late`, or the sequence has an `error`."""
 
     sequence: RuntimeSequence
     op: Op
@@ -141,7 +141,7 @@ class Steps:
             open_jobs = {key for key in open_jobs if waiting[key].sequence.error is None}
 
     def _hear(self, worker: WorkerHandle, waiting: dict[int, Job], open_jobs: set[int]) -> bool:
-        """Take in what a worker has sent; returns False if the worker is dead."""
+        """Process a worker's messages. Returns False if the worker is dead."""
         try:
             worker.note_heard()
             for message in worker.port.receive():
@@ -185,7 +185,7 @@ class Steps:
             self.end_stuck(set(late))
 
     def end_stuck(self, workers: set[WorkerHandle] | None = None) -> None:
-        """Kill workers (None: any) that do not end guests whose time is over, or that do nothing at all."""
+        """Kill workers (None: any) that do not end guests whose time is over, or that make no progress."""
         allowances: dict[WorkerHandle, float] = {}
         for sequence in list(self._table.by_key.values()):
             worker = sequence.worker

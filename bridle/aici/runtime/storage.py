@@ -1,8 +1,8 @@
 """Shared variables of a request: byte strings with versions, seen by all of its sequences.
 
-A write may be conditional on the version, which makes it an atomic exchange between forks. Everything a guest can
-make grow here is bounded, and each refusal names its limit. Calls of tools are variables with names of their own; what
-is left of those whose answers were read makes room for others.
+A write may be conditional on the version, which makes it an atomic exchange between forks. Everything a guest can make
+grow here is bounded, and each refusal names its limit. Tool calls are variables with reserved names; those whose
+answers were read are removed if room is needed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SharedVariables:
         return found[0] if found else 0
 
     def copy(self) -> SharedVariables:
-        """The same values, which change by themselves from now on."""
+        """Return a copy of the values, which changes independently."""
         with self._lock:
             return SharedVariables(self.limits, dict(self._values), self._size)
 
@@ -103,7 +103,7 @@ class SharedVariables:
         return msgspec.json.encode({"WriteVar": {"version": version}})
 
     def _make_room(self, name: str, size: int, old_size: int | None) -> None:
-        """Forget calls of tools whose answers were read, as many as it takes."""
+        """Drop tool calls whose answers were read, as many as necessary."""
         calls = list(self._answers_read)[:-_NUM_KEPT] if len(self._answers_read) > _NUM_KEPT else []
         for call in calls:
             is_full = old_size is None and len(self._values) >= self.limits.max_variables

@@ -156,7 +156,7 @@ class Supervisor:
         raise ProtocolError("this operation belongs to the main channel")
 
     def _spoke(self, dialect: str) -> None:
-        """Note the engine's dialect, which its first step shows."""
+        """Note the engine's dialect, which its first step reveals."""
         if self._dialect[0] != dialect:
             self._dialect = dialect
 
@@ -264,7 +264,8 @@ class Supervisor:
         channel.send(reply, _REPLY_TIMEOUT, self._engine_lives)
 
     def _goodbye(self, error: Exception) -> None:
-        """End the runtime: the engine is gone, or broke the channel permanently, and can no longer clean up."""
+        """End the runtime, because the engine has ended or broke the channel permanently, and can no longer clean
+        up."""
         if self._engine_lives():
             _log.error("%s; ending", error)
         else:  # nobody is there to be told

@@ -1,7 +1,7 @@
 """The vocabulary that a runtime serves: bytes of every token, tokenization, and the tries that guests walk.
 
-The tokenizer itself is `bridle.tokenizer`'s; this module only gives its tokens the form that controllers expect:
-special tokens have no bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
+The tokenizer is `bridle.tokenizer`'s; this module only converts its tokens for controllers: special tokens have no
+bytes, and there may be more tokens than the tokenizer knows (`--logits-size`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Substitutes for the machine's clocks and random numbers in components.
 
-WASI 0.2 as wasmtime brings it shows a guest real time, with which it can measure its neighbours, and real randomness,
-with which no run can be repeated. Here time is a count: every reading of a clock is a millisecond after the one before.
-Random numbers are the same in every run, and different in every fork. An operator who wants guests to see real time
-sets a resolution. A guest cannot sleep: a callback that has to wait says so in its answer.
+wasmtime's WASI 0.2 gives a guest real time, with which it can observe other guests, and real randomness, which prevents
+repeating a run. Here time is a counter: every reading of a clock is a millisecond later. Random numbers are the same in
+every run, and different in every fork. An operator can show real time by setting a resolution. A guest cannot sleep: a
+callback that must wait returns that as its answer.
 """
 
 from __future__ import annotations

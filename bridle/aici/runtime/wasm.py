@@ -27,7 +27,7 @@ class GuestFault(ControllerTrap):
 
 
 class GuestFailed(ControllerTrap):
-    """A guest reported by itself that it failed, and why. Where its interpreter was at that time is of no interest."""
+    """A guest reported its own failure with a message. The position of its interpreter does not matter."""
 
 
 class GuestStopped(ControllerError):
@@ -35,8 +35,8 @@ class GuestStopped(ControllerError):
 
 
 class _Running(threading.local):
-    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because an exception
-    cannot travel through Wasm frames; its `stop_reason()` is asked every few milliseconds."""
+    """The guest that this thread runs. Its `failure` keeps the exception of a host function, because exceptions
+    cannot pass through Wasm frames; its `stop_reason()` is checked every few milliseconds."""
 
     guest: Any = None
 
@@ -63,7 +63,7 @@ def check_span(start: int, length: int, size: int) -> None:
 
 
 def with_backtrace(failure: BaseException, text: str) -> BaseException:
-    """The failure with the guest's position, out of wasmtime's message about the trap."""
+    """Return the failure with the guest's position, from wasmtime's message about the trap."""
     place = backtrace_of(text)
     if not place or not isinstance(failure, ControllerError) or isinstance(failure, GuestFailed):
         return failure

@@ -1,8 +1,8 @@
 """Reading and rewriting Wasm modules as bytes, for what the engine's API does not offer.
 
-A fork by copy needs every memory and every mutable global of an instance. Those that a module does not export are
-added to its export section here, under names that it cannot have chosen itself. Also tells whether a module can
-change its tables while it runs, which a copy could not follow. Input has been validated by the engine before.
+A fork by copy needs every memory and every mutable global of an instance. Those that a module does not export are added
+to its export section here, under names that do not occur in it. It also detects whether a module can change its tables
+while it runs, which a copy could not reproduce. Input has been validated by the engine before.
 """
 
 from __future__ import annotations

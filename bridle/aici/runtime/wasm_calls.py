@@ -1,9 +1,9 @@
-"""Crossing the border between host and guest, through pre-bound functions of wasmtime's C API: several times cheaper
-than its Python API, but with private names, so bound to tested versions.
+"""Calls between host and guest through pre-bound functions of wasmtime's C API. They are several times cheaper than its
+Python API, but use private names, so only tested versions work.
 
-Numbers travel in arrays of 16-byte cells. An exception of a host function is kept on the guest and turned into a
-trap; an epoch callback looks at the running guest every few ticks, so that a guest can be ended at any time and a
-patient host can let it continue.
+Numbers are passed in arrays of 16-byte cells. An exception of a host function is kept on the guest and becomes a trap.
+An epoch callback checks the running guest every few ticks, so that a guest can be ended at any time or be allowed to
+continue.
 """
 
 from __future__ import annotations

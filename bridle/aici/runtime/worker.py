@@ -1,8 +1,8 @@
 """A worker process: hosts sequences, runs their callbacks, copies them on a fork. It never compiles.
 
-Steps arrive through the ring, everything else through the side socket. The answers of a step go back together as soon
-as every sequence has been called; a sequence that is still running then answers later, on its own. When the supervisor
-dies, the worker ends at once.
+Steps arrive through the ring, everything else through the side socket. The answers of a step are sent together once
+every sequence has been called; a sequence that is still running answers separately later. If the supervisor dies, the
+worker ends at once.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ class Worker:
         os.close(handle)
 
     def _adopt(self, message: m.ForkWorker, descriptors: list[int], seat: SequenceSlot) -> None:
-        """In the child: close the parent's connections, and lead a crew of its own."""
+        """In the child: close the parent's connections, and start its own threads."""
         memory, bell, side, storage = descriptors
         self._port.bell.close()
         self._side.close()

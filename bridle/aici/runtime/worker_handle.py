@@ -1,4 +1,4 @@
-"""The supervisor's end of a worker process: what it is sent, whose it is, and whether it still gets on."""
+"""The supervisor's end of a worker process: its messages, its tenant, and the detection of stuck workers."""
 
 from __future__ import annotations
 
