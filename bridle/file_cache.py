@@ -96,7 +96,7 @@ class FileCache:
             found = _read_text(file)
             data = None if found is None else _read_data(file, found[1], found[2], allocate)
         if found is None or data is None:
-            _log.info("%s is damaged and is made anew", path)
+            _log.info("%s is damaged and is created again", path)
             with contextlib.suppress(OSError):
                 path.unlink()
             return None

@@ -298,7 +298,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
     assert [request.media[0].arrays for request in submitted] == [own.medium.arrays] * 7
     for path, body in named("http://127.0.0.1:1/it.png"):
         answer = http.post(path, json=body)
-        assert answer.status_code in (400, 422) and "this server may not fetch from there" in answer.text
+        assert answer.status_code in (400, 422) and "this server may not fetch from that host" in answer.text
     monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts())
     for path, body in named(address):
         answer = http.post(path, json=body)

@@ -112,7 +112,7 @@ def test_sounds_of_listed_hosts_are_fetched(llm: LLM, http: TestClient, monkeypa
         monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts(["example.org"]))
         assert "is a sound at http" in http.post("/v1/chat/completions", json=asked).text
         monkeypatch.setattr(llm.model.pictures, "hosts", ImageHosts([f"http://{elsewhere}"]))
-        assert "or no WAV, MP3, FLAC or Ogg" in http.post("/v1/chat/completions", json=asked).text
+        assert "or not WAV, MP3, FLAC or Ogg" in http.post("/v1/chat/completions", json=asked).text
 
 
 REFUSED: list[tuple[Any, str]] = [

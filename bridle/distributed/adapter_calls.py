@@ -62,7 +62,7 @@ def load(executor: object, request: pb.LoadAdapterRequest) -> None:
         return
     files = open_adapter(Path(request.source), Path(request.root))
     if files.digest != request.digest:
-        raise AdapterRefused("the adapter's files on the shard's machine are not those that the router knows", "source")
+        raise AdapterRefused("the adapter's files on the shard's machine differ from the router's", "source")
     device.read(request.name, files)
 
 

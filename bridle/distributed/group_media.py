@@ -83,7 +83,7 @@ class MemberMedia:
             self._assembly = part.head.key, Assembly(part.head)
             return
         if self._assembly is None:
-            raise ProtocolError("a part of a picture came before its head")
+            raise ProtocolError("got a part of an image before its head")
         key, assembly = self._assembly
         if assembly.add(part.data):
             self._assembly = None
@@ -91,7 +91,7 @@ class MemberMedia:
 
     def _await(self, key: bytes) -> None:
         if key not in self._encoding:
-            raise ProtocolError(f"picture {key.hex()} is to be ready, but has not come")
+            raise ProtocolError(f"picture {key.hex()} should be ready, but was not received")
         self._encoding.pop(key).result()
 
     def _drop(self, request: pb.DropMediumRequest) -> None:
@@ -100,5 +100,5 @@ class MemberMedia:
 
     def _require(self) -> MediaDevice:
         if self._device is None:
-            raise ProtocolError("a picture came to a rank whose model reads text alone")
+            raise ProtocolError("got an image for a rank with a text-only model")
         return self._device

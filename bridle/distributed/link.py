@@ -90,7 +90,7 @@ class ShardLink:
         timer.cancel()
         if not is_accepted:
             self._outbox.put(None)
-            raise ShardUnavailable(f"the shard at {self.address} does not take a router: {call.details()}")
+            raise ShardUnavailable(f"the shard at {self.address} refuses the router: {call.details()}")
         if not call.add_callback(self._ended.set):
             self._ended.set()
         return call

@@ -63,7 +63,7 @@ def require_media(executor: object) -> MediaDevice:
     """Return the encoder of `executor`. Raises `UnsupportedFeature` if there is none."""
     device = find_media(executor)
     if device is None:
-        raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
+        raise UnsupportedFeature("this model is served for text only", "media")
     return device
 
 
@@ -125,11 +125,11 @@ def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
         if part.HasField("head"):
             assembly = Assembly(part.head)
         elif assembly is None:
-            raise ProtocolError("a part of a picture came before its head")
+            raise ProtocolError("got a part of an image before its head")
         else:
             assembly.add(part.data)
     if assembly is None:
-        raise ProtocolError("no part of a picture came")
+        raise ProtocolError("got no part of an image")
     return assembly.medium()
 
 

@@ -257,7 +257,7 @@ class ShardExecutor:
         try:
             callback()
         except Exception:
-            _log.exception("a callback about the shard failed")
+            _log.exception("a callback for the loss of the shard failed")
 
 
 def can_replace(new: ExecutorInfo, old: ExecutorInfo) -> bool:

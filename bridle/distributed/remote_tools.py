@@ -19,7 +19,7 @@ from bridle.controller_tools.session import NOBODY, entry_of, listed, pack_argum
 from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp, ToolMessage, ToolsElsewhere, sendable
 from bridle.errors import ToolFailed
 
-_ALONE = "the router is gone"
+_ALONE = "the router has disconnected"
 #: A name with the part of a tool behind its dot is no longer.
 _MAX_NAME_CHARS = 4_096
 

@@ -170,7 +170,7 @@ class ReplicaLink:
         message = read_by_router(self._read_frame(sock))
         if not isinstance(message, Handshake) or message.protocol != PROTOCOL:
             raise ProtocolError(
-                f"the replica greets with {type(message).__name__}; this router speaks protocol {PROTOCOL}"
+                f"the replica sent a greeting with {type(message).__name__}; this router speaks protocol {PROTOCOL}"
             )
         return message
 

@@ -99,7 +99,7 @@ class ReplicaServer:
         except ProtocolError as error:
             _log.error("the router's conversation ended: %s", error)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
-            _log.info("the router is gone")
+            _log.info("the router has disconnected")
         finally:
             self._is_taken = False
             writer.close()

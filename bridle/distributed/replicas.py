@@ -137,7 +137,7 @@ class ReplicaSet:
         live = RoutedRequest(request, EventStream(request.id, self.cancel))
         with self._lock:
             if self._is_closed:
-                raise EngineClosed("the replicas take no requests: they are closed")
+                raise EngineClosed("the replicas are closed and accept no requests")
             if request.id in self._live:
                 raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
             num_running = max(len(self._up), 1) * self.info.max_num_seqs

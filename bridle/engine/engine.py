@@ -153,7 +153,7 @@ class Engine:
         self._intake.check(request)
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
-            raise InvalidRequest(f"no controller pool here runs a {kind}", "controller")
+            raise InvalidRequest(f"no controller pool of this engine runs a {kind}", "controller")
         if request.adapter is not None:
             self._rotation.check(request.adapter)
         if request.media:

@@ -155,14 +155,14 @@ def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
 
 def _refuse_sampler(sampler: Sampler | None) -> None:
     if sampler is not None:
-        raise UnsupportedFeature("a sampler of your own runs only where the model is in this process", "sampler")
+        raise UnsupportedFeature("a custom sampler needs the model in this process", "sampler")
 
 
 def _refuse_draft_model(config: ModelConfig) -> None:
     """Refuse a draft model, because calling it between steps in another process would be too slow."""
     if config.draft_model is not None:
         raise UnsupportedFeature(
-            "a draft model runs only where the model is in this process: leave out --isolate-model, --shard and "
+            "a draft model needs the model in this process: leave out --isolate-model, --shard and "
             "--shards, or use --replicas",
             "draft_model",
         )

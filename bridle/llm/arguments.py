@@ -50,7 +50,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
     for each in given:
         if each.pictures:
             raise UnsupportedFeature(
-                "pictures, sounds or videos were given to a call that reads text alone", "multi_modal_data"
+                "images, sounds or videos were given to a call that reads only text", "multi_modal_data"
             )
     return [each.prompt for each in given]
 

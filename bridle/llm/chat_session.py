@@ -247,7 +247,7 @@ def _check_apart(sessions: Sequence[ChatSession], texts: Sequence[object]) -> No
     if len(sessions) != len(texts):
         raise InvalidRequest(f"{len(texts)} texts for {len(sessions)} sessions", "texts")
     if len({id(session) for session in sessions}) < len(sessions):
-        raise InvalidRequest("a session cannot take two turns at once; fork it", "sessions")
+        raise InvalidRequest("a session runs one turn at a time; fork it for another", "sessions")
     if len({id(session.llm.model) for session in sessions}) > 1:
         raise InvalidRequest("the sessions use different models; they cannot share a batch", "sessions")
 

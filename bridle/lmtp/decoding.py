@@ -72,7 +72,7 @@ def _read(kind: type[Request], body: dict[str, Any]) -> Request:
         if value is not None:
             values[name] = _NAMED.get(name, _TYPED.get(str(each.type), _anything))(name, value)
         elif name == "model":
-            raise InvalidRequest("'model' is missing; it names the model", name)
+            raise InvalidRequest("'model' is missing; name a model, or 'auto'", name)
         elif (name == "prompt" and needs_prompt) or (each.default is MISSING and each.default_factory is MISSING):
             raise InvalidRequest(f"{name!r} is missing", name)
     if kind is Generate:
@@ -89,7 +89,7 @@ def _anything(name: str, value: Any) -> Any:
 
 def _model(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("'model' is missing; it names the model", name)
+        raise InvalidRequest("'model' is missing; name a model, or 'auto'", name)
     return value
 
 

@@ -33,7 +33,7 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
     try:
         import soundfile
     except ImportError:
-        raise UnsupportedFeature(f"{where} is a file of sound, which {_NEEDS}", where) from None
+        raise UnsupportedFeature(f"{where} is a sound file, which {_NEEDS}", where) from None
     try:
         if not _is_known(data):
             raise ValueError
@@ -43,7 +43,7 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
     except (MediaRefused, UnsupportedFeature):
         raise
     except Exception:  # whatever a decoder raises: its words are not for clients
-        raise MediaRefused(f"{where} cannot be read: it is damaged, or no WAV, MP3, FLAC or Ogg", where) from None
+        raise MediaRefused(f"{where} cannot be read: it is damaged, or not WAV, MP3, FLAC or Ogg", where) from None
 
 
 def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:

@@ -34,7 +34,7 @@ def open_picture(data: bytes, limits: MediaLimits, where: str = "image") -> Imag
     except MediaRefused:
         raise
     except Exception:  # whatever a decoder raises: its words may hold addresses, and are not for clients
-        raise MediaRefused(f"{where} cannot be read: it is damaged, or no PNG, JPEG, WebP or GIF", where) from None
+        raise MediaRefused(f"{where} cannot be read: it is damaged, or not a PNG, JPEG, WebP or GIF", where) from None
 
 
 def check_picture(value: Any, limits: MediaLimits, where: str = "image") -> Image.Image:

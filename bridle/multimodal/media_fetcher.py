@@ -90,7 +90,7 @@ class ImageHosts:
             if answer.status not in _REDIRECTS or place is None:
                 raise MediaRefused(f"{where} cannot be fetched: {target.host} answered {answer.status}", where)
             url = urljoin(url, place)
-        raise MediaRefused(f"{where} cannot be fetched: sent on more than {_MOST_REDIRECTS} times", where)
+        raise MediaRefused(f"{where} cannot be fetched: redirected more than {_MOST_REDIRECTS} times", where)
 
     def _listed(self, target: HttpTarget, where: str, modality: str) -> ListedHost:
         for host in self._hosts:
@@ -98,7 +98,7 @@ class ImageHosts:
                 return host
         origin = f"{target.scheme}://{target.host}:{target.port}"
         raise UnsupportedFeature(
-            f"{where} is a {word(modality)} at {origin}; this server may not fetch from there (--allow-image-host)",
+            f"{where} is a {word(modality)} at {origin}; this server may not fetch from that host (--allow-image-host)",
             where,
         )
 

@@ -125,7 +125,7 @@ class HttpExchange:
             raise OutboundFailed(f"its answer has more than {limit} bytes (max_bytes)")
         headers = {name.lower(): value for name, value in response.getheaders()}
         if headers.get("content-encoding", "identity") != "identity":
-            raise OutboundFailed(f"its answer is packed as {short_repr(headers['content-encoding'])}")
+            raise OutboundFailed(f"its answer has the content encoding {short_repr(headers['content-encoding'])}")
         return HttpResponse(response.status, headers, data)
 
     @property

@@ -188,7 +188,7 @@ def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | 
     if obstacle is None:
         return ControlStart(settings, tokenizer, num_logits)
     if settings.mode == "on":
-        raise UnsupportedFeature(f"there can be no control runtime: {obstacle}", "control")
+        raise UnsupportedFeature(f"no control runtime can be started: {obstacle}", "control")
     _log.warning("controllers are off: %s", obstacle)
     return None
 

@@ -190,7 +190,7 @@ def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
     own = made.get("properties", {})
     pattern = _pattern_of(names)
     if "patternProperties" in made or (own and not isinstance(others, bool)):
-        raise NoEquivalent("what names must match meets what their values must")
+        raise NoEquivalent("the schema constrains both property names and their values by patterns")
     del made["propertyNames"]
     if pattern is None:  # any name
         return []
@@ -266,7 +266,7 @@ def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
             raise NoEquivalent("its items are already listed one by one")
         return _somewhere(made, wanted, dialect)
     else:
-        raise NoEquivalent("there is no bound on where it may be")
+        raise NoEquivalent("its position has no limit")
     made.pop("contains")
     made.pop("minContains", None)
     return []

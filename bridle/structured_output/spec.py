@@ -270,7 +270,7 @@ def _read_json_object(value: Any, options: dict[str, Any], depth: int) -> Constr
 
 def _read_after(value: Any, options: dict[str, Any], depth: int) -> Constraint:
     if "then" not in options:
-        raise InvalidRequest("a constraint of kind 'after' needs 'then'", PARAM)
+        raise InvalidRequest("a constraint of kind 'after' needs the field 'then'", PARAM)
     return After(value, parse(options["then"], depth))
 
 

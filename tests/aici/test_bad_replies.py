@@ -166,7 +166,7 @@ def test_an_error_that_nobody_expects_reaches_who_waits_for_the_reply() -> None:
     exchange: StepExchange = Broken()  # type: ignore[assignment]
     listener = ReplyReader(exchange)
     listener.expect()
-    with pytest.raises(ProtocolError, match="could not be taken: KeyError"):
+    with pytest.raises(ProtocolError, match="could not be read: KeyError"):
         listener.receive(PATIENCE)
     assert not listener.is_open
     listener.close()

@@ -132,7 +132,7 @@ def test_a_body_is_text_or_json(service: int) -> None:
         ("/api/absent", {}, "localhost answered 404: nothing here"),
         ("/api/away", {}, "localhost answered 302"),
         ("/api/huge", {"max_bytes": 1000}, "its answer has more than 1000 bytes (max_bytes)"),
-        ("/api/packed", {}, "its answer is packed as 'gzip'"),
+        ("/api/packed", {}, "its answer has the content encoding 'gzip'"),
         ("/api/hangs", {"timeout": 0.05}, "did not answer within 0.05 seconds (timeout)"),
         ("/api/half", {}, "localhost cannot be asked: IncompleteRead"),
         ("/api/hello", {"private": ()}, "which is not public and not listed as private"),

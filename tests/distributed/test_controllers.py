@@ -167,7 +167,7 @@ def test_one_that_does_not_repeat_itself_cannot_go_on(controller: Constraint | N
 def test_a_beam_search_goes_to_a_replica() -> None:
     search = BeamSearch(4, 20, (2, 7), 0.5, "never")
     assert unpack_controller(pack_controller(search)) == search
-    with pytest.raises(ProtocolError, match="a beam search that cannot be made"):
+    with pytest.raises(ProtocolError, match="got an invalid beam search"):
         unpack_controller({"beams": {"width": 0, "max_tokens": 3}})
 
 

@@ -165,13 +165,13 @@ def test_without_a_router_calls_end(tools: Tools) -> None:
     from bridle.distributed.tool_messages import ToolMessage, ToolsElsewhere
 
     desk, sent = RemoteToolExecutor(ToolsElsewhere(("count",))), list[ToolMessage]()
-    assert desk.begin("count").error == "the router is gone"
+    assert desk.begin("count").error == "the router has disconnected"
     desk.connect(sent.append)
     calls = [desk.begin("count"), desk.begin("count")]
     calls[0].cancel()
     assert [type(message).__name__ for message in sent] == ["ToolAsked", "ToolAsked", "ToolGivenUp"]
     desk.disconnect()
-    assert calls[1].error == "the router is gone"
+    assert calls[1].error == "the router has disconnected"
     assert len(sent) == 3
 
 

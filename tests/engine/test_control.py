@@ -284,7 +284,7 @@ def test_cancel_while_opening() -> None:
 
 
 def test_a_controller_that_no_pool_runs_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no controller pool here runs a str"):
+    with pytest.raises(InvalidRequest, match="no controller pool of this engine runs a str"):
         Lab().engine.add(make_request(controller="something"))
 
 

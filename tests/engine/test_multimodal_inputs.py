@@ -251,7 +251,7 @@ def test_runs_that_contradict_the_prompt_are_refused() -> None:
 
 def test_pictures_are_refused_where_none_can_be_encoded() -> None:
     request = picture_request(make_medium("one"))
-    with pytest.raises(UnsupportedFeature, match="reads text alone"):
+    with pytest.raises(UnsupportedFeature, match="served for text only"):
         Lab(vocab_size=VOCAB).engine.check(request)
     store = FakeMediaStore()
     store.refused.add(request.media[0].key)

@@ -87,7 +87,7 @@ def test_who_waits_for_a_model_gets_a_clear_error_at_the_deadline() -> None:
         loader.go.set()
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "model_unavailable"
-    assert "'org/late' is not there after 0.05 s" in answer.json()["error"]["message"]
+    assert "'org/late' is not loaded after 0.05 s" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"] == "1"
 
 

@@ -249,7 +249,7 @@ def test_a_file_at_an_address_is_fetched_from_listed_hosts_alone() -> None:
             for url, message in (
                 (f"http://{place}/it.png", "is no text in UTF-8"),
                 (f"http://{place}/lost", "127.0.0.1 answered 404"),
-                ("http://a.example/b", "this server may not fetch from there"),
+                ("http://a.example/b", "this server may not fetch from that host"),
             ):
                 assert message in refusal(client, with_file({"type": "input_file", "file_url": url}))
 

@@ -123,7 +123,7 @@ def test_who_gets_no_trace_is_told_why(book: PolicyRegistry, tmp_path: Path) -> 
             answer = post(client, route, length_of(route, 4), **wish)
             assert answer.headers["x-bridle-trace"].startswith("no; a policy holds for this text"), answer.text
             missing = client.get(f"/v1/traces/{answer.headers['x-request-id']}", headers=wish)
-            assert missing.status_code == 404 and "a policy held for its text" in missing.text
+            assert missing.status_code == 404 and "a policy applied to its text" in missing.text
         plain = post(client, route, length_of(route, 4), authorization=wish["authorization"])
         assert "x-bridle-trace" not in plain.headers
     registry.close()

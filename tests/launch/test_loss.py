@@ -245,5 +245,5 @@ def test_a_shard_that_nobody_wants_any_more_is_let_go(monkeypatch: pytest.Monkey
 def test_own_samplers_stay_here() -> None:
     from bridle.launch.launcher import launch_shard
 
-    with pytest.raises(UnsupportedFeature, match="a sampler of your own"):
+    with pytest.raises(UnsupportedFeature, match="a custom sampler"):
         launch_shard(ModelConfig(), sampler=lambda logits, batch, history: None)  # type: ignore[arg-type, return-value]

@@ -86,5 +86,5 @@ def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_in_shards_takes_no_draft_model() -> None:
-    with pytest.raises(UnsupportedFeature, match="a draft model runs only where the model is in this process"):
+    with pytest.raises(UnsupportedFeature, match="a draft model needs the model in this process"):
         launch_shard(ModelConfig("demo", draft_model="demo"))

@@ -92,7 +92,7 @@ DAMAGED: dict[str, bytes] = {
 def test_damaged_files_are_refused_without_a_word_of_the_library(name: str) -> None:
     with pytest.raises(MediaRefused) as caught:
         open_sound(DAMAGED[name], RATE, LIMITS, "messages[0].content[1]")
-    assert str(caught.value) == "messages[0].content[1] cannot be read: it is damaged, or no WAV, MP3, FLAC or Ogg"
+    assert str(caught.value) == "messages[0].content[1] cannot be read: it is damaged, or not WAV, MP3, FLAC or Ogg"
     assert caught.value.__suppress_context__
 
 

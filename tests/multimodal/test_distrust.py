@@ -103,7 +103,7 @@ DAMAGED: dict[str, bytes] = {
 def test_damaged_files_are_refused_without_a_word_of_the_library(name: str) -> None:
     with pytest.raises(MediaRefused) as caught:
         open_picture(DAMAGED[name], LIMITS, "messages[0].content[1]")
-    assert str(caught.value) == "messages[0].content[1] cannot be read: it is damaged, or no PNG, JPEG, WebP or GIF"
+    assert str(caught.value) == "messages[0].content[1] cannot be read: it is damaged, or not a PNG, JPEG, WebP or GIF"
     assert caught.value.__suppress_context__
 
 

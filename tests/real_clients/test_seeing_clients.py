@@ -80,7 +80,7 @@ def test_openais_client(server: str, files: list[Path]) -> None:
         assert text == first.choices[0].message.content
         assert chunks[-1].usage.prompt_tokens == first.usage.prompt_tokens
         bad: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/x"}}]}]
-        with pytest.raises(openai.BadRequestError, match="may not fetch from there"):
+        with pytest.raises(openai.BadRequestError, match="may not fetch from that host"):
             client.chat.completions.create(model="eyes", messages=bad)
 
 

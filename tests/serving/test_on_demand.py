@@ -174,7 +174,7 @@ async def test_a_wait_ends_at_its_deadline_and_the_load_goes_on() -> None:
     registry = registry_of(loader)
     waiting = asyncio.create_task(registry.acquire("a"))
     await until(registry, "a", "reading weights")
-    with pytest.raises(ModelUnavailable, match=r"'a' is not there after 0 s \(reading weights\)"):
+    with pytest.raises(ModelUnavailable, match=r"'a' is not loaded after 0 s \(reading weights\)"):
         await registry.acquire("a", timeout=0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -204,7 +204,7 @@ async def test_a_model_in_use_never_goes_and_who_needs_its_room_waits() -> None:
     lease = await registry.acquire("a")
     waiting = asyncio.create_task(registry.acquire("b"))
     await until(registry, "b", "waiting for room")
-    with pytest.raises(ModelUnavailable, match=r"'b' is not there after 0 s \(waiting for room\)"):
+    with pytest.raises(ModelUnavailable, match=r"'b' is not loaded after 0 s \(waiting for room\)"):
         await registry.acquire("b", timeout=0)
     with pytest.raises(ModelUnavailable, match="'a' cannot be unloaded: 1 requests use it"):
         await registry.unload("a")

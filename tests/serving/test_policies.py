@@ -290,5 +290,5 @@ def test_thoughts_are_closed_when_their_budget_is_used_up() -> None:
 def test_beam_search_is_refused() -> None:
     from bridle.controllers.beams import BeamSearch
 
-    with pytest.raises(InvalidRequest, match="policies hold"):
+    with pytest.raises(InvalidRequest, match="policies apply"):
         run({"name": "a", "kind": "redact"}, controller=BeamSearch(2, 8))

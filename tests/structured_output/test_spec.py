@@ -98,7 +98,7 @@ def nested(depth: int) -> dict[str, object]:
         ({"substring": "a", "unit": "line"}, "unit is 'line'"),
         ({"sequence": []}, "sequence has 0 parts; must have 1 to 64"),
         ({"any_of": "ab"}, "any_of is 'ab'; must be a list"),
-        ({"after": "x"}, "a constraint of kind 'after' needs 'then'"),
+        ({"after": "x"}, "a constraint of kind 'after' needs the field 'then'"),
         ({"after": "", "then": "a"}, "after is empty"),
         (nested(MAX_NESTING + 1), f"nests more than {MAX_NESTING} combinations"),
         (nested(5_000), f"nests more than {MAX_NESTING} combinations"),

@@ -62,7 +62,7 @@ def test_a_tag_that_moved_replays_what_ran(model: LoadedModel) -> None:
     assert found.is_same, found.sentences
     assert modules_of(again) == ((first, first),)
     assert moved_names(model, old) == [
-        f"The name 'moving' means module {second} now; the request was steered by {first}, which is run."
+        f"The name 'moving' means module {second} now; the request was controlled by {first}, which is run."
     ]
     assert moved_names(model, again) == []
 

@@ -60,12 +60,14 @@ def replay(path: Path, config: RuntimeConfig, step_ms: int = 5_000) -> Iterator[
                 assert player is not None
                 yield player.play(number, value)
             elif isinstance(value, EndRecord) and value.num_cut:
-                raise InvalidRequest(f"{path}: {value.num_cut} exchanges are missing: it had no room", "TRACE")
+                raise InvalidRequest(
+                    f"{path}: {value.num_cut} exchanges are missing, because the file was full", "TRACE"
+                )
 
 
 def _check(header: TraceHeader, config: RuntimeConfig, place: str) -> None:
     if header.runtime is None:
-        raise InvalidRequest(f"{place} begins the trace of a text, which runs on a model", "TRACE")
+        raise InvalidRequest(f"{place} is the trace of a text; replay it with a model", "TRACE")
     dialect = header.runtime.get("dialect")
     if dialect != config.dialect:
         raise InvalidRequest(f"{place}: the exchanges are of dialect {dialect}, not {config.dialect}", "TRACE")

@@ -62,7 +62,7 @@ class ReplyReader:
                 self._results.put(error)
                 return
             except Exception as error:  # a bug; whoever waits must hear of it, as nobody listens any more
-                _log.exception("a reply of the control runtime could not be taken")
+                _log.exception("a reply of the control runtime could not be read")
                 self._results.put(ProtocolError(f"its reply could not be taken: {error!r}"))
                 return
             if result is None:

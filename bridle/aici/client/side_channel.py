@@ -79,7 +79,7 @@ class SideChannel:
         except ProtocolError as error:
             reason = str(error)
         except Exception as error:  # a bug; without a reader the runtime is of no use
-            _log.exception("a reply of the control runtime could not be taken")
+            _log.exception("a reply of the control runtime could not be read")
             reason = f"a reply on its side channel could not be taken: {error!r}"
         with self._lock:
             self._closed = True

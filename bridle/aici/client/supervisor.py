@@ -91,7 +91,7 @@ class RuntimeSupervisor:
         with self.changed:
             self.changed.wait_for(lambda: self.current is not None or self._closed, timeout)
             if self.current is None:
-                raise ControllerUnavailable("the control runtime is not up; it is being started again")
+                raise ControllerUnavailable("the control runtime is not up; it is being restarted")
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
@@ -118,9 +118,9 @@ class RuntimeSupervisor:
             try:
                 self._start()
             except (BridleError, OSError) as error:
-                _log.error("the control runtime does not start again: %s", error)
+                _log.error("the control runtime cannot be restarted: %s", error)
             except Exception:  # a bug; without this thread no runtime would ever start again
-                _log.exception("the control runtime does not start again")
+                _log.exception("the control runtime cannot be restarted")
             else:
                 return
 

@@ -167,7 +167,7 @@ class Compilers:
             return outcome
         except PeerGone as error:
             if not process.wait(_EXIT_SECONDS):
-                raise ShardUnavailable(f"the compiler hung up: {error}") from None
+                raise ShardUnavailable(f"the compiler closed its connection: {error}") from None
             raise InvalidRequest(
                 f"the compiler died; a module may use {self._limits.max_compile_memory} bytes to compile", "binary"
             ) from None

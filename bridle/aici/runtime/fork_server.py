@@ -103,7 +103,7 @@ class ForkServer:
             except PeerGone:
                 dead = self._pid
             if not self._changed.wait_for(lambda: self._pid != dead, _REVIVAL):
-                raise ShardUnavailable(f"cannot fork a {kind}: the runtime is recovering") from None
+                raise ShardUnavailable(f"cannot fork a {kind}: the runtime is restarting its processes") from None
             return self._request(kind, descriptors)
 
     def _request(self, kind: str, descriptors: list[int]) -> Process:

@@ -46,11 +46,11 @@ class Refusing:
 
     def execute(self, command: ReadVar | WriteVar) -> bytes:
         """Refuse."""
-        raise GuestFault("variables that others may change cannot be used ahead")
+        raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
     def version(self, name: str) -> int:
         """Refuse."""
-        raise GuestFault("variables that others may change cannot be used ahead")
+        raise GuestFault("variables that other sequences may change cannot be used in lookahead")
 
 
 class Lookahead:

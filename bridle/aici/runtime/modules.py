@@ -122,7 +122,7 @@ class ModuleStore:
             GhReference.parse(name)
             linked = self.linked(name)
             if linked is None:
-                raise InvalidRequest(f"{name!r} is not installed here, and nothing may be downloaded", "module_id")
+                raise InvalidRequest(f"{name!r} is not installed here, and downloads are not allowed", "module_id")
             return linked[0]
         if is_tag(name):
             row = self._row("SELECT module FROM tags WHERE tag = ?", name)

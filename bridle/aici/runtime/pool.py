@@ -196,7 +196,7 @@ class WorkerPool:
                 except PeerGone:
                     self.bury(worker)
                 except Exception as error:  # it says what no worker says; the others have to be heard all the same
-                    _log.error("a worker broke its channel and is ended: %r", error)
+                    _log.error("a worker sent invalid data and is ended: %r", error)
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:

@@ -106,14 +106,14 @@ def _unpack_free(form: dict[str, Any], grammar: CompiledGrammar | None) -> Reaso
             form["end"], form["opening"], form["budget"], closing, gap, grammar, form["may_stop"]
         )
     except (KeyError, TypeError) as error:
-        raise ProtocolError(f"a malformed free part came: {error!r}") from None
+        raise ProtocolError(f"got a malformed reasoning constraint: {error!r}") from None
 
 
 def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
     try:
         return msgspec.convert(form, BeamSearch)
     except (msgspec.ValidationError, InvalidRequest) as error:
-        raise ProtocolError(f"a beam search that cannot be made: {error}") from error
+        raise ProtocolError(f"got an invalid beam search: {error}") from error
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
@@ -140,4 +140,4 @@ def _unpack_wasm(form: dict[str, Any]) -> object:
     try:
         return msgspec.convert(form, WasmController)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"a malformed Wasm controller came: {error}") from None
+        raise ProtocolError(f"got a malformed Wasm controller: {error}") from None

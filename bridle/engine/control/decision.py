@@ -106,7 +106,7 @@ class Decision:
     def wait_for(cls, *awaited: Awaited) -> Decision:
         """Compute nothing, and keep the KV, until any of these is done: calls of tools, as `view.tool` gives them."""
         if not awaited:
-            raise ValueError("wait_for needs something to wait for")
+            raise ValueError("wait_for needs at least one call")
         return cls(is_wait=True, awaited=awaited)
 
     @classmethod

@@ -45,7 +45,7 @@ class DecisionValidator:
                     f"the mask has {len(branch.mask)} bytes; a vocabulary of {self.vocab_size} tokens takes {num_bytes}"
                 )
             if self.unnamed.bar(branch.mask, self.vocab_size):
-                raise ControllerError("the mask allows no token at all")
+                raise ControllerError("the mask allows no token")
         if not 0 <= branch.top_logprobs <= MAX_LOGPROBS:
             raise ControllerError(f"top_logprobs is {branch.top_logprobs}; must be between 0 and {MAX_LOGPROBS}")
         if len(branch.draft) > MAX_PROPOSED:

@@ -41,7 +41,7 @@ class EncoderScheduler:
         """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for one that never can.
         Safe from any thread."""
         if self._store is None:
-            raise UnsupportedFeature("this model reads text alone, as it is served here", "media")
+            raise UnsupportedFeature("this model is served for text only", "media")
         self._store.check(request.media)
         has_whole = is_whole(request.runs, len(request.prompt))
         if has_whole and request.sampling.prompt_logprobs is not None:

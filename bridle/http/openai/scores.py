@@ -105,7 +105,7 @@ def _usage(call: RequestContext) -> dict[str, int]:
 async def rerank(body: RerankBody, request: Request) -> Response:
     documents = body.documents or body.texts
     if documents is None or (body.documents and body.texts):
-        raise InvalidRequest("documents are missing: send the texts to be put in order", "documents")
+        raise InvalidRequest("documents are missing: send the texts to rank", "documents")
     if not body.query:
         raise InvalidRequest("query is empty; it must have at least one character", "query")
     if body.top_n is not None and body.top_n < 1:

@@ -94,4 +94,4 @@ class EarlyRejector:
     def _tell(self) -> None:
         refused, self._refused = self._refused, Counter()
         most = ", ".join(user for user, _ in refused.most_common(3))
-        _log.info("refused at the door", requests=refused.total(), users=len(refused), most=most)
+        _log.info("refused before the body is read", requests=refused.total(), users=len(refused), most=most)

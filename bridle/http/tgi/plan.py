@@ -145,7 +145,7 @@ def _best_of(given: Parameters, is_stream: bool) -> int:
 
 def _constraint(given: Parameters) -> Constraint | None:
     if given.grammar is not None and given.constraint is not None:
-        raise InvalidRequest("grammar and constraint were given; a text has one of them", "constraint")
+        raise InvalidRequest("grammar and constraint were given; give one of them", "constraint")
     if given.constraint is not None:
         return parse(given.constraint)
     return None if given.grammar is None else _of_grammar(given.grammar)

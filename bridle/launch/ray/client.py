@@ -106,7 +106,7 @@ class ClusterClient:
     def submit(self, request: Request) -> EventStream:
         """Start a request on a suitable engine; it waits if there is none."""
         if self._is_closed:
-            raise EngineClosed("the engines take no requests: this front is closed")
+            raise EngineClosed("this front is closed and accepts no requests")
         self._intake.check(request)
         pack_request(request)  # what cannot travel is refused now
         if request.id in self._live:
@@ -240,7 +240,7 @@ class ClusterClient:
 async def _greet(handle: Any) -> Handshake:
     hello = read_by_router(await handle.hello.remote())
     if not isinstance(hello, Handshake):
-        raise ProtocolError(f"an engine greets with {type(hello).__name__}")
+        raise ProtocolError(f"an engine sent a greeting with {type(hello).__name__}")
     return hello
 
 

@@ -48,7 +48,7 @@ class ClientConnection:
             if self._greeted.is_set() or await self._wait_for_greeting():
                 return self._exchange.features
             await asyncio.sleep(self.patience.pause(attempt))
-        raise ConnectionLost(f"{self.carrier.name} closes each connection before it has announced what it can do")
+        raise ConnectionLost(f"{self.carrier.name} closes each connection before it has announced its features")
 
     async def _wait_for_greeting(self) -> bool:
         """Wait for the server's greeting; returns whether it came before the connection broke."""

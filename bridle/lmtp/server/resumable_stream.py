@@ -107,7 +107,8 @@ class ResumableStream(StreamRelay):
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
-                f"position is {position}; answers {self.num_forgotten} to {end} of this stream can be had", "position"
+                f"position is {position}; answers {self.num_forgotten} to {end} of this stream are available",
+                "position",
             )
         if self.streams is not None:
             self.streams.release(self.stream)
@@ -142,7 +143,7 @@ class ReplayBuffer:
         """The stream of that key. Raises `UnknownStream`."""
         relay = self._relays.get(key)
         if relay is None:
-            raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have been forgotten", "key")
+            raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have expired", "key")
         return relay
 
     def same(self, key: Key, asked: Generate) -> ResumableStream | None:

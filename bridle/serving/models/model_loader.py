@@ -147,7 +147,7 @@ class ModelManager:
                 await asyncio.shield(task)
         except TimeoutError:
             stage = f" ({slot.stage})" if slot.stage else ""
-            raise ModelUnavailable(f"the model {slot.name!r} is not there after {timeout:g} s{stage}") from None
+            raise ModelUnavailable(f"the model {slot.name!r} is not loaded after {timeout:g} s{stage}") from None
         finally:
             slot.num_waiting -= 1
             if slot.num_waiting == 0 and slot.task is task and not slot.is_filling:
@@ -267,7 +267,7 @@ def _while_wanted(slot: Slot) -> Report:
 
     def progress(stage: str, share: float) -> None:
         if slot.task is None:
-            raise RequestCancelled(f"nobody waits for the model {slot.name!r} any more")
+            raise RequestCancelled(f"no request waits for the model {slot.name!r} any more")
 
     return progress
 

@@ -235,7 +235,7 @@ def _wasm(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
 
         obstacle = ControlSettings().obstacle()
         if obstacle is not None:
-            raise UnsupportedFeature(f"there can be no control runtime: {obstacle}", "policies")
+            raise UnsupportedFeature(f"no control runtime can be started: {obstacle}", "policies")
         from bridle.aici.client.reference import WasmController
 
         return WasmController(module, argument, LOCAL_ADMIN, is_demanded=True)

@@ -108,7 +108,7 @@ class Applied:
         """Return the request's controller composed with the demanded ones. Raises `InvalidRequest` if policies
         cannot be enforced here."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
-            raise InvalidRequest("beam search cannot be used here: policies hold for its texts", "use_beam_search")
+            raise InvalidRequest("beam search cannot be used here: policies apply to its texts", "use_beam_search")
         return demand(self.controllers, controller)
 
 
@@ -159,7 +159,7 @@ def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, obje
         controller = policy.made.controller(model)
     except BridleError as error:
         if policy.on_failure == "end":
-            raise InvalidRequest(f"policy {policy.name} cannot hold here: {error}", "policies") from None
+            raise InvalidRequest(f"policy {policy.name} cannot be enforced here: {error}", "policies") from None
         return
     if controller is not None:
         yield Demand(policy.name, policy.on_failure), controller

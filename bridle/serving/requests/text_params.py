@@ -75,7 +75,7 @@ def _spellings(model: LoadedModel, word: str) -> list[tuple[int, ...]]:
     """A word alone and after a space, as tokens."""
     bare = word.lstrip(" ")
     if not bare:
-        raise InvalidRequest(f"bad_words holds {word!r}, which is nothing but spaces", "bad_words")
+        raise InvalidRequest(f"bad_words holds {word!r}, which is only spaces", "bad_words")
     return [tuple(ids) for text in (bare, f" {bare}") if (ids := model.tokenizer.encode(text, False))]
 
 

@@ -61,7 +61,7 @@ def check_modules(model: LoadedModel, trace: Trace) -> None:
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(
-                f"the request was steered by module {module}{_called(name, module)}, which is no longer in the store "
+                f"the request was controlled by module {module}{_called(name, module)}, which is no longer in the store "
                 "here; upload it, or bring another controller",
                 "controller",
             )
@@ -74,7 +74,7 @@ def moved_names(model: LoadedModel, trace: Trace) -> list[str]:
         now = module if name == module else _meaning(model, name)
         if now is not None and now != module:
             means = f"module {now}" if now else "nothing"
-            told.append(f"The name {name!r} means {means} now; the request was steered by {module}, which is run.")
+            told.append(f"The name {name!r} means {means} now; the request was controlled by {module}, which is run.")
     return told
 
 

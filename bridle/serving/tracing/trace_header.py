@@ -146,7 +146,7 @@ def controller_of(form: Mapping[str, Any] | None) -> object | None:
     plain = {key: value for key, value in form.items() if key != "name"}
     if not plain:
         raise InvalidRequest(
-            f"the request was steered by {form.get('name')}, which is code of the recording process; "
+            f"the request was controlled by {form.get('name')}, which is code of the recording process; "
             "bring a controller of your own",
             "TRACE",
         )

@@ -106,8 +106,8 @@ class TraceStore:
         text = self.texts.find(user, request_id)
         if text is None:
             raise UnknownTrace(
-                f"there is no trace of a request {request_id[:100]!r} of yours: it was not asked for with "
-                f"`trace` or {HEADER}, is not over yet, is no longer kept, or a policy held for its text",
+                f"there is no trace of a request {request_id[:100]!r} of yours: it was not requested with "
+                f"`trace` or {HEADER}, is not finished yet, has expired, or a policy applied to its text",
                 "request_id",
             )
         return await asyncio.wrap_future(text)
