@@ -55,6 +55,7 @@ _QUESTION = re.compile(r"(What|Whether|Who|How|Where|Which)\b")
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\"'(\[0-9-])|\n\s*\n|\n\s*[*-] |\|")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`|\(https?://\S+\)")
+_NAMES = re.compile(r"X(?:,? (?:(?:and|or) )?X\b)+")  # a list of names, which reads as one
 _SUITE = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -94,7 +95,7 @@ def source_passages(file: str, source: str) -> Iterator[Passage]:
 def page_passage(file: str, text: str) -> Passage:
     """Return a page without its code, whose lines stay in place."""
     without_blocks = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
-    return Passage(file, 1, _CODE.sub("x", without_blocks))
+    return Passage(file, 1, _NAMES.sub("X", _CODE.sub("X", without_blocks)))
 
 
 def passages(root: Path, files: Sequence[str]) -> Iterator[Passage]:

@@ -1,6 +1,6 @@
 """The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.serving`.
 
-Names are imported when first used: a shard uses the logs of a server and none of its routes, and so starts faster.
+Names are imported on first use, so that a shard, which needs only a server's logs, starts faster.
 """
 
 from __future__ import annotations

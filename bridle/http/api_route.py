@@ -1,4 +1,4 @@
-"""Routes that answer errors in the shape of their own API. The same shape is used for refusals before any route:
+"""Routes that return errors in the format of their own API. The format is also used for refusals before any route:
 unknown clients, wrong methods, bugs."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def checked_body(kind: type[Body], fields: Any) -> Body:
-    """A body that a route has read itself, checked as the framework checks one. Raises `RequestValidationError`."""
+    """Return a body that a route has read itself, checked like the framework's. Raises `RequestValidationError`."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -47,7 +47,7 @@ class ApiRoute(BoundedRoute):
 
     @staticmethod
     def status(usual: int) -> int:
-        """The status that this API uses where other routes use `usual`."""
+        """Return the status that this API uses instead of `usual`."""
         return usual
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -75,7 +75,7 @@ class ApiRoute(BoundedRoute):
 
 
 def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
-    """A function that answers an error on or below the paths of `routers` in the shape of their own routes."""
+    """Return a function that answers errors on or below the paths of `routers` in the format of their routes."""
     kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ApiRoute)}
 
     def refuse(path: str, error: BridleError, status: int | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""The application: routes, errors and limits put together around a registry of models."""
+"""The application: routes, errors and limits over a registry of models. A new API adds its router to `ROUTERS`."""
 
 from __future__ import annotations
 
@@ -100,8 +100,9 @@ def _state_of(
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
-    """Add the story of each call, with who sent it. The middleware that is added last sees a request first: preflights
-    carry no key, so they are answered before anybody is identified, and browsers may read every answer."""
+    """Add the record of each call and the identification of its sender. The middleware that is added last sees a
+    request first: preflights have no key, so they are answered before identification, and browsers may read every
+    answer."""
     settings = state.settings
     app.add_middleware(CallMiddleware, on_end=state.end, identify=identify, tracing=state.tracing, refuse=refuse)
     if settings.cors_origins:

@@ -1,4 +1,4 @@
-"""A line to paste into a shell, for the models that are served."""
+"""A shell command for the served models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from bridle.serving import ModelRegistry
 
 
 def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
-    """A command to paste into a shell. With `needs_key` it has a place for a key, and does not name the
-    default model."""
+    """Return a shell command. With `needs_key` it has a placeholder for a key, and does not name the default model."""
     names = registry.names or registry.loadable_names
     name = names[0] if names else "demo"
     body: dict[str, Any] = {} if needs_key else {"model": name}
@@ -23,7 +22,7 @@ def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -
 
 
 def _example(registry: ModelRegistry, name: str) -> tuple[str, dict[str, Any]]:
-    """A route that the model answers, and what to ask there."""
+    """Return a route of the model, and an example body."""
     task = _task(registry, name)
     if task != "generate":
         return ("v1/embeddings" if task == "embed" else "v1/classify"), {"input": ["Hello!"]}

@@ -1,4 +1,4 @@
-"""Errors over HTTP: one body in OpenAI's shape, with the words of each API for a kind of failure.
+"""Errors over HTTP: one body in OpenAI's format, with each API's name for a kind of failure.
 
 Every error of any route is answered here, also those of the web framework itself, so that a client always finds
 `error.message`.
@@ -56,7 +56,7 @@ Refuse = Callable[[str, BridleError, int | None], Response]
 
 
 class RefusedBody(HTTPException):
-    """A request body that was not read to its end, or is not JSON. `error` says why."""
+    """A request body that was not read to its end, or is not JSON. `error` has the reason."""
 
     def __init__(self, status_code: int, error: BridleError) -> None:
         super().__init__(status_code, str(error))
@@ -100,7 +100,7 @@ def error_response(error: BridleError, status: int | None = None) -> Response:
 
 
 def retry_headers(error: BridleError) -> dict[str, str]:
-    """When to try again, of errors that pass."""
+    """Return the header with the time to retry, for temporary errors."""
     seconds = retry_after(error)
     return {} if seconds is None else {"Retry-After": str(max(round(seconds), 1))}
 
@@ -120,7 +120,7 @@ def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> 
 
 
 def internal_error(request_id: str) -> InternalError:
-    """The error that a client gets for a bug: it tells no cause, but how to find it in the log."""
+    """Return the error that a client gets for a bug: without the cause, but with the id of its log line."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 

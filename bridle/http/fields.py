@@ -1,8 +1,8 @@
 """Fields of a body: the route's own, and those of other systems that have an equivalent here.
 
-A field of another system is taken by its name here, or refused if it would change the text; `bridle.compat` has the
-table. A name that is almost one of the route's own is a slip, and refused too. Everything else that is unknown passes,
-since clients send what only some servers know, unless the server or the call is strict.
+A field of another system is converted to its name here, or refused if it would change the text; `bridle.compat` has the
+table. A name that is almost one of the route's own is refused as a typing error. Other unknown fields are ignored,
+because clients send fields that only some servers know, unless the server or the call is strict.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UnknownField(InvalidRequest):
 
 
 class Fields(BaseModel):
-    """Base of bodies. What is sent under another system's name is found under the name that it has here."""
+    """Base of bodies. A field of another system is stored under its name here."""
 
     model_config = ConfigDict(strict=True)
 
@@ -81,7 +81,7 @@ class InnerFields(Fields):
 
 
 def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
-    """The body with its own names. Raises what is wrong with any other."""
+    """Return the body with its own names. Raises the error of any other field."""
     own = kind.model_fields
     found = {name: value for name, value in data.items() if name in own}
     others = {str(name): value for name, value in data.items() if name not in own and value is not None}
@@ -93,7 +93,7 @@ def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> None:
-    """Put a field that is not the route's own under the name that it has here."""
+    """Store a foreign field under its name here."""
     here, value = _here(kind, name, value)
     if here is not None:
         if found.get(here) is not None:
@@ -136,7 +136,7 @@ def _speaks_of_form(name: str, value: Any) -> bool:
 
 @lru_cache(maxsize=4_096)
 def _meant(kind: type[Fields], name: str) -> str | None:
-    """The name that an unknown one is probably a slip of."""
+    """Return the name that was probably meant."""
     known = set(kind.model_fields)
     if kind.has_text:
         known |= {each for each in (*BY_NAME, *SHORT) if _here(kind, each, None)[0] is not None}
@@ -144,7 +144,7 @@ def _meant(kind: type[Fields], name: str) -> str | None:
 
 
 def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
-    """The route's own field that a foreign name means, and its value; None if there is no such field."""
+    """Return the route's own field for a foreign name, and its value; None if there is none."""
     if not kind.has_text:
         return None, value
     own = kind.model_fields

@@ -1,4 +1,4 @@
-"""Routes that tell about the server: health, metrics, and the page for browsers."""
+"""Routes about the server: health, metrics, and the page for browsers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE_HEADERS = {
 
 
 def probe(http: HttpState, path: str) -> Response | None:
-    """The answer to a probe of the server's health; None at other paths."""
+    """Return the answer to a health probe; None at other paths."""
     ask = _PROBES.get(path)
     return None if ask is None else ask(http)
 
@@ -75,7 +75,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """A page for browsers. For other clients, as with text-generation-inference, whether requests are accepted."""
+    """Return a page for browsers. Other clients get the server's readiness, as in text-generation-inference."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)

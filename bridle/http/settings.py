@@ -45,19 +45,18 @@ class HttpSettings:
 
     A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads images.
 
-    `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One
-    prompt that fits the model is taken whatever the second says.) `max_prompts` and `max_choices` bound what
-    one call may ask for, `max_uploads` how many controllers may be on their way in at once. `request_timeout` is
-    the time a generation may take (None: no limit), `load_timeout` how long a request waits for a model that is loaded
-    for it, `send_timeout` how long a client may leave its connection full before it is cut, `receive_timeout` how long
-    it may take to send its body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web
-    origins that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*`
-    headers say who asks. `allowed_hosts` are names that a server without keys answers to, beside addresses and
-    `localhost` (None: any; `serve` never leaves it at that). With `strict_fields` a body may have no field that is not
-    known. Of all requests a share, from 0 to 1, leaves a trace in `trace_folder`. `controller_classes` are the
-    operator's classes of controllers, which requests may choose; `policies` are what the operator demands of texts.
-    A request that sets no limit on its output has at most `default_max_tokens` (None: what its API says). Of a list of
-    `system` blocks on `/v1/messages` those are left out that begin with one of `drop_system_blocks`.
+    `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One prompt
+    that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads` the
+    simultaneous uploads of controllers. `request_timeout` limits a generation (None: no limit), and `load_timeout` the
+    wait for a model. `send_timeout` limits how long a client may not read, `receive_timeout` how long it may send its
+    body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web origins that may call from
+    a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*` headers identify the user.
+    `allowed_hosts` are names that a server without keys answers to, in addition to addresses and `localhost` (None:
+    any; `serve` always sets them). With `strict_fields` a body may have no unknown field. A share of all requests, from
+    0 to 1, writes a trace to `trace_folder`. `controller_classes` are the operator's classes of controllers, which
+    requests may choose; `policies` are what the operator demands of texts. A request that sets no limit on its output
+    has at most `default_max_tokens` (None: what its API says). Of a list of `system` blocks on `/v1/messages` those are
+    left out that begin with one of `drop_system_blocks`.
     """
 
     max_body_bytes: int | None = None
@@ -115,14 +114,14 @@ class ServeSettings:
     """Everything that `serve` needs: models, engines around them, and where to listen.
 
     Port 0 takes any free port. After the first SIGTERM or SIGINT running requests get `grace_period` seconds, and so do
-    the next calls of parked conversations if `drain_parked` is `wait`. `model`
-    says how models are loaded, and which one unless `models` does: several, and what else may be loaded on demand.
-    `adapters` are the LoRA adapters that requests may choose. `name` is a single model's name on the wire (None: that
-    of the folder or hub id), `aliases` are further names of the first model. `control` says whether there is a runtime
-    for Wasm controllers. `keys` is the file of API keys; without one the server is for a single user and listens on
-    loopback only, unless `no_auth` lets everybody in. `tls` makes it speak HTTPS. `otlp_endpoint` is the
-    collector that traces go to (None: the one that the standard variables name, if any). `tools` are
-    what controllers may call. `make_loader` says how models come to be: in this process, unless told otherwise.
+    the next calls of parked conversations if `drain_parked` is `wait`. `model` has the load settings, and names the
+    model unless `models` names several, or models to load on demand. `adapters` are the LoRA adapters that requests may
+    choose. `name` is a single model's name on the wire (None: that of the folder or hub id), `aliases` are further
+    names of the first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API
+    keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
+    `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
+    variables name, if any). `tools` are what controllers may call. `make_loader` creates the loader of models; by
+    default they are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -1,4 +1,4 @@
-"""Routes that tell what a server holds and does: models, adapters, policies, status."""
+"""Routes about the state of a server: models, adapters, policies, status."""
 
 from bridle.http.admin import adapters, models, policies, status
 

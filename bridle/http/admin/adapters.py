@@ -1,7 +1,7 @@
 """Routes about LoRA adapters: a list of them, and for admins loading and unloading, in two spellings.
 
 `/v1/adapters` is the collection; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are what vLLM's users know. A
-source from the network is looked up among what the operator allowed, never followed.
+client's source is looked up among the allowed ones, never used as a path.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
 
 
 class AdapterBody(InnerFields):
-    """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or a hub id that the
-    server allows (by default the name); `model` is the base model, if not the default one."""
+    """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or an allowed hub
+    id. Default: the name. `model` is the base model, if it is not the default one."""
 
     name: Name
     source: Name | None = None
@@ -39,7 +39,7 @@ class AdapterBody(InnerFields):
 
 
 class LoadBody(InnerFields):
-    """The same in vLLM's words."""
+    """The same body with vLLM's names."""
 
     lora_name: Name
     lora_path: Name
@@ -108,8 +108,7 @@ async def unload_lora_adapter(body: UnloadBody, request: Request) -> Response:
 
 
 async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
-    """The model whose adapter is meant: the one that the request names, the one that has the adapter, or else the
-    default."""
+    """Return the adapter's model: the one that the request names, the one with the adapter, or else the default."""
     if model is not None:
         return await borrow(request, model)
     try:
@@ -119,14 +118,14 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 
 
 async def _load(request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None) -> None:
-    """Load a new adapter of a model. Raises what is wrong with it."""
+    """Load a new adapter of a model. Raises the error of an invalid one."""
     http = http_state(request)
     http.check_open()
     await run_while_connected(request.receive, http.registry.adapters.load(model, name, source, revision))
 
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:
-    """An adapter's entry in the collection. Only admins see where it lies."""
+    """Return an adapter's entry in the collection. Only admins see its path."""
     row: dict[str, Any] = {"id": name, "object": "adapter", "model": slot.name, "state": "loadable"}
     is_admin = identity_of(request).is_admin
     if slot.model is None or name not in slot.model.adapters:

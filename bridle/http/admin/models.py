@@ -66,7 +66,7 @@ async def model(name: str, request: Request) -> Response:
 
 
 async def _row(http: HttpState, name: str) -> dict[str, Any]:
-    """One entry in OpenAI's shape. `state` tells whether the model answers at once."""
+    """Return one entry in OpenAI's format. `state` says whether the model is loaded."""
     slot = http.registry.slot_of(name)
     row: dict[str, Any] = {
         "id": name,
@@ -92,7 +92,8 @@ async def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 async def _chat_format(model: LoadedModel | None) -> dict[str, Any] | None:
-    """How the model writes calls and thoughts. None if it has no conversations, or not in the format that is set."""
+    """Return the format of calls and reasoning. None if the model has no chats, or if the configured format does not
+    fit."""
     if model is None or model.pooling is not None:
         return None
     try:
@@ -110,7 +111,7 @@ def _pooling(model: LoadedModel) -> dict[str, Any]:
 
 
 async def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
-    """The entry of an adapter, whose parent is its model. It counts as loaded as soon as its model knows it, because a
+    """The entry of an adapter, whose parent is its model. It counts as loaded as soon as it is registered, because a
     client cannot see where its weights are."""
     row, model = await _row(http, base), http.registry.slot_of(base).model
     is_known = model is not None and adapter in model.adapters

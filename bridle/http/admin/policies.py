@@ -1,4 +1,4 @@
-"""Routes about policies, for admins: which are in force, and reading their file again."""
+"""Routes about policies, for admins: list the active ones, and reload their file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ async def policies(request: Request) -> Response:
 
 @router.post("/v1/policies/reload", summary="Read the file of policies again (admins)")
 async def reload(request: Request) -> Response:
-    """Requests from now on get what the file says; those that run keep what they began with. A file with a mistake
-    changes nothing."""
+    """New requests get the policies of the file; running ones keep theirs. A file with a mistake changes nothing."""
     check_admin(request)
     book = http_state(request).policies
     await asyncio.to_thread(book.reload)

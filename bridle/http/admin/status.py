@@ -1,6 +1,5 @@
-"""`GET /v1/status`: what the server is doing right now, for `bridle top` and for scripts. It is for admins only, since
-it names users and their requests; it contains no text of prompts and outputs.
-"""
+"""`GET /v1/status`: the current work of the server, for `bridle top` and for scripts. It is for admins only, because
+it names users and their requests; it contains no text of prompts and outputs."""
 
 from __future__ import annotations
 

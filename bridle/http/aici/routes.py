@@ -97,14 +97,14 @@ class RunBody(ControllerFields, _Derived):
     @model_validator(mode="before")
     @classmethod
     def _list_alone(cls, body: Any) -> Any:
-        """A list of controllers needs none before it."""
+        """Allow a missing `controller` next to a list of controllers."""
         if isinstance(body, dict) and body.get("controllers") and "controller" not in body:
             return {"controller": NO_CONTROLLER, "controller_arg": None} | body
         return body
 
     def named(self) -> Controllers:
-        """The controllers. The argument's field is there, so an argument that is null says so; that of `none`, which is
-        no controller, is its prompt."""
+        """Return the controllers. An argument of null counts as given; that of `none`, which is no controller, is
+        the prompt."""
         if self.controller == NO_CONTROLLER:
             return Controllers(controllers=self.controllers, client_tools=self.client_tools)
         is_said = self.controller_arg is not None or is_class(self.controller)
@@ -123,7 +123,7 @@ class RunBody(ControllerFields, _Derived):
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
+        """Return `sampling` with the checkpoint's recommendations for fields that this body leaves out."""
         return filled(sampling, model.defaults, self._given())
 
     def _given(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ async def run(body: RunBody, request: Request) -> Response:
 
 
 async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
-    """A run whose first events are there, so that a missing controller is reported by the status code."""
+    """Return a run after its first events, so that a missing controller is reported by the status code."""
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     is_plain = not is_controlled(body.named())
@@ -211,7 +211,7 @@ def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
 
 
 async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
-    """Answer with the result of `work`. As in the original, every error counts as the client's fault here."""
+    """Answer with the result of `work`. As in the original, every error has a client status here."""
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
@@ -237,8 +237,8 @@ async def _upload(request: Request, control: RuntimePool) -> Any:
 
 @contextlib.contextmanager
 def _upload_place(http: HttpState) -> Iterator[None]:
-    """A place for an upload. There are few at a time, since each may hold a large module in memory several
-    times over."""
+    """Return a place for an upload. There are few, because each upload may need the memory of a large module several
+    times."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
         raise Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
@@ -278,8 +278,9 @@ def _too_large(limit: int) -> RefusedBody:
 
 
 def _refuse_foreign_page(request: Request) -> None:
-    """Refuse a web page of another origin. The other routes take only JSON, which a browser does not send for a foreign
-    page without asking first. This route takes anything, so it checks the page's origin. Programs send no origin."""
+    """Refuse a web page of another origin. The other routes take only JSON, which a browser does not send for a
+    foreign page without asking first. This route accepts any content type, so it checks the page's origin. Programs
+    send no origin."""
     origin, allowed = request.headers.get("origin"), http_state(request).settings.cors_origins
     if origin is None or "*" in allowed or origin in allowed:
         return

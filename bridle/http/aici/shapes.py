@@ -1,4 +1,4 @@
-"""The items of a `/v1/run` stream: what is new of each fork, and the running costs.
+"""The items of a `/v1/run` stream: new text of each fork, and usage so far.
 
 Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted; a
 mark stands before the text that follows (the original's way). Usage counts like the original: one sampled token for
@@ -28,8 +28,8 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RunUsage:
-    """`num_unfed` counts, for each output, the tokens that its next draw feeds to the model; `forked` are outputs that
-    were forked since their last draw: what they had was fed for the fork, whether they draw from it or not."""
+    """Usage of a run. `num_unfed` counts, for each output, the tokens that its next sample feeds to the model.
+    `forked` are outputs that were forked since their last sample; their tokens were fed for the fork in any case."""
 
     sampled_tokens: int = 0
     ff_tokens: int = 0
@@ -68,7 +68,8 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """The news of one output for the next item; `reason` stays, and so does the fact that text was rolled back."""
+    """The new content of one output for the next item; `reason` is kept, and so is the fact that text was rolled
+    back."""
 
     text: str = ""
     error: str = ""

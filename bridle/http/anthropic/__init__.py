@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its bodies become bridle's conversations, and turns become its blocks and events."""
+"""Anthropic's Messages API: bodies are converted to bridle's conversations, and turns to its blocks and events."""
 
 from bridle.http.anthropic.routes import router
 

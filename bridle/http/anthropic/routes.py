@@ -74,8 +74,8 @@ def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle
 
 
 def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]:
-    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must say a
-    number, and most send the same one to every model."""
+    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must
+    send a number, and most send the same one to every model."""
     room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}

@@ -58,8 +58,9 @@ class MessagesBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[ChatBody, str]:
-        """The same as a chat with `model`, which reads files of `modalities`, and the beginning of the answer: a last
-        message of the assistant is continued. Raises `InvalidRequest` that names the message or the tool at fault."""
+        """Return the body as a chat with `model`, which reads files of `modalities`, and the beginning of the
+        answer: a last message of the assistant is continued. Raises `InvalidRequest` that names the invalid message
+        or tool."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:

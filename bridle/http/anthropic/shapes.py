@@ -1,6 +1,6 @@
 """A turn in Anthropic's shapes: whole, as a list of blocks, or streamed, as events that open, fill and close blocks.
 
-Fields that can be null in Anthropic's schema are there, because typed clients look them up without a default.
+Fields that can be null in Anthropic's schema are always present, because typed clients read them without a default.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
 
 
 def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
-    """Anthropic's counts at the end of a stream, in which cached tokens are no input tokens; the exact ones are in the
-    details."""
+    """Return Anthropic's counts at the end of a stream, in which cached tokens are not input tokens; the details
+    have exact counts."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_read_input_tokens": usage.cached_tokens,

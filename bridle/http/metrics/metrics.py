@@ -1,8 +1,8 @@
-"""Prometheus metrics: what calls looked like from outside, and what each engine counts inside.
+"""Prometheus metrics: durations and results of calls, and the counters of each engine.
 
-Engine numbers are read when somebody asks, so they cost nothing in between. Labels take only values from fixed sets
-(routes that exist, models that are served), so that no client can make the number of series grow. Names of adapters,
-which come and go, are labels up to a fixed number.
+Engine counters are read at scrape time, so they cost nothing in between. Labels have only values from fixed sets
+(existing routes, served models), so that no client can make the number of series grow. Names of adapters, which come
+and go, are labels up to a fixed number.
 """
 
 from __future__ import annotations

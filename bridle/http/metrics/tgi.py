@@ -1,9 +1,9 @@
 """Metrics under the names of text-generation-inference, so that dashboards made for it show this server.
 
-Its counters have no `_total` suffix; as the exposition format would add one to a counter, they are sent as untyped. One
-request counts once, also on the chat routes. A step of bridle computes prompts beside all sequences' next tokens, so
-all steps are counted under the method `decode`, with sums and counts of their durations, but no quantiles. Batches are
-never filtered nor joined, and nothing is skipped, so these metrics are left out.
+Its counters have no `_total` suffix. The exposition format would add one, so they are sent as untyped. One request
+counts once, also on the chat routes. A step of bridle computes prompts together with all sequences' next tokens, so all
+steps are counted under the method `decode`, with sums and counts of their durations, but no quantiles. Metrics of
+filtered, joined or skipped batches do not exist.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Collector(Collector):
         yield from self._steps()
 
     def _steps(self) -> Iterator[Metric]:
-        """The durations of the engines' steps. The original's word for drawing tokens is decoding."""
+        """Return the durations of the engines' steps. The original calls sampling "decode"."""
         every = [model.client.statistics() for model in self._models]
 
         def total(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Decompresses request bodies piece by piece within a bound, so that a small bomb stays small.
+"""Decompresses request bodies piece by piece within a bound, so that a small body cannot expand without limit.
 
 Clients compress requests with gzip; any other coding is refused by name, before anything is read.
 """

@@ -1,5 +1,5 @@
-"""Finds out who sent a request: by API key, by a ticket for a WebSocket, by a trusted proxy's headers, or as the single
-user of a local server.
+"""Identifies the sender of a request: by API key, by a ticket for a WebSocket, by a trusted proxy's headers, or as the
+single user of a local server.
 
 With keys, every route but health and the pages for browsers needs one. Without keys the server has a single user (and
 `serve` lets it listen on loopback only); then every client is an admin, as with the original of the controller API. The
@@ -32,7 +32,7 @@ _KEY_IN_ADDRESS = (
 
 
 class Identifier:
-    """Finds the sender of a request by its head."""
+    """Identifies the sender of a request from its headers."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Identifier:
         allowed_hosts: AllowedHosts | None = None,
         tickets: SocketTickets | None = None,
     ) -> None:
-        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host). With them
-        one of `tickets` is as good as a key for a WebSocket."""
+        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host). With
+        keys, one of `tickets` also opens a WebSocket."""
         self._hosts = allowed_hosts
         self._tickets = SocketTickets() if tickets is None else tickets
         self._keys = keys

@@ -1,8 +1,8 @@
 """Reads request bodies within bounds of size and time, as strict JSON.
 
 The standard library's parser recurses as deep as the body nests, and accepts half of a surrogate pair. Here the parser
-bounds the depth, and text that is not valid Unicode is refused. A parser lets no other task run until it is done. So
-the values of a large body are counted first, and a body that would build too many is refused without parsing.
+bounds the depth, and text that is not valid Unicode is refused. A parser blocks all other tasks. So the values of a
+large body are counted first, and a body with too many is refused without parsing.
 """
 
 from __future__ import annotations

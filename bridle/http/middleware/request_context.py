@@ -1,5 +1,5 @@
-"""One HTTP call from its first byte to its last: its id, who sent it, its story for log and trace, and the resources to
-give back.
+"""One HTTP call from its first byte to its last: its id, its sender, its record for log and trace, and the resources to
+release.
 
 This is a pure ASGI middleware, so that it sees streams to their end and notices a client that leaves. A route puts
 everything that it reserves (a place, an event stream) into `RequestContext.resources`, which is closed on every path.
@@ -79,7 +79,7 @@ _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext(RequestRecord):
-    """The story of a call, and what belongs to it."""
+    """The record of a call and its resources."""
 
     method: str
     path: str
@@ -104,8 +104,8 @@ Identify = Callable[[HTTPConnection], Identity | None]
 
 
 class CallMiddleware:
-    """Gives every HTTP request a `RequestContext`, and that and every WebSocket its sender's `Identity`, or answers
-    401; answers bugs with a 500, and reports the story at the end."""
+    """Gives every HTTP request a `RequestContext`, and every request and WebSocket its sender's `Identity`, or
+    answers 401. Answers bugs with a 500, and reports the record at the end."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class CallMiddleware:
         tracing: Tracing | None = None,
         refuse: Refuse = refuse_plainly,
     ) -> None:
-        """`refuse` makes the answer to a request that is refused."""
+        """Create the middleware. `refuse` builds the answer to a refused request."""
         self._app = app
         self._on_end = on_end
         self._identify = identify
@@ -148,8 +148,8 @@ class CallMiddleware:
             end_call(call, self._on_end)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket with its sender, and whatever is no request. A refused upgrade is answered over HTTP, so
-        that its client can tell why."""
+        """Pass on a WebSocket with its sender, and everything that is not a request. A refused upgrade is answered
+        over HTTP, so that its client gets the reason."""
         if scope["type"] == "websocket":
             try:
                 scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
@@ -193,7 +193,7 @@ def id_headers(call: RequestContext) -> list[tuple[bytes, bytes]]:
 
 
 def _naming(call: RequestContext, send: Send) -> Send:
-    """`send`, noting the status and adding the call's id to the response headers."""
+    """Return `send`, which also records the status and adds the call's id to the response headers."""
     headers = id_headers(call)
 
     async def send_named(message: Message) -> None:
@@ -210,7 +210,7 @@ def _naming(call: RequestContext, send: Send) -> Send:
 
 
 def end_call(call: RequestContext, on_end: Callable[[RequestContext, float], None]) -> None:
-    """Give back what a call holds, report and log its story, and end its span."""
+    """Release the resources of a call, log its record, and end its span."""
     call.resources.close()
     on_end(call, time.monotonic() - call.began)
     story: dict[str, Any] = {"id": call.id, "route": call.route, "status": call.status}

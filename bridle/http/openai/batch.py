@@ -1,7 +1,7 @@
 """OpenAI's batch files, answered offline: a line per request in, a line per answer out.
 
-The requests go through the application itself, without a socket, so that they are checked and answered exactly as over
-HTTP; many are in flight at once and share the engine's batch.
+The requests go through the application without a socket, so they are checked and answered exactly as over HTTP. Many
+are in flight at once and share the engine's batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BatchRequest(msgspec.Struct):
         return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))
 
     def steered(self, given: dict[str, Any]) -> BatchRequest:
-        """The request with the fields of a constraint or of controllers, if it makes text and has none of them
+        """Return the request with the fields of a constraint or of controllers, if it generates text and has none
         itself."""
         inner = self.body.get("parameters") if self.url in _NATIVE else self.body
         fields = inner if isinstance(inner, dict) else {}
@@ -88,7 +88,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
 
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
-    """Settings with room for this many lines, whatever each asks for, since there are no other users."""
+    """Return settings with room for this many lines, because there are no other users."""
     num_requests = max_in_flight * HttpSettings().max_choices
     return HttpSettings(
         max_requests=num_requests,
@@ -100,7 +100,8 @@ def batch_settings(max_in_flight: int) -> HttpSettings:
 async def answer_batch(
     app: ASGIApp, requests: Iterable[BatchRequest], max_in_flight: int, on_done: Callable[[], None] = lambda: None
 ) -> AsyncIterator[dict[str, Any]]:
-    """Answers as they come, each with the `custom_id` of its request. A request that fails is an answer too."""
+    """Yield answers as they are ready, each with the `custom_id` of its request. A failed request also gets an
+    answer."""
     waiting = iter(requests)
     running: set[asyncio.Task[dict[str, Any]]] = set()
     try:

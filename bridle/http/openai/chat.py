@@ -170,7 +170,7 @@ class _Answer:
         }
 
     def _chunks(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> list[dict[str, Any]]:
-        """The first chunk of a choice carries its role, the last one how it ended."""
+        """Return the chunks of a choice. The first one has its role, the last one the finish reason."""
         index = self._numbers.of(part, delta.index)
         if index not in self._readers:
             self._readers[index] = self.turn.reader()

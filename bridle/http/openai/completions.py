@@ -46,7 +46,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
-    """What a call is answered with; all of it unless it streams."""
+    """Return the answer of a call; complete unless it streams."""
     asked, num_wanted = _sampling(body, serving.limit(DEFAULT_MAX_TOKENS))
     model = await serving.acquire_model(
         body.model,
@@ -85,8 +85,8 @@ def _check_truncate(truncate: int | None, most: int) -> None:
 
 
 def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, int]:
-    """The sampling of a body, with `usual` as its limit if it sets none, and how many choices per prompt are returned,
-    perhaps the best of more."""
+    """Return the sampling parameters of a body, with `usual` as its limit if it sets none, and the number of choices
+    to return per prompt, perhaps the best of more."""
     max_tokens = usual if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None

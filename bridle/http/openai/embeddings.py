@@ -51,7 +51,7 @@ class TextsBody(Fields):
     deadline: float | None = None
 
     async def hold(self, serving: RequestLifecycle, num_texts: int) -> int:
-        """Hold the model, and places for as many texts as may be in the engine at once; returns how many that are."""
+        """Acquire the model, and places for as many texts as may be in the engine at once. Returns their number."""
         if num_texts > MAX_INPUTS:
             raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
@@ -89,7 +89,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 
 
 async def _rows(body: EmbeddingsBody, serving: RequestLifecycle) -> tuple[list[bytes], str]:
-    """An entry of the answer for each text, in their order, and the name of what answers."""
+    """Return an entry for each text, in order, and the served name."""
     at_once = await body.hold(serving, len(body.input))
     check_embeds(serving.model, body.dimensions)
     tokens = await read_texts(serving, body.input, PoolingOptions(body.prompt_name, body.truncate_prompt_tokens))

@@ -1,5 +1,4 @@
-"""Log-probabilities in the two shapes of the OpenAI API: lists side by side for completions, rows for
-chats."""
+"""Log-probabilities in the two formats of the OpenAI API: parallel lists for completions, rows for chats."""
 
 from __future__ import annotations
 
@@ -79,8 +78,8 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """The tokens of a prompt in vLLM's shape: for each one an object of token ids, its own and those of the `num_top`
-    most probable; null for the first, which nothing predicts."""
+    """Return the tokens of a prompt in vLLM's format: for each an object of token ids, its own and the `num_top`
+    most probable ones. The first is null, because nothing predicts it."""
     return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
 
 

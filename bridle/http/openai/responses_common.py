@@ -18,7 +18,7 @@ _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReaso
 
 
 def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | None:
-    """OpenAI's word for how an output ended, perhaps with calls; None while the output grows."""
+    """Return OpenAI's name for the end of an output, which may have calls; None while the output grows."""
     if output.finish_reason is None:
         return None
     reason = _FINISH.get(output.finish_reason, "stop")
@@ -45,8 +45,8 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
 
 
 class ChoiceIndexer:
-    """Numbers of choices when outputs fork: those that were asked for come first, in order of their prompts; each fork
-    gets the next number when it is first seen."""
+    """Numbers of choices when outputs fork: the requested ones come first, in order of their prompts; each fork gets
+    the next number when it appears."""
 
     def __init__(self, parts: Sequence[SubRequest], num_wanted: int) -> None:
         self._num_wanted = 1 if parts[0].is_steered else num_wanted
@@ -72,7 +72,7 @@ class ChoiceIndexer:
 
 
 def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
-    """Under `event`: how much of what was sent of a choice is rolled back before this chunk's text follows."""
+    """Return, under `event`, how much sent text of a choice is rolled back before this chunk's text."""
     if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
         return {}
     return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

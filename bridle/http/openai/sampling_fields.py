@@ -1,8 +1,8 @@
-"""Fields of bodies that are derived from the sampling parameters: one that is added there is taken on every route.
+"""Fields of bodies that are derived from `SamplingParams`: a new sampling parameter is a field of every route at once.
 
-A body that has a field with a rule of its own writes it down, which takes the place of the derived one. `logit_bias` is
-an object of token ids in digits and numbers, which may have very many entries, or llama.cpp's list of pairs: an id or a
-text, and a number, or false for never.
+A body may declare a field with its own rule, which replaces the derived one. `logit_bias` is an object of token ids (as
+digits) and numbers, which may have very many entries. It may also be llama.cpp's list of pairs: an id or a text, and a
+number, or false for never.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _read_biases(value: Any) -> dict[int | str, float]:
 
 
 def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
-    """What is named twice is added twice."""
+    """Return the biases of pairs. Equal tokens add up."""
     found: dict[int | str, float] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
@@ -65,7 +65,7 @@ def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
 
 
 def _are_biases(value: dict[str, Any]) -> bool:
-    """Whether all entries are valid. Only if one may not be, each is checked to find it."""
+    """Return whether all entries are valid. Only if not, each is checked to find the invalid one."""
     names = "".join(value)
     is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
     biases = value.values()
@@ -120,7 +120,7 @@ _KINDS: Mapping[str, Any] = {
 def derived_fields(
     api: Api, params: type[SamplingParams] = SamplingParams, without: Collection[str] = ()
 ) -> type[Fields]:
-    """A body with every plain sampling parameter that `api` takes, by its name there; None is one that was left out."""
+    """Return a base class with every plain sampling parameter of `api`, by its name there; None means left out."""
     names = {name: meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(params)}
     taken: dict[str, Any] = {

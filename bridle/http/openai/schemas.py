@@ -1,8 +1,7 @@
 """Request bodies of the OpenAI routes.
 
-Types are strict: a number is not taken for a string, nor the other way round. `bridle.http.fields` says what becomes of
-fields that are not listed. Lists a client can make long are checked by hand, so that a long bad one gives one error
-instead of a million.
+Types are strict: a number is not taken for a string, nor the other way round. `bridle.http.fields` handles fields that
+are not listed. Long lists are checked by hand, so that an invalid one gives one error instead of a million.
 """
 
 from __future__ import annotations
@@ -214,7 +213,7 @@ class SamplingFields(ControllerFields, _Derived):
         return SamplingParams(**(given | changes))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """`sampling` with what the model's checkpoint recommends for what this body leaves out."""
+        """Return `sampling` with the checkpoint's recommendations for fields that this body leaves out."""
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return filled(sampling, model.defaults, given)
 
@@ -235,8 +234,8 @@ class BeamFields(SamplingFields):
     prompt_logprobs: int | None = None
 
     def width(self, num_wanted: int) -> int:
-        """Return the number of choices to generate for `num_wanted` answers. Refuses what goes with no stream, and
-        what belongs to beam search without it."""
+        """Return the number of choices to generate for `num_wanted` answers. Refuses values that do not work with
+        streams, and fields of beam search without it."""
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest(
                 f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"
@@ -283,7 +282,7 @@ class ChatBody(BeamFields):
     add_generation_prompt: bool | None = None
 
     def conversation(self, prefill: str = "") -> Conversation:
-        """What was said, and how the model is to answer, after `prefill`. Raises `InvalidRequest`."""
+        """Return the conversation and the settings of the answer, after `prefill`. Raises `InvalidRequest`."""
         reasoning = self.reasoning or _NO_REASONING
         messages: Sequence[Message] = self.messages
         begun = ""

@@ -135,7 +135,7 @@ async def _ranks(body: RerankBody, serving: RequestLifecycle, pairs: Sequence[Pa
 async def _scores(
     body: TextsBody, serving: RequestLifecycle, pairs: Sequence[Pair], is_raw: bool = False
 ) -> tuple[list[float], str]:
-    """The score of each pair, and the name of what answers."""
+    """Return the score of each pair, and the served name."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     how = PoolingOptions(truncate=body.truncate_prompt_tokens)
     at_once = await body.hold(serving, len(texts))

@@ -1,8 +1,8 @@
 """The chunks of a chat in the form that text-generation, the client of text-generation-inference, reads.
 
-It requires a role and a `tool_calls`, one object or null, in every delta. It reads every line of data as a chunk, so
-the line that ends OpenAI's streams would be an error to it. OpenAI's own clients join repeated roles, and need that
-line. So only a client whose bodies look like text-generation's gets these chunks.
+It requires a role and `tool_calls` (one object or null) in every delta. It reads every line of data as a chunk, so it
+fails at the last line of OpenAI's streams. OpenAI's own clients join repeated roles, and need that line. So only a
+client whose bodies look like text-generation's gets these chunks.
 """
 
 from __future__ import annotations

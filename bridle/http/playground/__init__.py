@@ -1,8 +1,7 @@
 """The playground: the page at `/` and the files that it consists of. `make web` builds them from `web/`, and they
 ship with the package, so that serving them takes no Node and no network.
 
-The page is the same for everybody and tells nothing of what is served; it asks for that itself, with a key if one is
-needed.
+The page is the same for everybody and does not name models; it requests them, with a key if one is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def file(name: str) -> File:
 
 
 def answer(request: Request, name: str) -> Response:
-    """The file, compressed if the browser takes that, or the word that the browser has it."""
+    """Return the file, compressed if the browser accepts that, or "not modified"."""
     found = file(name)
     headers = HEADERS | {"ETag": found.tag}
     if found.tag in request.headers.get("if-none-match", ""):

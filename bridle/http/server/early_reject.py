@@ -1,9 +1,8 @@
-"""Answers some requests at the door, when only their head was read: probes of the server's health, and requests for
-which there is no place whatever they say.
+"""Answers some requests after reading only their headers: health probes, and requests for which there is no place.
 
-A full server gets the most requests, from clients that ask again at once. Their bodies are neither read nor parsed, no
-task begins, and no line is logged for each: a refusal is a look at counters and one write. All other requests
-continue to the application, which decides with the same rules.
+A full server gets the most requests, from clients that retry at once. Their bodies are neither read nor parsed, no task
+begins, and they are not logged one by one: a refusal checks counters and writes once. All other requests continue to
+the application, which decides with the same rules.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ Probe = Callable[[HttpState, str], Response | None]
 
 
 class DoorAnswer(NamedTuple):
-    """A whole answer, and the user who is slowed down if it is given too often; None for a probe."""
+    """A whole answer, and the user who is throttled after too many of them; None for a probe."""
 
     response: Response
     user: str | None
 
 
 class EarlyRejector:
-    """Decides by the heads of requests. `identify` and `refuse` are those of the application."""
+    """Decides by the headers of requests. `identify` and `refuse` are those of the application."""
 
     def __init__(self, http: HttpState, identify: Identify, refuse: Refuse, probe: Probe) -> None:
         self._http = http
@@ -52,7 +51,7 @@ class EarlyRejector:
         self._has_cors = bool(http.settings.cors_origins)
 
     def answer(self, scope: Scope) -> DoorAnswer | None:
-        """The answer to a request that ends here; None for one that continues to the application."""
+        """Return the answer to a request that ends here; None for one that continues to the application."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
             return None  # a browser must be told more

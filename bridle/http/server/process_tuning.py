@@ -1,5 +1,5 @@
-"""Settings of a server's own process: enough files for its connections, few garbage collections, threads that switch
-quickly."""
+"""Settings of a server's own process: open files for its connections, few garbage collections, fast switching of
+threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SWITCH_INTERVAL = 0.0005
 
 
 def tune_process(max_connections: int) -> None:
-    """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on:
-    walking some hundred thousand objects of libraries and models would keep every stream waiting."""
+    """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on,
+    because walking some hundred thousand objects would delay every stream."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()

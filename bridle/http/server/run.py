@@ -1,9 +1,7 @@
-"""From settings to a process that serves: load the models, listen, drain on the first signal, end on the
-second.
+"""Runs a server from its settings: load the models, listen, drain on the first signal, end on the second.
 
-On SIGTERM or SIGINT readiness goes off first and new generations are turned away while the socket stays open,
-so that a balancer sees it; running requests finish within the grace period. Then, or at a second signal, all
-ends.
+On SIGTERM or SIGINT, readiness turns off and new generations are refused. The socket stays open, so that a load
+balancer sees this. Running requests finish within the grace period. Then, or at a second signal, all ends.
 """
 
 from __future__ import annotations
@@ -205,7 +203,7 @@ class DrainingServer(uvicorn.Server):
             self._on_listening()
 
     def _reload_policies(self) -> None:
-        """Read the policies again, beside the event loop; what runs keeps those that it began with."""
+        """Read the policies again in a thread; running requests keep theirs."""
         self._reload_task = asyncio.create_task(reload_policies(self._http.policies))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -239,7 +237,7 @@ class DrainingServer(uvicorn.Server):
 
 
 async def reload_policies(book: PolicyRegistry) -> None:
-    """Read the file of policies again. What is wrong with it is logged, and those from before continue."""
+    """Read the file of policies again. An error is logged, and the current policies stay."""
     try:
         current = await asyncio.to_thread(book.reload)
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""TLS in the server itself, with a certificate and a key that are read again after they were renewed.
+"""TLS in the server itself, with a certificate and a key that are read again when they change.
 
 Open connections keep the certificate that they began with; new ones get the new certificate. Files that cannot be read
 while they are being replaced change nothing, and the log says so.

@@ -1,16 +1,14 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on the size of headers and the time they take, on readers that do
+"""uvicorn's HTTP protocol with bounds that it lacks: on the size of headers and the time they take, on clients that do
 not read, and on connections, WebSockets included.
 
-The parser collects headers until they end, however long that takes. Here a head that grows beyond the limit
-is answered with 431 and cut, one that does not end with 408. A peer whose receive window stays closed is cut by the
-kernel, also when the application has already given up on it and only bytes on their way are left. Requests on
-connections beyond the limit are answered like all others that there is no room for; probes of the server's health are
-not among them, and connections that were there before do not notice.
+The parser collects headers until they end, however long that takes. Here a head that grows beyond the limit is answered
+with 431 and cut, one that does not end with 408. The kernel cuts a peer whose receive window stays closed, also when
+only bytes in transit are left. Requests on connections beyond the limit are refused like all others without room,
+except health probes. Earlier connections are not affected.
 
-What the door answers never becomes a task of the application. The body of such a request is dropped as it comes if
-that is little, so that the connection can be used again; else the connection is closed, not before what is still on
-its way was taken, since a close over unread bytes takes the answer away from the peer. A connection that was refused
-is heard again when it is its user's turn.
+A request that is refused early never becomes a task of the application. Its body is dropped if it is small, so that the
+connection can be used again. Otherwise the connection is closed after reading the bytes in transit, because closing
+over unread bytes would drop the answer. A refused connection is read again when it is its user's turn.
 """
 
 from __future__ import annotations
@@ -155,7 +153,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     # -- at the door -----------------------------------------------------------------------------------------
 
     def _answer_at_door(self) -> bool:
-        """Answer the request at the door if possible; returns whether it was answered. Answers come in order, so a
+        """Answer the request early if possible. Returns whether it was answered. Answers keep their order, so a
         request behind another one is not answered here."""
         path = self.url.partition(b"?")[0].decode("latin-1")
         is_next = self.cycle is None or self.cycle.response_complete
@@ -199,7 +197,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(LINGER, self.transport.close)
 
     def _wait_for_turn(self, user: str) -> None:
-        """Read on when it is this user's turn."""
+        """Continue reading when it is this user's turn."""
         self._is_held, self._held_as = True, user
         self.shares.schedule(user, self._let)
         if self._is_held:
@@ -211,8 +209,8 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read its refusals. While an answer of the application is on its
-        way, reading tells whether the client is still there."""
+        """Stop reading from a client that does not read its refusals. While the application answers, reading detects
+        a disconnect."""
         super().pause_writing()
         if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()

@@ -1,7 +1,6 @@
 """Front-ends over WebSockets on the port of the HTTP routes.
 
-The HTTP application knows three things of them: their paths, that they are ASGI applications, and that they end when it
-does.
+The HTTP application knows their paths. They are ASGI applications, and end when it does.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class WebSocketFrontend(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; open connections have `seconds` to finish."""
+        """Refuse new work; open connections have `seconds` to finish."""
 
     async def close(self) -> None:
         """End all open connections, and tell the clients."""

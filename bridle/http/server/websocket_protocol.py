@@ -1,13 +1,12 @@
 """uvicorn's WebSocket protocol with a bound that it lacks: how many frames of a connection are handled at a time.
 
 A frame can be six bytes long. So one read can hold tens of thousands, and each becomes an object, an event or an answer
-to a ping before another connection has a turn. Here a few frames are taken out at a time. The others wait as bytes
-until the application has taken those, and until it is the user's turn. Until then nothing more is read, so that the
-memory of a connection does not grow with what it sends. That is so from the first byte on, before anybody knows whose
-connection it is.
+to a ping before another connection has a turn. Here a few frames are handled at a time. The others wait as bytes until
+the application has processed those, and until it is the user's turn. Until then nothing more is read, so that the
+memory of a connection is bounded. This applies from the first byte on, before the user is known.
 
-Pings, answers to none, and parts of messages that hold nothing are of no use in numbers. The close frame says so to a
-client that sends too many.
+Pings, unsolicited pongs and empty parts of messages have no effect. A client that sends too many is closed with that
+reason.
 """
 
 from __future__ import annotations
@@ -92,8 +91,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
                 self._leave(str(error))
 
     def _leave(self, reason: str) -> None:
-        """Close the connection. What is on its way is dropped before that, since a close over unread bytes takes the
-        reason away from the peer."""
+        """Close the connection. Bytes in transit are dropped first, because closing over unread bytes would drop the
+        reason."""
         self.rest, self._num_to_drop = b"", MAX_DROPPED
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.POLICY_VIOLATION, "reason": reason})
@@ -114,8 +113,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.shares.schedule(self._asked_as, self.go_on)
 
     def go_on(self) -> None:
-        """Handle a few frames. Who has more is not read from, and who does not take the answers to pings is not
-        heard at all."""
+        """Handle a few frames. A connection with more frames is not read, and one that does not read its pongs is
+        ignored."""
         self.is_due = False
         if not self.writable.is_set():
             self._read(False)
@@ -133,7 +132,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
             self._ask()
 
     def _read(self, wanted: bool) -> None:
-        """Read on, or not. A connection that is about to be closed is read to its end."""
+        """Continue or stop reading. A connection that is about to be closed is read to its end."""
         wanted = wanted or self._num_to_drop is not None
         if wanted is self.read_paused and not self.transport.is_closing():
             self.read_paused = not wanted

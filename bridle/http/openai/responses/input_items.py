@@ -1,5 +1,5 @@
-"""Conversion of request items to chat messages. Thoughts, text and calls of a turn become one message. Errors in an
-item name its place."""
+"""Conversion of request items to chat messages. Reasoning, text and calls of a turn become one message. Errors name
+the item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer of the Responses API: a generation, and the response that is made of it, whole or as events."""
+"""An answer of the Responses API: a generation, and the response built from it, whole or as events."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SendEvents = Callable[[list[Event]], Awaitable[None]]
 async def begin(
     body: ResponsesBody, serving: RequestLifecycle, most_tokens: int | None = None
 ) -> tuple[Generation, ChatRequest]:
-    """The generation that a body asks for, checked; unless it streams, it has run. Its `input` is all that was said. It
-    has `most_tokens`, or what the context leaves of them."""
+    """Return the checked generation for a body; unless it streams, it has run. `input` are all items of the
+    conversation. It has `most_tokens`, or the rest of the context."""
     if body.offered.skipped:
         _log.info("tools left out", id=serving.story.id, types=body.offered.skipped)
     model = await serving.acquire_model(
@@ -70,8 +70,8 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 @dataclass(slots=True)
 class ResponseWriter:
     """Writes the output of a generation in the shape of this API. A response that is to be stored goes into `book`;
-    any other one into `passing`, if there is one. With `is_warm_up` the prompt is computed alone, and nothing is said:
-    who continues from such a response is answered sooner."""
+    any other one into `passing`, if there is one. With `is_warm_up` only the prompt is computed, so that a request
+    that continues from this response is faster."""
 
     generation: Generation
     turn: ChatRequest

@@ -1,5 +1,5 @@
-"""`POST /v1/responses` and `POST /v1/responses/compact`. Unless `store` is false, what was said and answered is kept,
-for requests that refer to it."""
+"""`POST /v1/responses` and `POST /v1/responses/compact`. Unless `store` is false, the conversation is stored for
+later requests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: Response
 
 
 async def _compacted(body: CompactBody, serving: RequestLifecycle, book: ResponseStore) -> dict[str, Any]:
-    """Make a conversation shorter: keep what its user said last, and let the model summarize everything. Raises
+    """Shorten a conversation: keep the user's last messages, and let the model summarize everything. Raises
     `InvalidRequest`."""
     said = body.items(book, serving.identity.user)
     if not said:
@@ -89,7 +89,7 @@ async def _compacted(body: CompactBody, serving: RequestLifecycle, book: Respons
 
 
 def _kept(said: JsonObjects, name: str) -> JsonObjects:
-    """The user's last messages, as many as there is room for."""
+    """Return the user's last messages that have room."""
     kept: JsonObjects = []
     room = KEPT_BYTES
     for number, item in reversed(list(enumerate(said))):

@@ -1,6 +1,6 @@
 """Bodies of the Responses API, and the conversation that each is converted to.
 
-A reference to an earlier response stands for the items that it answered, and its own.
+A reference to an earlier response stands for its input items and its output items.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class ResponsesBody(SamplingFields):
         return read_tools(self.tools)
 
     def items(self, book: ResponseStore, user: str) -> JsonObjects:
-        """All that is said: what the earlier response answered, its own items, and the input. Raises `UnknownResponse`,
-        and `InvalidRequest` if that is too much."""
+        """Return all items: the input and output of the earlier response, and the new input. Raises
+        `UnknownResponse`, and `InvalidRequest` if there are too many."""
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         name = self.previous_response_id
         if name is None:
@@ -123,7 +123,7 @@ class ResponsesBody(SamplingFields):
         )
 
     def _check(self) -> None:
-        """Refuse options that this server could not honour."""
+        """Refuse options that this server does not support."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
         if self.prompt is not None:

@@ -1,7 +1,7 @@
 """Responses over a WebSocket at `/v1/responses`: each message asks for one, and its events come back as messages.
 
-A connection has one response at a time, in the order in which they were asked for. One that is not stored can be gone
-on from over the connection that it was asked for over, until the next one, or one that fails.
+A connection has one response at a time, in the order of its requests. A response that is not stored can be continued
+over the same connection, until the next one or a failure.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ResponsesSockets:
             self._open.discard(connection)
 
     def drain(self, seconds: float) -> None:
-        """Begin nothing new; responses that run have `seconds` to finish."""
+        """Refuse new responses; running ones have `seconds` to finish."""
         for connection in self._open:
             connection.end()
 
@@ -142,7 +142,7 @@ class _Connection:
         self.end(ConnectionExpired(f"a connection lasts for {max_seconds:g} s; open another one"))
 
     async def _read(self) -> None:
-        """Take messages, also while a response runs, so that a client that leaves is noticed."""
+        """Read messages, also while a response runs, so that a disconnect is noticed."""
         while (event := await self._receive())["type"] != "websocket.disconnect":
             message = event.get("text") or event.get("bytes") or ""
             self._num_waiting += len(message)
@@ -156,7 +156,7 @@ class _Connection:
             self._work.cancel()
 
     async def _leave(self) -> None:
-        """Say why, unless the client has left."""
+        """Send the reason, unless the client has disconnected."""
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             if self._error is not None:
                 await self._tell([_failure(self._error)])
@@ -209,7 +209,7 @@ class _Connection:
             await self._fail(error, call, answer)
 
     async def _fail(self, error: BridleError, call: RequestContext, answer: ResponseWriter | None = None) -> None:
-        """Tell what is wrong: in the response, if one has begun."""
+        """Report an error: in the response, if one has begun."""
         call.status = status_of(error)[0]
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await self._tell([_failure(error) if answer is None else answer.failure(error)])
@@ -219,7 +219,7 @@ class _Connection:
             self.end(too_many)
 
     async def _body(self, message: str | bytes) -> tuple[ResponsesBody, bool]:
-        """A message as a request, and whether it is to be answered with text. Raises `InvalidRequest`."""
+        """Return a message as a request, and whether it generates text. Raises `InvalidRequest`."""
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         try:
             fields = await parsed(self._http, data)

@@ -1,7 +1,7 @@
 """Items of type `compaction`: a summary of the conversation, which its client keeps and sends back unchanged.
 
-The name of the field says that the summary is encrypted. It is not: the client has read all of the conversation, and
-what it sends back counts as said by it.
+In spite of the field's name the summary is not encrypted: the client has read the whole conversation, and a returned
+summary counts as the client's text.
 """
 
 from __future__ import annotations
