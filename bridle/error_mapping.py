@@ -1,7 +1,7 @@
 """Mapping of bridle's errors to those of clients, for every API: one table.
 
-Each API has words of its own for a kind of failure, and its own shape; which error is of which kind, which status it
-has over HTTP, and whether asking again may help is the same everywhere.
+Each API has its own names and format for a kind of failure. The kind of each error, its HTTP status, and whether a
+retry may help are the same everywhere.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class UnsupportedModel(BridleError):
 
 
 class ModelUnavailable(BridleError):
-    """A model of that name could be served, but not now: it is still being loaded, could not be loaded, or there is no
-    room for it beside those in use. `retry_after` is a hint in seconds."""
+    """A known model cannot be served now: it is still loading, could not be loaded, or there is no room for it next
+    to the models in use. `retry_after` is a hint in seconds."""
 
     code = "model_unavailable"
 

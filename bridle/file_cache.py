@@ -1,5 +1,5 @@
-"""Files of the cache folder that can be made anew at any time: written whole or not at all, read only if they are
-what was written, and removed, oldest use first, where all of them take more than a limit.
+"""Files of the cache folder, which can be created again at any time. They are written atomically, and read only if
+their digest is right. If all of them exceed a limit, the least recently used are removed.
 
 An entry is a short text that describes it, and a long run of bytes. Both have digests. Whatever is missing, damaged,
 made by another version or for something else is not found. Several processes may read and write the same entries.

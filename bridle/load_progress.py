@@ -1,8 +1,8 @@
 """Tells how far a long task is: a bar that moves on a terminal, elsewhere lines on standard error or in the log, at
 sensible steps.
 
-It knows nothing of models. What loads calls a `Report` with its present stage and the share that is done, from 0 to 1;
-a stage that is not part of the whole, such as a download before it, begins at 0 again.
+It knows nothing of models. Loading code calls a `Report` with its current stage and its progress from 0 to 1. A
+separate stage, such as a download before it, begins at 0 again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 On a terminal the line of a request has five fields; the formats `full` and `json` have all of them.
 
 A process passes its format on to those that it starts by environment variables (`log_variables`), so that all lines of
-a server look alike: those of its control runtime, shards and replicas, too.
+a server have the same format, also those of its control runtime, shards and replicas.
 """
 
 from __future__ import annotations

@@ -95,10 +95,10 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """Metadata of a field of `SamplingParams`, for all code that lists such fields. Its `part` is `draw` if it
-    chooses a token, `report` if it adds to what is returned about one (a sampler needs both), and `output` if it is
-    about the whole output. A controller `may_change` it for one token. `names` are its names in APIs that do not
-    use its own; None: it is not supported there, or set by other fields. A number lies `within` two others, and is
-    an integer if they are."""
+    affects the choice of a token, `report` if it affects the data returned about one (a sampler needs both), and
+    `output` if it is about the whole output. A controller `may_change` it for one token. `names` are its names in
+    APIs that do not use its own; None: it is not supported there, or set by other fields. A number lies `within` two
+    others, and is an integer if they are."""
 
     part: Part = "output"
     may_change: bool = False

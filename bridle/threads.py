@@ -1,9 +1,9 @@
 """Threads that end with their work, and futures that are completed by others.
 
 OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
-that thread lives. Once all teams together have more threads than there are processors, GNU's runtime lets none of them
-wait actively for the next piece of work, and waking them up makes each step of a model of half a billion weights a
-quarter slower. So a thread that computes once, to load a model or to try a step, has to be one that ends.
+that thread lives. If all teams together have more threads than processors, GNU's runtime lets none of them wait
+actively. Waking them up then makes each step of a model of half a billion weights a quarter slower. So a thread that
+computes once, to load a model or to try a step, has to be one that ends.
 """
 
 from __future__ import annotations

@@ -94,12 +94,11 @@ class MidOp(Struct, omit_defaults=True):
     """One scheduled sequence. D1 uses `id` and `clone_id` only.
 
     D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was sampled. The first op of a
-    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that
-    asked for `top_logprobs`; `turns` is how often in a row a controller that does nothing may be asked at once,
-    `variables` are set before it is asked: names, and values in hexadecimal; `ahead` are draft tokens, which are
-    shown to clones of it; the first `foreseen` of `tokens` were sampled as shown to its clones; `changes` are the
-    engine's changes to what it wanted: the position, the number of removed tokens, the tokens inserted there, and the
-    policy that inserted them.
+    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked
+    for `top_logprobs`. `turns` is how often in a row a controller that does nothing may be asked. `variables` are set
+    before it is asked: names, and values in hexadecimal. `ahead` are draft tokens, which are shown to clones of it. The
+    first `foreseen` of `tokens` were sampled as shown to its clones. `changes` are the engine's changes to what it
+    wanted: the position, the number of removed tokens, the tokens inserted there, and the policy that inserted them.
     """
 
     id: SeqId
@@ -121,7 +120,7 @@ class MidProcess(Message, tag="mid_process"):
     """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
 
     Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, the latest time of
-    the reply: a sequence that is not done by then waits like a late one, but counts as late only after `deadline_ms`.
+    the reply. A sequence that is not done by then waits like a late one, but counts as late only after `deadline_ms`.
     """
 
     ops: list[MidOp]

@@ -1,8 +1,8 @@
 """The control part of a step beside a device that takes a fixed time, and Wasm controllers to put in it.
 
-On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical
-path: waiting for the answers that are not there yet, decoding them, branching. On one that does not block (a GPU),
-that happens while the device works.
+On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical path:
+waiting for missing answers, decoding, branching. On one that does not block (a GPU), that happens while the device
+works.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def upload(pool: RuntimePool, wasm: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """Medians and the 99th percentile in seconds: from the device's end to the sampler, and of a whole step; `rows` is
-    how many sequences drew in a step, on average, and `cpu` what processor time of this process a step took."""
+    """Medians and the 99th percentile in seconds: from the device's end to the sampler, and of a whole step. `rows`
+    is the mean number of sampled sequences per step, and `cpu` this process's processor time per step."""
 
     gap: float
     gap_p99: float

@@ -1,10 +1,10 @@
 """Generated tokens per second, offline: bridle beside transformers, and both beside the memory roof.
 
 All peers run in this process with the same threads, weights, prompts and output lengths, in turns; each figure is the
-best of its rounds. Beside the clock stands the processor time, which other work on the machine disturbs less: its
-ratio can be trusted where the clock's cannot. Decoding speed is taken from the difference between a run of one new
-token and a full run, so that it holds no prefill, and is set against the roof: bytes that a step must read over the
-bandwidth measured in the same run.
+best of its rounds. Beside the clock stands the processor time, which other work on the machine disturbs less: its ratio
+can be trusted where the clock's cannot. Decoding speed is the difference between a run of one new token and a full run,
+so it contains no prefill. It is compared with the roof: the bytes that a step must read, divided by the bandwidth
+measured in the same run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measures a server from its command to `/health`, for a model that was never loaded and for one that was, beside
-llama.cpp's server if its path is given: seconds, seconds of the processor, memory, and what an idle server costs.
+"""Measures a server from its command to `/health`, for a new model and for a cached one, and llama.cpp's server if its
+path is given. It reports seconds, processor seconds, memory, and the cost of an idle server.
 
 Processor time and memory are those of the server with all processes that it starts. Memory that processes share is
 counted once, where the system tells (Linux); the peak of the server's own process is reported, too.

@@ -1,7 +1,7 @@
 """The memory bandwidth of the device that computes, measured: what bounds decoding at small batches.
 
-A decoding step reads every weight once, so weight bytes over bandwidth is the least time that a step can take
-as long as the weights do not fit into the caches.
+A decoding step reads every weight once, so weight bytes over bandwidth is the minimum time of a step if the weights do
+not fit into the caches.
 """
 
 from __future__ import annotations

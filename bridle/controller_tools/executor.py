@@ -1,7 +1,7 @@
 """Runs the calls of tools on an event loop in a thread of its own, so that no tool holds up the engine's steps.
 
-The result of a call is reported by its handle alone: a tool that fails, is late, says too much or does not exist ends
-it with an error message, never with an exception in the caller. Knows nothing of engines and of HTTP.
+Only the handle reports the result of a call. A tool that fails, is late, returns too much or does not exist ends the
+call with an error message, never with an exception in the caller. Knows nothing of engines and of HTTP.
 """
 
 from __future__ import annotations

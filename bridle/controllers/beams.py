@@ -6,9 +6,9 @@ continuation is not ended: it rolls back its own tokens and follows another beam
 `width`. The best texts are reported at the end, as a variable, since a text may be complete long before that.
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
-log-probabilities, divided by its length to the power of `length_penalty`; the search ends when `width` texts are
-finished and none can get better (`early_stopping` False: by its present length; "never": by the longest one), or
-at once (`early_stopping` True).
+log-probabilities, divided by its length to the power of `length_penalty`. The search ends when `width` texts are
+finished and none can get better (`early_stopping` False: by its present length; "never": by the longest one), or at
+once (`early_stopping` True).
 """
 
 from __future__ import annotations

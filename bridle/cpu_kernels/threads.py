@@ -1,9 +1,9 @@
 """Number of compute threads, and torch limited to one of them while kernels do the work.
 
 torch's workers of OpenMP look out for work for some milliseconds after each parallel operation. The kernels' own pool
-computes just then, and where there are as many threads as processors the two share one: a token of a 0.5B model took
-18 ms in place of 12. So torch computes alone around the kernels. Its setting is for all threads of a process that have
-not computed yet; OpenMP's own is for the calling thread, which is the one needed here.
+computes at that time. With as many threads as processors, two threads then share one: a token of a 0.5B model took 18
+ms in place of 12. So torch computes alone around the kernels. Its setting is for all threads of a process that have not
+computed yet; OpenMP's own is for the calling thread, which is the one needed here.
 """
 
 from __future__ import annotations

@@ -216,9 +216,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Return the same content in fewer events: one log for each output, at the place of its first one, and one event
-    for each variable, at the place of its last write. Outputs of a request share their variables, so the order of
-    writes counts across them."""
+    """Return the same content in fewer events. Each output has one log, at the place of its first one, and each
+    variable has one event, at the place of its last write. Outputs of a request share their variables, so the order
+    of writes counts across them."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:

@@ -52,10 +52,10 @@ from bridle.outputs import Event, Finished, FinishReason
 class Engine:
     """Continuous batching over one `Executor`.
 
-    `pools` run the controllers, `decoder` turns tokens into text (None: events carry none), `adapters` brings adapters
-    to the device (None: the executor has all that requests name), `media` encodes images (None: there are none),
-    `draft` computes a smaller model that guesses tokens ahead, of the same vocabulary. Ids that are
-    `unnamed` are never sampled. All methods but `cancel` belong to one thread.
+    `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
+    adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
+    computes a smaller model of the same vocabulary that drafts tokens. Ids that are `unnamed` are never sampled. All
+    methods but `cancel` belong to one thread.
     """
 
     def __init__(

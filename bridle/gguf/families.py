@@ -230,8 +230,8 @@ ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_facto
 
 
 def family_of(arch: str | None, has_experts: bool, has_window: bool, is_sigmoid: bool) -> GgufFamily | None:
-    """The family of an architecture; Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, DeepSeek V3 chooses
-    experts by a sigmoid, and Mistral cannot be told from Llama."""
+    """Return the family of an architecture. Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, and
+    DeepSeek V3 chooses experts by a sigmoid. Mistral cannot be distinguished from Llama."""
     if arch == "llama":
         return BY_MODEL_TYPE["mixtral" if has_experts else "llama"]
     if arch == "deepseek2":

@@ -1,8 +1,8 @@
 """Rules that make a tensor of the library's model from tensors of a GGUF file, and the groups of them that families
 share.
 
-Some files hold another form than the library: queries and keys of families that llama.cpp rotates in pairs have their
-rows in another order, and Gemma's norms are stored with the one that the library adds.
+Some files differ from transformers' form. Queries and keys of families that llama.cpp rotates in pairs have their rows
+in another order. Gemma's norms are stored with the 1 that transformers adds.
 """
 
 from __future__ import annotations

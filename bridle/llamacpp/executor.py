@@ -1,8 +1,8 @@
 """The backend over llama.cpp: plans in, tokens out.
 
-A plan's tokens go into as few batches as adapters and their size allow: llama.cpp applies an adapter to whatever it
-computes, so each adapter of a step has batches of its own. One thread computes; adapters may come and go meanwhile. An
-error in one step forgets all sequences, as in every backend.
+A plan's tokens are put into as few batches as possible. llama.cpp applies an adapter to the whole batch, so each
+adapter of a step has its own batches. One thread computes; adapters may come and go meanwhile. An error in one step
+forgets all sequences, as in every backend.
 """
 
 from __future__ import annotations

@@ -150,9 +150,9 @@ class LLM(LoadedModelMixin):
         **given: Any,
     ) -> list[TextScore] | list[float]:
         """Log-probabilities of given texts, token by token; with `top`, also those of the most probable tokens at
-        each position. With `others`, how much each pair of texts has to do with each other, as `/v1/score` tells it: by
-        a cross-encoder, or by the cosine of vectors; one text goes with all others. Nothing is generated; `adapter`,
-        `timeout` and the others of `RunOptions` that need no draw count."""
+        each position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a
+        cross-encoder, or by the cosine of vectors. One text is compared with all others. Nothing is generated;
+        `adapter`, `timeout` and the others of `RunOptions` that need no draw count."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
             return pooling.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
@@ -170,9 +170,10 @@ class LLM(LoadedModelMixin):
         """Return a vector of length 1 for each text, of its first `dimensions` numbers if these are wanted. The closer
         the product of two vectors is to 1, the more alike the texts are to the model.
 
-        An embedding model makes it as its folder says, behind its prompt `prompt_name`, if that is given; of a model
-        that generates it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1:
-        what the model takes). `normalize` False leaves the length unchanged. Nothing is generated."""
+        An embedding model computes it as its folder says, after its prompt `prompt_name` if given. For a generating
+        model it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1: what the
+        model takes). `normalize` False leaves the length unchanged. Nothing is generated.
+        """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
             self._model, prompts, dimensions, how, given, lambda made: self._calls.run(made, use_tqdm)

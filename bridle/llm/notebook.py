@@ -52,8 +52,8 @@ class Live:
 
 
 class LiveOutput:
-    """The first output of a request as it grows: in a notebook in colours, if it is traced; elsewhere as text on the
-    standard output, where what is rolled back is left standing."""
+    """Shows the first output of a request as it grows. In a notebook it has colours if it is traced. Elsewhere it is
+    text on standard output, where rolled-back text stays."""
 
     def __init__(self) -> None:
         self._live = Live() if in_notebook() else None

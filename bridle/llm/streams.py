@@ -139,8 +139,8 @@ class TextStream(Reader[str]):
         return Reader(self._base, self._take_pieces)
 
     def show(self) -> RequestOutput:
-        """Read to the end, and show the first output as it grows: in a notebook in place, and in the colours of where
-        its tokens came from if the request is traced (`trace=True`); elsewhere as text on the standard output."""
+        """Read to the end, and show the first output as it grows. In a notebook it is shown in place, with colours
+        for the origin of tokens if the request is traced (`trace=True`). Elsewhere it is text on standard output."""
         shown = LiveOutput()
         for output in self.outputs():
             shown.update(output)

@@ -1,8 +1,7 @@
 """Chooses how a device multiplies adapters, and tests the fused way before steps rely on it.
 
-Fused products are compared with plain torch on random numbers, once for each shape of a site that adapters bring: with
-few rows, with many, and with both at once, with rows between them that have no adapter. This takes memory for the
-weights of one site.
+Fused products are compared with plain torch on random numbers, once for each shape of a site. The trials have few rows,
+many rows, and both at once, with rows without an adapter between them. This takes memory for the weights of one site.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 threads.
 
 There are two tiers, each within a number of bytes: the host keeps adapters that were read, the device those that can be
-computed with. In both, the least recently used adapter leaves first. When more adapters are wanted at once than fit on
-the device, they take turns: a wanted adapter stays for at least `TURN_STEPS` steps in which it could serve, so that
-each makes progress and none starves.
+computed with. In both, the least recently used adapter leaves first. If more adapters are needed at once than fit on
+the device, they take turns. A needed adapter stays for at least `TURN_STEPS` steps in which it could serve, so that
+none starves.
 """
 
 from __future__ import annotations

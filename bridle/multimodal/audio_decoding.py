@@ -1,5 +1,5 @@
-"""Files into sounds, with distrust: only formats that are listed are tried, length and rate are judged by the header
-before anything is unpacked, and no message of a library is passed on.
+"""Decodes untrusted sound files. Only listed formats are tried, length and rate are checked in the header before
+anything is decoded, and no library's message is passed on.
 
 A sound is one channel, the mean of all, at the rate that the model reads. It is unpacked and brought to that rate piece
 by piece: what a file takes in between does not grow with its length.
@@ -47,8 +47,8 @@ def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio"
 
 
 def check_sound(value: Any, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:
-    """A sound that a program has opened itself: an array of samples, by channels if it has two dimensions, or that and
-    its rate; without one it has the `rate` that is read."""
+    """Return a sound from a program's own samples: an array, by channels if it has two dimensions, perhaps with its
+    rate. The default is the model's `rate`."""
     own, array = rate, value
     if isinstance(value, tuple) and len(value) == 2:
         array, own = value

@@ -1,5 +1,5 @@
-"""Files into images, with distrust: sizes are judged by the header before anything is unpacked, only formats that are
-listed are tried, and no message of a library is passed on, since these tell addresses of this process's memory.
+"""Decodes untrusted image files. Sizes are checked in the header before anything is decoded, only listed formats are
+tried, and no library's message is passed on, because it may contain memory addresses of this process.
 
 An image is its first frame, turned as its camera says, on white where it is transparent, in three colours.
 """

@@ -1,8 +1,8 @@
 """Prompts all of whose tokens see each other, their text too, as PaliGemma's do where they have images.
 
-What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium
-that stands in one run: its key covers ids and pixels, no chunk cuts it, and no cache gives a part of it to another
-prompt. What is drawn behind it is text in causal order.
+What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in
+one run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. What is
+drawn behind it is text in causal order.
 """
 
 from __future__ import annotations

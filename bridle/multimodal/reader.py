@@ -1,8 +1,8 @@
 """From images, sounds and videos in a request to what an engine takes: `MultiModalItem` and `PlaceholderRange`.
 
-The reader belongs to a model: it has a sense for each kind of files that the model reads, which makes arrays of one,
-and says what stands in a prompt for it. Files that were read lately are kept by the digest of their bytes: a chat sends
-the same ones in each turn. Imports no torch.
+The reader belongs to a model. For each kind of file that the model reads it has a part that makes arrays of a file and
+the placeholders for a prompt. Files that were read lately are kept by the digest of their bytes: a chat sends the same
+ones in each turn. Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Files into frames, with distrust: only formats that are listed are tried, sizes and lengths are judged by the header
-before anything is unpacked, unpacking has a time, and no message of a library is passed on.
+"""Decodes untrusted video files to frames. Only listed formats are tried, sizes and lengths are checked in the header
+before anything is decoded, decoding has a time limit, and no library's message is passed on.
 
 A clip gives the frames that are asked for, one after the other, so that none is kept that a model is not shown.
 """

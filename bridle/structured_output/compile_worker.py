@@ -1,8 +1,8 @@
 """The process that tries a grammar first: it may run out of time, memory or stack without harm to the server.
 
-Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar, over single bytes
-instead of a model's vocabulary, and computes the first mask, on a thread whose stack is smaller than any in the process
-that asks. It therefore imports nothing but the standard library and llguidance.
+Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar over single bytes
+instead of a model's vocabulary, and computes the first mask. Its thread has a smaller stack than any in the calling
+process. It therefore imports nothing but the standard library and llguidance.
 """
 
 from __future__ import annotations

@@ -275,8 +275,8 @@ class ConstraintPool(ControllerPool):
         return answer.decision
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """The masks after each of `tokens`, across those that are forced, up to one that is not allowed, after which
-        the text ends or something else is forced, or until that has taken longer than a commit may."""
+        """Return the masks after each of `tokens`, with the forced ones. It stops at a token that is not allowed or
+        ends the text, if something else is forced, and when it takes longer than a commit may."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []

@@ -1,8 +1,8 @@
 """An executor without a model: for the engine's properties, for users' own tests, for measuring the engine alone.
 
-`ScriptedExecutor` follows each `StepPlan` to the letter on a stand-in KV cache and takes its logits from what
-it reads back, so that a wrong block, a missed copy or a stale prefix shows; it also checks every plan against
-the contract and raises `InternalError` at once. It needs neither torch nor weights and knows nothing of text.
+`ScriptedExecutor` follows each `StepPlan` exactly on a fake KV cache and computes its logits from the KV that it reads
+back. So a wrong block, a missed copy or a stale prefix is found. It also checks every plan against the contract and
+raises `InternalError` at once. It needs neither torch nor weights and knows nothing of text.
 
     executor = ScriptedExecutor(vocab_size=32, num_blocks=64, block_size=4)
     engine = Engine(executor)

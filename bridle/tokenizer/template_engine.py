@@ -1,8 +1,7 @@
 """Rendering a Jinja chat template in a sandbox that counts: steps, and the size of the texts it builds.
 
-The same file is a small program: run as a script it renders one template, read from standard input, in a
-process whose memory and processor time the operating system bounds as well. It therefore imports nothing but
-the standard library and jinja2.
+The same file is a small program. Run as a script, it renders one template from standard input, in a process with limits
+of memory and processor time. It therefore imports nothing but the standard library and jinja2.
 """
 
 from __future__ import annotations

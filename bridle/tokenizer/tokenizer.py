@@ -111,8 +111,8 @@ class Tokenizer:
         return ordinary, further
 
     def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
-        """The first token id that does not stand for the same piece in both vocabularies, with both pieces; None if
-        they are the same, but for tokens that only one of them has at its end."""
+        """Return the first token id with different pieces in two vocabularies, with both pieces. None if they are
+        equal, except for tokens that only one of them has at its end."""
         pairs = enumerate(zip(self._pieces, other._pieces, strict=False))
         return next(((token, own, its) for token, (own, its) in pairs if own != its), None)
 

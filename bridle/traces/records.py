@@ -60,8 +60,8 @@ class Draw:
 
 @dataclass(slots=True)
 class Cost:
-    """One step of the engine: how many sequences and tokens it computed, and the seconds of its forward pass, of the
-    wait for controllers after it, and of drawing, which waits for the device."""
+    """One step of the engine: its numbers of sequences and tokens, and the seconds of its forward pass, of the wait
+    for controllers, and of sampling, which waits for the device."""
 
     num_rows: int
     num_tokens: int
@@ -183,8 +183,8 @@ class StoredRecord(Record):
 @dataclass(slots=True)
 class ExchangeRecord(Record):
     """Exchange of an engine with its control runtime, on the main channel or at its `side`: a `request` and,
-    `seconds` later, the `reply`, as JSON; a string where it was not JSON. `at` is its time, in seconds since 1970.
-    Such a record is about many outputs and has number 0 for all of them; `step` counts exchanges."""
+    `seconds` later, the `reply`. Both are JSON, or strings if they were not JSON. `at` is its time, in seconds since
+    1970. Such a record is about many outputs and has number 0 for all of them; `step` counts exchanges."""
 
     at: float = 0.0
     seconds: float = 0.0

@@ -1,6 +1,6 @@
 """post_pre_process and mid_process of dialect 1 in the supervisor, from the engine's message to the reply.
 
-Late controllers lose only a step, as in dialect 2: in the pre phase a late sequence is suspended for the step; in the
+Late controllers lose only a step, as in dialect 2. In the pre phase a late sequence is suspended for the step; in the
 mid phase it gets a splice that removes the sampled token and appends nothing.
 """
 

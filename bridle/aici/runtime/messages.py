@@ -136,8 +136,8 @@ class Answers(WorkerMessage):
 
 
 class Create(WorkerMessage):
-    """Make an instance. The module's compiled code is at `path`; `first_pre` runs D1b's first pre callback;
-    `keep_logs` leaves what the guest printed for its first report, since D1's reply has no place for it."""
+    """Make an instance. The module's compiled code is at `path`. `first_pre` runs D1b's first pre callback.
+    `keep_logs` keeps the guest's output for its first report, because D1's reply has no field for it."""
 
     rid: int
     key: int

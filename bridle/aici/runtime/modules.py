@@ -1,8 +1,8 @@
 """The module store: uploaded controllers by the hash of their bytes, tags, owners, and compiled code.
 
 Files hold bytes, SQLite holds everything else. A file is written under a temporary name, flushed and renamed inside the
-write transaction that records it, so that after a crash there is either a complete module or none; leftovers are
-removed at the next start. Several runtimes may share a folder. Nothing here compiles.
+write transaction that records it, so that a crash leaves a complete module or none. Leftovers are removed at the next
+start. Several runtimes may share a folder. Nothing here compiles.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shared variables of a request whose sequences live in different processes: the worker's end and the server's.
 
-Each such process has a socket of its own to the supervisor, on which it waits for the reply; the supervisor answers all
+Each such process has a socket of its own to the supervisor, on which it waits for the reply. The supervisor answers all
 of them, so each variable has one order of versions.
 """
 

@@ -1,8 +1,8 @@
 """The token trie that guests walk: building, in both layouts, and reading it back.
 
 A vocabulary of 128k tokens is built in a fraction of a second, because every step is one array operation over sorted
-tokens: sorted order is depth-first pre-order, so a token contributes just the nodes behind the prefix that it shares
-with its predecessor. The layouts differ in how a token's position is packed into a word.
+tokens. Sorted order is depth-first pre-order, so a token adds only the nodes after the prefix that it shares with its
+predecessor. The layouts differ in how a token's position is packed into a word.
 """
 
 from __future__ import annotations

@@ -28,15 +28,15 @@ class Change(NamedTuple):
 class Ask:
     """A request for a decision, because tokens of a sequence became known.
 
-    `tokens` were appended after `backtrack` older ones were rolled back; `sampled` is the token that was sampled, even
-    if a splice replaced it; `candidates` are the most probable tokens at that position with their log-probabilities, if
-    its branch asked for them. The first ask of a request names `request`, that of a fork its `parent` (which is in the
-    same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The first
-    `num_foreseen` of the tokens were sampled as the pool predicted them. A `final` ask needs no decision, only the last
-    logs. `turns` is how often in a row a controller that does nothing may be asked. If it may not force tokens, because
-    another controller does not allow them, it is asked for alternatives. `variables` are set before it is asked, if its
-    pool supports variables. `ahead` are tokens that are likely to be sampled next, for a pool that `is_told_ahead`.
-    `changes` are tokens that a policy changed after the decision.
+    `tokens` were appended after `backtrack` older ones were rolled back. `sampled` is the token that was sampled, even
+    if a splice replaced it. `candidates` are the most probable tokens at that position with their log-probabilities, if
+    its branch asked for them. The first ask of a request names `request`. The first ask of a fork names its `parent`
+    (which is in the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The
+    first `num_foreseen` of the tokens were sampled as the pool predicted them. A `final` ask needs no decision, only
+    the last logs. `turns` is how often in a row a controller that does nothing may be asked. If it may not force
+    tokens, because another controller does not allow them, it is asked for alternatives. `variables` are set before it
+    is asked, if its pool supports variables. `ahead` are tokens that are likely to be sampled next, for a pool that
+    `is_told_ahead`. `changes` are tokens that a policy changed after the decision.
     """
 
     seq_id: int

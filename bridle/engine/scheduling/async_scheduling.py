@@ -9,9 +9,9 @@ This is the order of a step over an `AsyncExecutor`, whose device continues work
     draw(k+1)
 
 Nothing of this changes an output. A row whose sequence turns out to have ended, or to continue after other tokens than
-were planned, was computed in vain: what is still true of its KV counts, the rest is written again. Blocks that such a
-sequence gives back are written by later steps only, and the device does its work in order. Blocks are hashed once
-their tokens are known.
+were planned, was computed in vain. The valid part of its KV is kept, and the rest is written again. Blocks that such a
+sequence gives back are written by later steps only, and the device does its work in order. Blocks are hashed once their
+tokens are known.
 
 Some steps wait for the tokens before them: those of sequences that may have several at once, because they have drafts
 or because their controllers spliced last time. So forced tokens that come in a row cost no further step.

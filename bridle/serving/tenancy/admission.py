@@ -4,7 +4,7 @@ A bounded queue answers or refuses quickly; an unbounded one answers everybody l
 it spends work on a request, charges it with tokens once these are counted, and releases it at the end. This module
 knows nothing of engines: the bound covers everything that a process has accepted, waiting or running.
 
-Where several users share a server, no user can fill it alone: a user may hold at most four times as many places as are
+If several users share a server, no user can fill it alone. A user may have at most four times as many places as are
 still free, so there is always room for another user. `rate_limit` bounds how much a user may ask for in a minute.
 
 `FairQueue` decides whose request is served first: start-time fair queueing between tenants (Goyal et al., 1996).

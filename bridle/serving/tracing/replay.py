@@ -61,8 +61,8 @@ def check_modules(model: LoadedModel, trace: Trace) -> None:
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(
-                f"the request was controlled by module {module}{_called(name, module)}, which is no longer in the store "
-                "here; upload it, or bring another controller",
+                f"the request was controlled by module {module}{_called(name, module)}, which is no longer in the "
+                "store here; upload it, or bring another controller",
                 "controller",
             )
 
