@@ -45,7 +45,7 @@ class AdapterOptions:
     )
     adapter_host_memory: Bytes = None
     (
-        "Host memory for loaded adapters. On a CPU the KV cache leaves it free, too. Default: 4GiB, or an eighth of "
+        "Host memory for loaded adapters. On a CPU it also reduces the KV cache. Default: 4GiB, or an eighth of "
         "the free memory if that is less."
     )
 

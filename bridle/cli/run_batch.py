@@ -133,7 +133,7 @@ def _served(
     settings: HttpSettings,
     tools: ToolExecutor | None,
 ) -> Iterator[FastAPI]:
-    """The application that answers: that of a server over a loaded model, without a socket."""
+    """Return the application of a server with a loaded model, to be called without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
     from bridle.serving import ModelRegistry

@@ -1,7 +1,6 @@
-"""A call of a tool, as its controller sees it: a handle that is there at once, and some time later an answer.
+"""A tool call as its controller sees it: a handle at once, and an answer later.
 
-A call ends once, in one way: with a text, or with an error in words. The first to end it decides which. It knows
-nothing of what runs it.
+A call ends once: with a text or with an error message. The first end counts. This module does not know the tools.
 """
 
 from __future__ import annotations

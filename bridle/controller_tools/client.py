@@ -1,7 +1,7 @@
 """Tools whose answers come from the client: its stream reports a call, another request of the same user answers it.
 
-An operator names such a tool, and says what it is for; or a request names tools of its own. The sender of the request
-has to know what to do when one is called.
+An operator defines such a tool with a description, or a request names its own tools. The client must know how to answer
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ClientTool:
 
 
 def check_client_tools(names: Sequence[str], taken: Collection[str]) -> tuple[str, ...]:
-    """The tools that a request names as its client's own. None has the name of one that the operator has `taken`, even
-    where its user may not call that: a client must not answer in its place. Raises `InvalidRequest`."""
+    """The tools that a request names as its client's own. They must not have a name that the operator has `taken`,
+    even if the user may not call that tool, because a client must not answer for it. Raises `InvalidRequest`."""
     if len(names) > MAX_CLIENT_TOOLS:
         raise InvalidRequest(f"client_tools has {len(names)} names; at most {MAX_CLIENT_TOOLS}", "client_tools")
     for name in names:

@@ -1,4 +1,4 @@
-"""An operator's file of tools (TOML): which there are, who may use them, and what they may cost.
+"""An operator's file of tools (TOML): the tools, their users, and their limits.
 
     [tools.weather]
     python = "weather.py:now"

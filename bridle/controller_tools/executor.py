@@ -1,4 +1,4 @@
-"""Runs the calls of tools on an event loop in a thread of its own, so that no tool holds up the engine's steps.
+"""Runs tool calls on an event loop in its own thread, so that no tool delays the engine's steps.
 
 Only the handle reports the result of a call. A tool that fails, is late, returns too much or does not exist ends the
 call with an error message, never with an exception in the caller. Knows nothing of engines and of HTTP.
@@ -167,8 +167,8 @@ class ToolExecutor:
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
 
     def asked_of(self, user: str) -> list[tuple[str, str]]:
-        """The calls that wait for an answer of this user's: their ids, and what their notices say. The oldest ones, if
-        they are many."""
+        """Return the calls that wait for this user's answer: their ids and notices; the oldest ones if there are
+        many."""
         asked = {call: call_id for call_id, (owner, call) in list(self._asked.items()) if owner == user}
         notices = [(call_id, call.notice) for call, call_id in list(asked.items())[:_MAX_TOLD]]
         return [(call_id, notice[1].decode()) for call_id, notice in notices if notice is not None]
@@ -192,7 +192,7 @@ class ToolExecutor:
         self._tell()
 
     def _find(self, name: str, client_tools: Collection[str]) -> tuple[str, str, Tool]:
-        """The tool that a name means: under which name it is counted, which part of it is meant, and itself."""
+        """Return the tool of a name: its name in the metrics, the part of it (`NAME.PART`), and the tool."""
         entry = entry_of(name, self._tools)
         if entry is not None:
             return entry, name[len(entry) + 1 :], self._tools[entry]

@@ -1,8 +1,8 @@
-"""Python functions as tools: of an operator, or of the program that loads a model.
+"""Python functions as tools of an operator, or of the program that loads a model.
 
 A function that is `async` runs on the desk's event loop and can be stopped; any other gets a thread of its own. A
-thread cannot be stopped: one whose call was given up runs on, and what it returns then is dropped. So there are only so
-many of them.
+thread cannot be stopped: after a cancelled call it continues, and its result is dropped. So the number of threads is
+limited.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Servers of the Model Context Protocol as tools, by the official package `mcp` (extra `tools`).
 
 A server is started, or connected to, at the first call of one of its tools, and again at the first call after it has
-ended; a call that was under way then fails. `mcp_transports.py` has what carries the messages. All of it runs on the
-desk's event loop.
+ended; a call that was under way then fails. `mcp_transports.py` has the transports. All of it runs on the desk's event
+loop.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Life:
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _why(self) -> str:
-        """Why it is over, once it is. Who waits may be cancelled, and the future must not be with them."""
+        """Wait for the reason of its end. A cancelled waiter must not cancel the future."""
         await asyncio.wait((self._ended,))
         return self._ended.result()
 

@@ -1,4 +1,4 @@
-"""Modules of an operator: trusted code, named by a flag or a file of the operator's and by no request."""
+"""Modules of an operator: trusted code, named by the operator's flags or files, never by a request."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def pack_arguments(arguments: Mapping[str, Any] | None, timeout: float | None, l
 
 
 def entry_of(name: Any, names: Collection[str]) -> str | None:
-    """The one of `names` that a call's name means: itself, or what comes before a dot in it."""
+    """Return the entry of `names` for a call's name: the name itself, or its part before a dot."""
     if not isinstance(name, str):
         return None
     if name in names:

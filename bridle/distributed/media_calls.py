@@ -94,14 +94,14 @@ class Assembly:
         self._missing = sum(self._sizes)
         if not head.key or not 0 < len(self._sizes) <= _MAX_ARRAYS or self._missing > MAX_MEDIUM_BYTES:
             raise ProtocolError(
-                f"a picture with {len(head.key)} bytes of key came, with {len(self._sizes)} arrays of {self._missing} "
+                f"an image with {len(head.key)} bytes of key came, with {len(self._sizes)} arrays of {self._missing} "
                 f"bytes; at most {_MAX_ARRAYS} of {MAX_MEDIUM_BYTES}"
             )
 
     def add(self, data: bytes) -> bool:
         """Take in the next part; returns whether the image is whole."""
         if len(data) > self._missing:
-            raise ProtocolError(f"{len(data)} bytes of a picture came where {self._missing} are missing")
+            raise ProtocolError(f"{len(data)} bytes of an image came where {self._missing} are missing")
         self._data += data
         self._missing -= len(data)
         return not self._missing
@@ -109,7 +109,7 @@ class Assembly:
     def medium(self) -> MultiModalItem:
         """The image, once it is whole."""
         if self._missing:
-            raise ProtocolError(f"a picture ended {self._missing} bytes early")
+            raise ProtocolError(f"an image ended {self._missing} bytes early")
         view, start, arrays = memoryview(self._data), 0, []
         for array, size in zip(self._head.arrays, self._sizes, strict=True):
             data = bytes(view[start : start + size])
@@ -129,7 +129,7 @@ def assembled(parts: Iterable[pb.MediumPart]) -> MultiModalItem:
         else:
             assembly.add(part.data)
     if assembly is None:
-        raise ProtocolError("got no part of an image")
+        raise ProtocolError("expected the first part of an image")
     return assembly.medium()
 
 

@@ -211,7 +211,7 @@ def pack_request(request: Request) -> Submit:
     num_bytes = sum(medium.num_bytes for medium in request.media)
     if num_bytes > MAX_MEDIA_BYTES:
         raise MediaRefused(
-            f"the pictures make {num_bytes} bytes for the model; at most {MAX_MEDIA_BYTES} can be sent to a replica"
+            f"the images make {num_bytes} bytes for the model; at most {MAX_MEDIA_BYTES} can be sent to a replica"
         )
     plain = request if request.controller is None else replace(request, controller=None)
     return Submit(plain, pack_controller(request.controller))

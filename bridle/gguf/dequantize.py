@@ -96,8 +96,9 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
-    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are none.
-    Those of IQ4_NL and MXFP4 are whole numbers with a scale; half precision does not have all scales of MXFP4."""
+    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are
+    none. The values of IQ4_NL and MXFP4 are integers with a scale. Half precision cannot represent all scales of
+    MXFP4."""
     if kind == "IQ4_NL":
         blocks = rows.reshape(-1, 18)
         return _as_q8_0(blocks[:, :2], _integers_iq4_nl(blocks), rows)

@@ -1,5 +1,4 @@
-"""LoRA adapters: reads their files with distrust, decides which of them are in memory, and multiplies many in one
-batch.
+"""LoRA adapters: checks their untrusted files, decides which are in memory, and multiplies many in one batch.
 
 The package knows nothing of requests, plans or models. Importing it loads no torch; only its modules that compute do.
 """

@@ -1,4 +1,4 @@
-"""Decides which adapters are in memory, and which one leaves when another needs its place. Plain bookkeeping, no
+"""Decides which adapters are in memory, and which one is evicted if another needs its place. Plain bookkeeping, no
 threads.
 
 There are two tiers, each within a number of bytes: the host keeps adapters that were read, the device those that can be

@@ -1,4 +1,5 @@
-"""Remembers adapters that could not be used lately, and why, so that a flood of requests for one reads its files once.
+"""Remembers adapters that recently could not be used, with the reason, so that many requests for one read its files
+once.
 
 A failure counts until the adapter's files change (their times or sizes) or some seconds have passed. So a mended
 adapter is found at once, and a failure whose cause is not in the files is tried again soon.

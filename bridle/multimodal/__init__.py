@@ -1,5 +1,5 @@
-"""Images and sounds in prompts, up to what an engine takes: bytes, limits, decoding, what the checkpoint's processors
-do, and the places that they take in a prompt. Imports no torch."""
+"""Images, sounds and videos in prompts: bytes, limits, decoding, the checkpoint's processors, and placeholders. The
+results are the engine's inputs. Imports no torch."""
 
 from bridle.multimodal.families import FAMILIES
 from bridle.multimodal.image_decoding import check_picture, open_picture

@@ -1,8 +1,8 @@
 """Decodes untrusted sound files. Only listed formats are tried, length and rate are checked in the header before
 anything is decoded, and no library's message is passed on.
 
-A sound is one channel, the mean of all, at the rate that the model reads. It is unpacked and brought to that rate piece
-by piece: what a file takes in between does not grow with its length.
+A sound is one channel, the mean of all, at the rate that the model reads. It is decoded and resampled piece by piece,
+so the memory does not grow with the file's length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEEDS = f"needs `{install_hint('audio')}`"
 
 
 def open_sound(data: bytes, rate: int, limits: MediaLimits, where: str = "audio") -> Samples:
-    """The sound in a file, at `rate` samples a second. Raises `MediaRefused` in words of our own."""
+    """The sound in a file, at `rate` samples a second. Raises `MediaRefused` with bridle's own message."""
     if len(data) > limits.max_image_bytes:
         raise MediaRefused(f"{where} has {len(data)} bytes; at most {limits.max_image_bytes}", where)
     try:
@@ -87,7 +87,7 @@ def _pieces(file: Any, clock: UnpackTimer) -> Iterator[Samples]:
 
 
 def _at_rate(pieces: Iterator[Samples], own: int, rate: int, limits: MediaLimits, where: str) -> Samples:
-    """All pieces together at `rate`. A header may say less than there is, so they are counted."""
+    """All pieces together at `rate`. Their length is counted, because a header may state less than the file has."""
     convert = _converter(own, rate, where)
     found: list[Samples] = []
     num_samples = 0

@@ -1,7 +1,7 @@
 """Placeholders of images in a prompt, family by family: how many rows, in which runs, between which marker tokens.
 
-The model's own processors know the same, but need torch, torchvision or texts of their own. Every rule here is compared
-with the library in the tests, and the number of rows with what the tower makes of the image, each time.
+The model's own processors have the same rules, but need torch, torchvision or texts of their own. Tests compare every
+rule with transformers. The number of rows is compared with the tower's output for each image.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
-    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` is how
-    rows lie in time, height and width, for models that count positions so. Marker tokens that templates write
-    `around` the placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its
-    times lie `pace` positions apart."""
+    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` has the
+    rows in time, height and width, for models with such positions. Marker tokens that templates write `around` the
+    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie
+    `pace` positions apart."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -37,10 +37,10 @@ class PlaceholderLayout:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFamily:
-    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The field
-    `placeholder` of the configuration is the token that stands for an image in a prompt; where the rows of an image
-    are `mutual`, they see each other in both directions; where a prompt with images is `whole`, all of its tokens do.
-    Templates may write `written` for an image, which is no token."""
+    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The
+    configuration's field `placeholder` is the token that stands for an image in a prompt. With `mutual` the rows of
+    an image attend to each other in both directions; with `whole` all tokens of a prompt with images do. Templates
+    may write `written` for an image, which is not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)

@@ -1,7 +1,7 @@
 """Decodes untrusted image files. Sizes are checked in the header before anything is decoded, only listed formats are
 tried, and no library's message is passed on, because it may contain memory addresses of this process.
 
-An image is its first frame, turned as its camera says, on white where it is transparent, in three colours.
+The result is the first frame, rotated as its camera says, on white where it is transparent, in RGB.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _from_array(value: Any, where: str) -> Image.Image:
 
 
 def normalized(picture: Image.Image, limits: MediaLimits) -> Image.Image:
-    """Upright, opaque, RGB, and no larger than is shown to models. It is made smaller as soon as can be: what follows
-    takes memory by its size."""
+    """Return the image upright, opaque, in RGB, and not larger than models may see. It is reduced early, because
+    later steps need memory in proportion to its size."""
     is_clear = picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info
     if picture.mode not in ("RGB", "RGBA", "L", "LA", "CMYK") or (is_clear and picture.mode in ("RGB", "L")):
         picture = _converted(picture, "RGBA" if is_clear else "RGB")

@@ -1,5 +1,4 @@
-"""Reads images: the checkpoint's own image processor makes arrays of one, and the rule of its family says what stands
-in a prompt for it."""
+"""Reads images: the checkpoint's own image processor makes arrays, and the family's rule gives the placeholders."""
 
 from __future__ import annotations
 

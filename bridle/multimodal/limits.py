@@ -32,11 +32,11 @@ LEAST_SIDE, MOST_SIDE, MOST_RATIO = 2, 16_384, 200
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Limits of one request: images, sounds and videos, bytes of each file and of all, pixels of each image,
-    seconds of each sound and video. What a model is given of an image has at most `max_shown_pixels`; larger ones are
-    made smaller. Of a video it is given at most `max_frames`, with at most `max_video_pixels` and
-    `max_video_rows` together. A sound and a video have `decode_seconds` each to be unpacked. What a model is given of
-    all has at most `max_array_bytes`. Files of other servers have `fetch_seconds` to arrive, all of them together."""
+    """Limits of one request: images, sounds and videos, bytes of each file and of all, pixels of each image, seconds
+    of each sound and video. A model sees at most `max_shown_pixels` of an image; larger images are reduced. It sees
+    at most `max_frames` of a video, with at most `max_video_pixels` and `max_video_rows` together. Decoding a sound
+    or a video may take `decode_seconds`. The arrays of all have at most `max_array_bytes`. All files of other
+    servers together may take `fetch_seconds`."""
 
     max_images: int = 16
     max_sounds: int = 16

@@ -1,7 +1,6 @@
 """Images and other files on other servers: fetched from hosts that the operator lists, and from nowhere else.
 
-What such a server says of its files is not believed: not their type, nor their size. Where it sends on, the new place
-is looked at as the first was.
+The type and size that such a server states are not trusted. The target of a redirect is checked like the first address.
 """
 
 from __future__ import annotations

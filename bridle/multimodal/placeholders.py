@@ -1,4 +1,4 @@
-"""The places that images and sounds take in a prompt: each placeholder grows to rows, with marker tokens around."""
+"""Placeholders of images and sounds in a prompt: each is expanded to rows, with marker tokens around them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Picture:
 
 
 class PlaceholderExpander:
-    """The tokens of a prompt that is being made, and the runs among them."""
+    """The tokens of a prompt in construction, and their placeholder ranges."""
 
     def __init__(self, senses: Mapping[str, ModalityProcessor], tokenizer: PlacingTokenizer) -> None:
         self._senses, self._tokenizer = senses, tokenizer

@@ -1,8 +1,8 @@
-"""Prompts all of whose tokens see each other, their text too, as PaliGemma's do where they have images.
+"""Prompts with bidirectional attention of all tokens, text included, like PaliGemma's with images.
 
 What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in
-one run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. What is
-drawn behind it is text in causal order.
+one run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. Sampled
+tokens after it are causal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bridle.multimodal.processor import PlacingTokenizer
 
 
 def completed(prompt: Sequence[int], placeholder: int, num_pictures: int, tokenizer: PlacingTokenizer) -> list[int]:
-    """A prompt as the library's processor writes it: the token that begins a text stands behind the last image, and a
-    line end behind all. Images come first where the prompt has no places for them. A prompt that begins with it
+    """Return a prompt like transformers' processor writes it: after the last image comes the token that begins a
+    text, and at the end a newline. Images come first if the prompt has no placeholders. A prompt that begins with it
     already is unchanged."""
     bos, tokens = tokenizer.bos_token_id, list(prompt)
     if placeholder not in tokens:

@@ -1,8 +1,8 @@
-"""From images, sounds and videos in a request to what an engine takes: `MultiModalItem` and `PlaceholderRange`.
+"""Converts images, sounds and videos of a request to the engine's inputs: `MultiModalItem` and `PlaceholderRange`.
 
 The reader belongs to a model. For each kind of file that the model reads it has a part that makes arrays of a file and
-the placeholders for a prompt. Files that were read lately are kept by the digest of their bytes: a chat sends the same
-ones in each turn. Imports no torch.
+the placeholders for a prompt. Recently read files are cached by the digest of their bytes, because a chat sends the
+same ones in each turn. Imports no torch.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class MediaReader:
     def read(
         self, file: Any, where: str = "image", max_shown_pixels: int | None = None, modality: str = IMAGE
     ) -> Picture:
-        """An image, or one of another modality, in a file, or one that a program has opened; raises `MediaRefused`,
-        and `UnsupportedFeature` for what the model does not read."""
+        """Return an image or another medium from a file or a program's own object. Raises `MediaRefused`, and
+        `UnsupportedFeature` if the model does not read this kind."""
         limits, sense = self.limits, self.senses.get(modality)
         if sense is None:
             raise UnsupportedFeature(f"{where} is a {WORDS[modality][0]}, which this model does not read", where)

@@ -1,7 +1,7 @@
 """Images, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs,
 `data:` URLs and base64. No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
 
-Every refusal has a sentence of its own, which says nothing of what the bytes hold.
+Every refusal has its own message, which contains nothing of the file's content.
 """
 
 from __future__ import annotations

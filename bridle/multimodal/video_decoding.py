@@ -183,7 +183,7 @@ def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
 
 def _check_samples(data: bytes) -> None:
     """Refuse an MP4 that claims more samples than any film has: a few bytes can say so, and its reader would believe
-    them. The tables that say it stand outside of the films' own data; packed ones are refused as well."""
+    them. These tables are outside of the video data; compressed tables are refused too."""
     start = 0
     while start + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, start)

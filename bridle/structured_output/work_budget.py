@@ -1,8 +1,8 @@
 """Bounded evaluation of patterns and values of a client's schema.
 
 Questions about a schema multiply with its parts, so all questions about one document share a `WorkBudget`. A
-backtracking matcher can take years for a pattern of a few characters, so only patterns are tried of which it is plain
-that they cannot: with few repetitions, none of them around alternatives or another one.
+backtracking matcher can take years for a short pattern. So only safe patterns are tried: with few repetitions, none of
+them around alternatives or another repetition.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ def _spells(backend: Any) -> bool:
 
 
 def chat_template_of(folder: Path, loaded: Any) -> Any:
-    """The chat template of a model, or several by name. Models that take images have theirs in a file of its own, which
-    goes before the tokenizer's."""
+    """The chat template of a model, or several by name. Models that read images have it in a separate file, which
+    has precedence over the tokenizer's."""
     found = _read(folder / "chat_template.json").get("chat_template")
     return found if isinstance(found, str) else loaded.chat_template
 

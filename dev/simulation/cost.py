@@ -53,7 +53,7 @@ class SimulatedStepCost:
 def fit(steps: Sequence[tuple[StepSize, float]]) -> SimulatedStepCost:
     """The cost, none of its parts negative, with the least squares of relative error over `steps`.
 
-    With four unknowns it is simplest to try which of them are needed at all.
+    With four unknowns it is simplest to try all subsets of them.
     """
     import numpy as np
 

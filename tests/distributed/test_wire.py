@@ -349,7 +349,7 @@ HEAD = pb.MediumHead(key=b"x", num_rows=1, arrays=[pb.MediumArray(name="a", dtyp
         ([], "no part"),
         ([pb.MediumPart(data=b"1")], "before its head"),
         ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12")], "ended 2 bytes early"),
-        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of a picture came where 4 are missing"),
+        ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of an image came where 4 are missing"),
         ([pb.MediumPart(head=pb.MediumHead(key=b"x"))], "with 0 arrays"),
         ([pb.MediumPart(head=pb.MediumHead(arrays=HEAD.arrays))], "0 bytes of key"),
         ([pb.MediumPart(head=pb.MediumHead(key=b"x", arrays=[pb.MediumArray(dtype="object")]))], "of 'object' came"),

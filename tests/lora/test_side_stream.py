@@ -25,7 +25,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the calls of a GPU that need not exist."""
+    """Record the calls to a fake GPU."""
     found: list[str] = []
 
     class Stream:

@@ -170,7 +170,7 @@ class Drawing:
 
 
 class LateSampler:
-    """The standard sampler, that draws first and tells later."""
+    """The standard sampler with asynchronous results: it samples first and returns the tokens later."""
 
     def __init__(self, *, has_tokens: bool = True) -> None:
         self._sampler, self._has_tokens = StandardSampler(), has_tokens
