@@ -346,7 +346,7 @@ HEAD = pb.MediumHead(key=b"x", num_rows=1, arrays=[pb.MediumArray(name="a", dtyp
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ([], "no part"),
+        ([], "the first part"),
         ([pb.MediumPart(data=b"1")], "before its head"),
         ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12")], "ended 2 bytes early"),
         ([pb.MediumPart(head=HEAD), pb.MediumPart(data=b"12345")], "5 bytes of an image came where 4 are missing"),

@@ -63,7 +63,7 @@ class ReplyReader:
                 return
             except Exception as error:  # a bug; whoever waits must hear of it, as nobody listens any more
                 _log.exception("a reply of the control runtime could not be read")
-                self._results.put(ProtocolError(f"its reply could not be taken: {error!r}"))
+                self._results.put(ProtocolError(f"its reply could not be read: {error!r}"))
                 return
             if result is None:
                 return

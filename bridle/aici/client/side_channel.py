@@ -80,7 +80,7 @@ class SideChannel:
             reason = str(error)
         except Exception as error:  # a bug; without a reader the runtime is of no use
             _log.exception("a reply of the control runtime could not be read")
-            reason = f"a reply on its side channel could not be taken: {error!r}"
+            reason = f"a reply on its side channel could not be read: {error!r}"
         with self._lock:
             self._closed = True
             pending, self._pending = self._pending, {}
