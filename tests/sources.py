@@ -36,18 +36,23 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def imports(name: str) -> Iterator[tuple[str, int]]:
+@cache
+def imports(name: str) -> tuple[tuple[str, int], ...]:
     """(dotted name, line) of all that module `name` imports, anywhere in it, relative imports resolved.
 
     `from a import b` gives `a.b` if that is one of our modules, else `a`. Of the package itself only what is taken
     from it is reported, and the version, a mere constant, is not.
     """
+    return tuple(_imports(name))
+
+
+def _imports(name: str) -> Iterator[tuple[str, int]]:
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name != "bridle")
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "bridle":
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bridle":
             if node.attr != "__version__":
                 yield "bridle", node.lineno
         elif isinstance(node, ast.ImportFrom):

@@ -71,10 +71,12 @@ TEXT_SUFFIXES = {
 TEXT_FOLDERS = ("bridle", "tests", "docs", "examples", "dev", "scripts", "web", ".ci")
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_no_code_from_data(name: str) -> None:
-    wrong = [*_bad_imports(name), *_bad_calls(tree(modules()[name]))]
-    assert not wrong, f"{name}: {wrong}"
+def test_no_module_makes_code_from_data() -> None:
+    assert not [
+        f"{name}: {wrong}"
+        for name, path in modules().items()
+        for wrong in (*_bad_imports(name), *_bad_calls(tree(path)))
+    ]
 
 
 def _bad_imports(name: str) -> Iterator[str]:
@@ -87,13 +89,21 @@ def _bad_calls(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
+        called = _dotted(node.func)
         if called in FORBIDDEN_CALLS or called.removeprefix("builtins.") in FORBIDDEN_CALLS:
             yield f"{called}() (line {node.lineno})"
         for keyword in node.keywords:
             value = keyword.value
             if isinstance(value, ast.Constant) and (keyword.arg, value.value) in FORBIDDEN_ARGUMENTS:
                 yield f"{keyword.arg}={value.value} (line {node.lineno})"
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c`, or nothing for what is no such name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if before else ""  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
