@@ -16,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
 os.environ["BRIDLE_MODELS"] = os.path.join(os.devnull, "models")  # what the user has pulled changes no test
 os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles interpreters in the background
 
+import gc
 import inspect
 import logging
 import random
@@ -76,6 +77,12 @@ def _logs_as_they_were() -> Iterator[None]:
 def obeyed_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number of draft tokens stays, whatever this machine took for its steps."""
     monkeypatch.setattr(speculation, "ENOUGH_STEPS", 1 << 60)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported to collect the tests is no garbage. Every load of a model looks for some, many tests load."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
