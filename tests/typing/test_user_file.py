@@ -17,7 +17,13 @@ from tests.sources import ROOT
 
 FILE = "tests/typing/user_file.py"
 CHECKERS = {
-    "mypy": ("--no-error-summary", "--hide-error-context"),
+    "mypy": (
+        "--no-error-summary",
+        "--hide-error-context",
+        "--no-incremental",
+        "--config-file",
+        "tests/typing/mypy.ini",
+    ),
     "basedpyright": ("--level", "error", "--pythonpath", sys.executable),
 }
 
