@@ -70,7 +70,7 @@ def test_a_component_forks_with_its_process(start: Start) -> None:
     until(lambda: len(llm.descendants()) == 2)
 
 
-def test_faults_of_components(start: Start) -> None:
+def test_a_component_that_fails_ends_with_its_reason(start: Start) -> None:
     llm = start(*CAPABLE, "--wasm-max-step-time", "100", "--wasm-max-timeout-steps", "2", "--wasm-max-init-time", "100")
     wrong = {"branches": [{"splices": [{"ff_tokens": [VOCAB_SIZE]}]}]}
     data, (noop, bad, problem, gives_up) = texts(NOOP, wrong, "no such thing", {"error": "cannot go on"})

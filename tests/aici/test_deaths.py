@@ -25,7 +25,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_worker(start: Start) -> None:
+def test_a_killed_worker_ends_its_tenants_sequences_alone(start: Start) -> None:
     """Another tenant's sequences continue; a new worker takes new requests at once."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
@@ -74,7 +74,7 @@ def test_a_worker_killed_while_it_instantiates(start: Start) -> None:
     assert llm.start(llm.upload(guest2([NOOP])), 1)["error"] == ""
 
 
-def test_a_killed_compiler(start: Start) -> None:
+def test_a_killed_compiler_fails_its_upload_alone(start: Start) -> None:
     """The upload fails with a reason; the next one works."""
     llm = start(*CAPABLE)
     llm.main(op="ping")
@@ -104,7 +104,7 @@ def everything(llm: Llm) -> set[int]:
     return set(llm.descendants())
 
 
-def test_a_killed_supervisor(start: Start) -> None:
+def test_a_killed_supervisor_leaves_nothing(start: Start) -> None:
     """The engine sees the end of its child; no process, no name in shared memory is left, guests running or not."""
     llm = start(*CAPABLE)
     llm.start(llm.upload(guest2([NOOP, [LOOP]])), 1)
@@ -129,7 +129,7 @@ def nursery_of(llm: Llm) -> int:
     return found
 
 
-def test_a_killed_nursery(start: Start) -> None:
+def test_a_killed_nursery_loses_its_modules_alone(start: Start) -> None:
     """Its modules are lost; the runtime continues with another nursery, and with unrelated processes."""
     llm = start(*CAPABLE)
     module = llm.upload(guest2([sample([65], VOCAB_SIZE)]))
@@ -213,7 +213,7 @@ def test_a_child_that_is_killed_before_it_is_watched_has_a_handle(thread: str) -
     assert told.stdout == "nothing is left\n", told
 
 
-def test_the_engine_dies(start: Start, tokenizer: Path, store: Path) -> None:
+def test_a_runtime_ends_with_its_engine(start: Start, tokenizer: Path, store: Path) -> None:
     """Its child process, an engine of its own, is killed: the runtime ends and removes the names."""
     program = (
         "import sys, pathlib; from tests.aici.llm_side import Llm\n"

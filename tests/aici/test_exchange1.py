@@ -184,7 +184,7 @@ def test_bias_rows_stand_in_op_order(llm1: Llm) -> None:
     step(llm1, freed=[20, 21, 22, 23])
 
 
-def test_stop_and_splices(llm1: Llm) -> None:
+def test_a_stop_and_splices_answer_as_dialect_1_says(llm1: Llm) -> None:
     wasm = guest1(
         [GO], [[result('"Stop"')], splicing(0, 9, 8), splicing(2, 9, 8), splicing(0)], [[SHOW_ARGUMENT, *STAY]]
     )

@@ -43,7 +43,7 @@ def forked(llm: Llm, parent: int, *children: int) -> dict[str, Any]:
     return llm.mid(*ops)
 
 
-def test_the_worked_exchange(llm2: Llm) -> None:
+def test_the_exchange_of_the_specification_gives_its_answers(llm2: Llm) -> None:
     assert llm2.main(op="ping") == {"type": "ok", "data": {"pong": 1}}
     tokens = llm2.main(op="tokens")["data"]
     assert (tokens["vocab_size"], tokens["eos_token_id"]) == (VOCAB_SIZE, EOS)
@@ -134,7 +134,7 @@ def test_other_types_of_masks(start: Start, dtype: str) -> None:
     assert llm.row(data, 0, VOCAB_SIZE) == [0, 9, 255, EOS]
 
 
-def test_splices_and_temperature(llm2: Llm) -> None:
+def test_splices_and_the_temperature_are_in_the_answer(llm2: Llm) -> None:
     conditional = {"when_sampled": [65, 66], "backtrack": 2, "ff_tokens": [1]}
     always = {"when_sampled": [], "backtrack": 0, "ff_tokens": [2]}
     step = [

@@ -241,7 +241,7 @@ def test_too_many_forced_tokens_for_a_result_to_be_short(llm: Llm) -> None:
     assert "forced tokens exceed the limit of 1000" in answer["error"], answer
 
 
-def test_a_missing_result(llm: Llm) -> None:
+def test_a_guest_without_a_result_is_told_so(llm: Llm) -> None:
     answer = llm.start(llm.upload(guest2([[say("hm")]])), 2)
     assert "did not call aici_host_return_process_result" in answer["error"] and answer["logs"] == "hm"
     llm.mid(freed=(2,))
@@ -267,7 +267,7 @@ def test_endless_rewinding_ends(llm: Llm) -> None:
     llm.mid(freed=(2,))
 
 
-def test_a_fork_bomb(llm: Llm, neighbour: Neighbour) -> None:
+def test_a_fork_bomb_hits_its_limit_and_hurts_nobody(llm: Llm, neighbour: Neighbour) -> None:
     """Every sequence forks whenever it can: the request hits its limit, the neighbour continues."""
     two = [result({"branches": [splice([]), splice([])]})]
     llm.start(llm.upload(guest2([NOOP, two])), 2)

@@ -117,7 +117,7 @@ def test_failed_instantiations_leave_no_process(start: Start) -> None:
     until(lambda: not llm.workers())
 
 
-def test_forking_the_process(start: Start) -> None:
+def test_forks_of_the_process_share_as_copies_do(start: Start) -> None:
     """Each sequence is a process of its own; memory, globals and shared variables are as with copies."""
     llm = start(*CAPABLE, "--fork-by", "process")
     steps = [

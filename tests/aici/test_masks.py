@@ -28,7 +28,7 @@ def test_the_numbers_of_the_specification() -> None:
     assert MaskLayout.of("bool", 32003, 64 << 20).row_bytes == 4 * (32960 + 31) // 32
 
 
-def test_header_and_owners() -> None:
+def test_the_header_names_the_version_and_each_rows_owner() -> None:
     region = bytearray(SIZE)
     layout = MaskLayout.of("f16", 100, SIZE)
     writer = MaskWriter(region, layout)

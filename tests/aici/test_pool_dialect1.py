@@ -86,7 +86,7 @@ def test_a_suspended_sequence_costs_no_forward(steered: Steered) -> None:
     assert steered.engine.statistics().num_computed_tokens <= 3 + 2 + 3
 
 
-def test_forks_before_scheduling(steered: Steered) -> None:
+def test_forks_before_the_first_step_go_their_own_ways(steered: Steered) -> None:
     """One logits row, three bias rows, three outputs; then each goes its own way."""
     mids = [by_branch(among(65), among(66), splice(0, 90, 91))], [by_branch(among(80), among(80), among(80))]
     steered.add("a", guest1([fork(3), GO], [*mids, among(82)], [ON, ON, STOP]))

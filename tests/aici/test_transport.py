@@ -141,7 +141,7 @@ def test_mistakes_on_the_command_line(tokenizer: Path, store: Path, tmp_path: Pa
         assert done.returncode != 0 and text in done.stderr, (args, done.stderr)
 
 
-def test_padding_the_vocabulary(start: Start) -> None:
+def test_the_vocabulary_is_as_large_as_the_logits(start: Start) -> None:
     llm = start(*CAPABLE, "--logits-size", "300")
     assert llm.main(op="tokens")["data"]["vocab_size"] == 300
     llm.start(llm.upload(guest2([sample([299], 300)])), 1)

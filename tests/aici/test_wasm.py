@@ -68,7 +68,7 @@ def ticking(sandbox: Sandbox) -> Iterator[None]:
     ticker.stop()
 
 
-def test_calls_and_masks(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_masks_and_the_log_come_back_from_a_call(sandbox: Sandbox, tmp_path: Path) -> None:
     instance = load(sandbox, guest2([[say("hi"), *sample([3, 256], 257)]]), tmp_path)
     assert instance.handle == 7
     answer = mid(instance)
@@ -340,7 +340,7 @@ def test_a_regex_constraint_and_its_copy(tmp_path: Path) -> None:
         ("constraint", '{"any_of": [{"regex": "a"}, {"sequence": ["b", "c"]}]}', "ab"),
     ],
 )
-def test_kinds_of_constraints(tmp_path: Path, kind: str, spec: str, first: str) -> None:
+def test_each_kind_of_constraint_allows_what_it_says(tmp_path: Path, kind: str, spec: str, first: str) -> None:
     instance = load(Sandbox(DEFAULT_LIMITS), constrained(kind, spec, ALLOW), tmp_path)
     assert set(first) <= set(allowed(instance)) | {"$"}
     assert "q" not in allowed(instance)
@@ -448,7 +448,7 @@ def test_logs_keep_the_newest(pieces: list[bytes]) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3), st.booleans(), st.integers(0, 4)), max_size=12))
-def test_versions_of_variables(writes: list[tuple[str, bytes, bool, int]]) -> None:
+def test_variables_change_only_at_the_version_that_is_named(writes: list[tuple[str, bytes, bool, int]]) -> None:
     """Against a plain dictionary; a condition of 0 means none."""
     variables = SharedVariables(DEFAULT_LIMITS)
     model: dict[str, tuple[int, bytes]] = {}

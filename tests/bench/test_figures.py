@@ -38,7 +38,7 @@ def test_roof_counts_weights_once_and_kv_per_sequence() -> None:
     assert roof(figure("x", 1, 0), CHECKPOINT, bandwidth=2288.0) == pytest.approx(4 * 2288 / (1000 + 2 * 72))
 
 
-def test_speeds_and_ratios() -> None:
+def test_speeds_are_compared_with_the_first_figure() -> None:
     figures = [figure("generate", 8.0, 2.0), figure("bridle", 4.0, 1.0)]
     compare(figures, CHECKPOINT, bandwidth=1144.0)
     assert [f.tokens_per_second for f in figures] == [8.0, 16.0]

@@ -62,5 +62,5 @@ def test_a_row_counts_and_measures() -> None:
     assert isinstance(row, Row)
 
 
-def test_percentiles_of_little() -> None:
+def test_percentiles_of_none_or_one_are_told() -> None:
     assert quantile([], 99) == 0 and quantile([3.0], 50) == 3.0

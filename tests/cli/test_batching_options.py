@@ -51,7 +51,7 @@ def test_variables_set_how_steps_are_batched(served: list[ServeSettings], monkey
     assert (settings.engine, settings.http.max_requests) == (EXPECTED, 5)
 
 
-def test_a_settings_file(served: list[ServeSettings], tmp_path: Path) -> None:
+def test_a_settings_file_means_what_the_flags_do(served: list[ServeSettings], tmp_path: Path) -> None:
     lines = [f"  {name.replace('_', '-')}: {value}\n" for name, value in KNOBS.items()]
     lines += ["  max-batch-size: 9\n", "  max-concurrent-requests: 5\n", "  chunked-prefill: false\n"]
     file = tmp_path / "bridle.yaml"

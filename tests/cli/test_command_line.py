@@ -44,7 +44,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_usage_variables_and_no_empty_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"Usage: bridle {command}" in shown

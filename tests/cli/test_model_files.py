@@ -55,7 +55,7 @@ def test_pull_list_and_rm(pulled: list[str], tmp_path: Path, capsys: pytest.Capt
     assert pulled == ["smollm2"]
 
 
-def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_describes_a_model_without_loading_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_checkpoint("llama", tmp_path / "llama")
     assert main(["show", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -153,7 +153,7 @@ def test_a_neighbour_of_a_wrong_path_is_suggested(tmp_path: Path) -> None:
         ("xyz", ("demo",), None),
     ],
 )
-def test_the_closest_name(name: str, known: tuple[str, ...], meant: str | None) -> None:
+def test_a_slip_finds_the_closest_name(name: str, known: tuple[str, ...], meant: str | None) -> None:
     assert closest(name, known) == meant
 
 

@@ -105,7 +105,7 @@ def test_models_that_are_not_loaded_and_servers_that_are_away() -> None:
 # -- against a server ----------------------------------------------------------------------------------------
 
 
-def test_once_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_prints_once_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     with served(scripted_model()) as url:
         assert main(["top", "--once", "--json", "--base-url", url]) == 0
         told = json.loads(capsys.readouterr().out.splitlines()[-1])  # after the server's log

@@ -73,7 +73,7 @@ def test_positional_arguments_are_no_variables(monkeypatch: pytest.MonkeyPatch) 
     assert parsed("explain").get("path") is None
 
 
-def test_lists_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_hold_lists_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIDLE_STOP", "one two")
     monkeypatch.setenv("BRIDLE_STATS", "false")
     arguments = parsed("generate", "Once")

@@ -85,7 +85,7 @@ def test_steps_write_their_text(decl: Run, steps: list[Node], lines: list[str], 
     assert ran.error() == "" and ran.text() == text
 
 
-def test_a_json_template(decl: Run) -> None:
+def test_a_template_is_filled_in_as_json(decl: Run) -> None:
     steps = [
         fixed('{"name": "'),
         gen(rx="[A-Z][a-z]+", stmts=[store("name")]),

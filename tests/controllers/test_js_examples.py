@@ -53,7 +53,7 @@ def test_examples_say_what_they_are_for(path: Path) -> None:
     assert f"bridle run examples/{path.name}\n" in path.read_text(encoding="utf-8")
 
 
-def test_the_ultimate_answer(run: Example) -> None:
+def test_the_ultimate_answer_is_computed_by_the_script(run: Example) -> None:
     assert run("ultimate_answer").outputs[0].text == "Life, the universe and everything: 19 + 23 = 42"
 
 

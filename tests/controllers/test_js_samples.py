@@ -52,7 +52,7 @@ def test_a_script_numbers_a_list(js: Run) -> None:
     passed(js(source, "1. sun\n", "2. moon\n", "3. star\n"), "Here is a list of 3 things:\n1. sun\n2. moon\n3. star\n")
 
 
-def test_backtrack_one(js: Run) -> None:
+def test_text_since_a_label_is_what_was_generated_in_javascript(js: Run) -> None:
     source = """
         import { Label, test } from "aici"
         test(async () => {
@@ -94,7 +94,7 @@ def test_a_script_forks_and_joins(js: Run) -> None:
     passed(ran, f"{hello} French is 'salut'", f"{hello} German is 'hallo'", f"{hello} both: salut' hallo'")
 
 
-def test_backtrack_lang(js: Run) -> None:
+def test_labels_go_back_to_their_places_in_javascript(js: Run) -> None:
     source = """
         import { checkVars, Label, test } from "aici"
         test(async () => {
@@ -110,7 +110,7 @@ def test_backtrack_lang(js: Run) -> None:
     passed(js(source, "French is 'salut' and", "German is 'hallo' and"), "The word 'hello' in German is 'hallo'")
 
 
-def test_drugs(js: Run) -> None:
+def test_lines_are_generated_one_by_one_in_javascript(js: Run) -> None:
     source = """
         import { checkVars, Label, test } from "aici"
         test(async () => {
@@ -197,7 +197,7 @@ def test_a_quote_goes_on_behind_its_end(js: Run) -> None:
     passed(js(source, 'He wrote "not to be" once.'), 'He wrote "not to be" once.')
 
 
-def test_json_by_pieces(js: Run) -> None:
+def test_later_pieces_of_json_depend_on_earlier_ones(js: Run) -> None:
     """A fixed frame, one hole after the other, and values that depend on earlier ones."""
     source = """
         import { test } from "aici"

@@ -88,7 +88,7 @@ def test_forks_know_who_they_are_and_share_variables(js: Run) -> None:
     assert ran.variables()["German"] == b"hallo."
 
 
-def test_forks_of_forks(js: Run) -> None:
+def test_forks_of_forks_know_their_paths(js: Run) -> None:
     source = """
         start(async () => {
           const path = [await fork(2), await fork(2)]
@@ -120,7 +120,7 @@ def test_a_fork_into_branches_of_its_own(js: Run) -> None:
     ("script", "error"),
     [("await fork(0)", "at least one way"), ("await waitVars('never')", "never")],
 )
-def test_what_cannot_be(js: Run, script: str, error: str) -> None:
+def test_what_cannot_be_done_ends_with_its_reason(js: Run, script: str, error: str) -> None:
     assert error in js(f"start(async () => {{ await fixed('x'); {script} }})").error()
 
 

@@ -37,26 +37,26 @@ def run(py_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         yield once
 
 
-def test_yes_or_no(run: RunExample) -> None:
+def test_the_example_asks_for_one_word_alone(run: RunExample) -> None:
     output = run("yesno")
     assert output.text == "Q: Is Paris the capital of France?\nA: Yes, it is."
     assert output.usage.sampled_tokens == 1
 
 
-def test_json_by_schema(run: RunExample) -> None:
+def test_json_by_a_schema_is_read_by_the_script(run: RunExample) -> None:
     output = run("json_by_schema")
     record = json.loads(output.text.partition("A: ")[2])
     assert record == {"name": "Emma", "age": 34, "city": "Lisbon"}
     assert "Emma will be 35 next year" in output.outputs[0].logs
 
 
-def test_chain_of_thought(run: RunExample) -> None:
+def test_a_chain_of_thought_is_taken_back_before_the_answer(run: RunExample) -> None:
     output = run("chain_of_thought")
     assert output.text.endswith("What is 47 + 38?The answer is 85.") and "<think>" not in output.text
     assert "ones: 7 + 8 = 15" in output.outputs[0].logs and output.usage.rewound_tokens > 20
 
 
-def test_thinking_budget(run: RunExample) -> None:
+def test_a_thinking_budget_ends_the_thought(run: RunExample) -> None:
     output = run("thinking_budget")
     assert output.text.endswith("tens\n</think>\n\n23 + 45 = 68")
     assert "enough thought" in output.outputs[0].logs and "answer: 68 '6'" in output.outputs[0].logs
@@ -66,7 +66,7 @@ def test_thinking_budget(run: RunExample) -> None:
     ("prompt", "text"),
     [("", "The capital of France is Paris."), ("The capital of Italy is Ro", " Rome.")],
 )
-def test_token_healing(run: RunExample, prompt: str, text: str) -> None:
+def test_token_healing_generates_the_end_of_the_prompt_again(run: RunExample, prompt: str, text: str) -> None:
     """The rolled-back end of the prompt is generated again, so it belongs to the output."""
     assert run("token_healing", prompt).text == text
 

@@ -104,7 +104,7 @@ IN_STEPS = [
 
 
 @pytest.mark.parametrize(("body", "expected"), IN_STEPS, ids=[body.splitlines()[-1][:40] for body, _ in IN_STEPS])
-def test_faults_in_steps(py: Run, body: str, expected: str) -> None:
+def test_a_fault_in_a_step_ends_with_its_reason(py: Run, body: str, expected: str) -> None:
     ran = py(script(body))
     assert ran.error() and expected in ran.error() + ran.logs("a"), ran.error()
 

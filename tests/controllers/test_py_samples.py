@@ -6,7 +6,7 @@ from tests.controllers.conftest import Run
 from tests.controllers.pykit import script
 
 
-def test_yes_or_no(py: Run) -> None:
+def test_the_first_sample_asks_for_one_word_alone(py: Run) -> None:
     """The first sample of all: a question, then one of two words. Nothing else is sampled."""
     body = """
 await aici.FixedTokens("Is an orca a dolphin? Say Yes or No.\\n")
