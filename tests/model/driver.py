@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from packaging.version import Version
 
@@ -101,3 +102,22 @@ def skip_older(family: str) -> None:
     """Skip the test of a family that transformers before 5.23 computes in another way."""
     if family in _OLDER and Version(transformers.__version__) < Version("5.23"):
         pytest.skip(f"transformers {transformers.__version__} {_OLDER[family]}")
+
+
+class Recorder:
+    """Greedy, and keeps the logits."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
+        self.seen.append(logits.clone())
+        return argmax_sampler(logits, batch, history)
+
+
+def record(path: Any, **settings: Any) -> tuple[LocalExecutor, torch.Tensor]:
+    """The model, and the logits of a few steps for short and long prompts."""
+    recorder = Recorder()
+    executor = load(path, sampler=recorder, **settings)
+    NaiveDriver(executor, [[5, 9, 200, 33, 7, 8, 100], [17, 4], [250] * 30]).generate(4)
+    return executor, torch.cat(recorder.seen)

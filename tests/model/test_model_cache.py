@@ -16,8 +16,6 @@ import torch
 from bridle import file_cache
 from bridle.config import ModelConfig
 from bridle.cpu_kernels.library import kernels
-from bridle.engine.interfaces import HistoryLookup
-from bridle.engine.scheduling.step_plan import SampleBatch, StepResult
 from bridle.file_cache import CacheFile, entries
 from bridle.lora import LayerShape
 from bridle.model import kv_profiling, model_cache
@@ -28,11 +26,10 @@ from bridle.model.model_cache import Description
 from bridle.model.restored import RestoredModel
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import pair
-from tests.model.driver import NaiveDriver, load
+from tests.model.driver import record as run
 from tests.sources import ROOT
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no kernels for this machine")
-PROMPTS = [[5, 9, 200, 33, 7, 8, 100], [17, 4], [250] * 30]
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +37,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(model_cache, "LEAST_BYTES", 0)
     monkeypatch.setattr(kv_profiling, "LEAST_BYTES", 0)
-
-
-class Recorder:
-    """Greedy, and keeps the logits."""
-
-    def __init__(self) -> None:
-        self.seen: list[torch.Tensor] = []
-
-    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        self.seen.append(logits.clone())
-        tokens = [int(logits[row.logits_index].argmax()) for row in batch.rows]
-        return StepResult(batch.step, tokens, [None] * len(tokens))
-
-
-def run(path: Path, **settings: Any) -> tuple[LocalExecutor, torch.Tensor]:
-    """The model, and the logits of a few steps."""
-    recorder = Recorder()
-    executor = load(path, sampler=recorder, **settings)
-    NaiveDriver(executor, PROMPTS).generate(4)
-    return executor, torch.cat(recorder.seen)
 
 
 def is_restored(executor: LocalExecutor) -> bool:
@@ -234,10 +211,8 @@ _LOADS = """
 import sys
 from bridle.model import model_cache
 model_cache.LEAST_BYTES = 0
-import importlib
-from pathlib import Path
-run = importlib.import_module("tests.model.test_model_cache").run
-print(run(Path(sys.argv[1]))[1].double().sum().item())
+from tests.model.driver import record
+print(record(sys.argv[1])[1].double().sum().item())
 """
 
 
