@@ -140,13 +140,13 @@ def on_command_line(command: str, *words: str) -> SamplingParams:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-@pytest.mark.parametrize("name", fields_on("cli"))
-def test_a_field_is_a_flag(command: str, name: str) -> None:
-    value = OTHER[name]
-    given = flags(name, value) if name != "watermark" else ["--watermark"]
-    expected = value if name != "watermark" else Watermark()
-    assert getattr(on_command_line(command, *given), name) == expected
-    assert getattr(on_command_line(command, "--sampling", "seed=3"), name) != expected
+def test_every_field_is_a_flag(command: str) -> None:
+    expected = {name: OTHER[name] for name in fields_on("cli")} | {"watermark": Watermark()}
+    given = [word for name, value in expected.items() if name != "watermark" for word in flags(name, value)]
+    found = on_command_line(command, *given, "--watermark")
+    assert {name: getattr(found, name) for name in expected} == expected
+    bare = on_command_line(command, "--sampling", "seed=3")
+    assert not [name for name, value in expected.items() if getattr(bare, name) == value]
 
 
 @pytest.mark.parametrize(("word", "number"), [("auto", -1), ("off", 0), ("8", 8)])
