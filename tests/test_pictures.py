@@ -188,7 +188,7 @@ def metrics_of(http: TestClient) -> dict[str, float]:
     return {name.partition("{")[0].removeprefix("bridle_engine_media_"): float(value) for name, _, value in lines}
 
 
-def test_metrics_of_pictures(llm: LLM, http: TestClient) -> None:
+def test_a_picture_is_encoded_once_and_counted(llm: LLM, http: TestClient) -> None:
     """Encoded once, found the second time; features stay, what requests held is let go of."""
     before = metrics_of(http)
     for _ in range(2):
@@ -203,7 +203,9 @@ def test_metrics_of_pictures(llm: LLM, http: TestClient) -> None:
     )
 
 
-def test_prompts_with_placeholders(llm: LLM, http: TestClient, submitted: list[Request], tmp_path: Path) -> None:
+def test_prompts_take_pictures_of_every_kind(
+    llm: LLM, http: TestClient, submitted: list[Request], tmp_path: Path
+) -> None:
     file = tmp_path / "it.png"
     file.write_bytes(png())
     answers = [

@@ -157,7 +157,7 @@ def test_no_prompt_is_the_start_token(client: Client) -> None:
     assert usage == {"sampled_tokens": 1, "ff_tokens": 1, "cost": 3} | Usage().predictions()
 
 
-def test_plain_generation(client: Client) -> None:
+def test_a_run_without_a_controller_generates_plainly(client: Client) -> None:
     items = client.run("none", PROMPT, max_tokens=4)
     assert last_fork(items)["finish_reason"] in ("length", "eos")
     again = client.run("none", 0, prompt=PROMPT, max_tokens=4, model=NAME)

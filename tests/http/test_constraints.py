@@ -78,7 +78,7 @@ def test_a_long_answer_streams_as_it_comes() -> None:
     assert re.fullmatch("[a-z]{200}", "".join(pieces))
 
 
-def test_some_json_object(steered: openai.OpenAI) -> None:
+def test_json_mode_begins_an_object(steered: openai.OpenAI) -> None:
     answer = steered.chat.completions.create(
         model=NAME, messages=HI, response_format={"type": "json_object"}, max_tokens=8
     )

@@ -1,6 +1,6 @@
 """Kill -9 behind `bridle serve` under running streams: of a worker, of a compiler, of the nursery, of the supervisor,
 of the server itself. Only what lived there fails, and quickly; the rest continues, the service resumes, nothing
-stays."""
+stays. What the runtime's part in it is, `tests/aici/test_pool_kills.py` tests without a server, in less time."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.aici.guests import END, guest2, sample, say
 from tests.http.controlled import events_of, last_fork
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 3072  # of the demo model
 FOREVER = guest2([sample([65], VOCAB_SIZE)])
@@ -164,10 +165,7 @@ class Server:
         self.process.communicate()
 
 
-SIZES = [8, pytest.param(100, marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module", params=SIZES)
+@pytest.fixture(scope="module", params=[8, 100])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"), request.param)
     yield server
@@ -185,7 +183,7 @@ def failures_of(streams: list[Stream]) -> set[str]:
     return {stream.failure for stream in controlled}
 
 
-def test_a_killed_worker(server: Server) -> None:
+def test_a_killed_worker_ends_streams_of_one_tenant_alone(server: Server) -> None:
     streams = server.begin()
     min(server.made(), key=lambda process: process.pid).kill()
     controlled = [stream for stream in streams if stream.kind != "plain"]
@@ -198,7 +196,7 @@ def test_a_killed_worker(server: Server) -> None:
     server.finish(streams)
 
 
-def test_a_killed_compiler(server: Server) -> None:
+def test_a_killed_compiler_fails_its_upload_alone(server: Server) -> None:
     streams = server.begin()
     workers = server.made()
     with ThreadPoolExecutor(1) as threads:
@@ -218,7 +216,7 @@ def test_a_killed_compiler(server: Server) -> None:
     assert server.upload(module)
 
 
-def test_a_killed_nursery(server: Server) -> None:
+def test_a_killed_nursery_ends_controlled_streams_alone(server: Server) -> None:
     supervisor = server.supervisor
     streams = server.begin()
     server.nursery.kill()
@@ -227,8 +225,8 @@ def test_a_killed_nursery(server: Server) -> None:
     assert server.supervisor == supervisor  # with its modules, tags and channels
 
 
-@pytest.mark.parametrize("round_number", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_supervisor(server: Server, round_number: int) -> None:
+@pytest.mark.parametrize("round_number", [0, 1])
+def test_a_killed_supervisor_ends_controlled_streams_and_comes_back(server: Server, round_number: int) -> None:
     streams = server.begin()
     files = psutil.Process(server.process.pid).num_fds()
     lost = [server.supervisor, *server.supervisor.children(recursive=True)]
@@ -240,7 +238,7 @@ def test_a_killed_supervisor(server: Server, round_number: int) -> None:
     until(lambda: psutil.Process(server.process.pid).num_fds() <= files)
 
 
-def test_a_killed_server(server: Server) -> None:
+def test_a_killed_server_leaves_no_process_and_no_stream(server: Server) -> None:
     """The process that clients talk to: everything behind it ends, and so do all streams."""
     streams = server.begin()
     children = server.everything()

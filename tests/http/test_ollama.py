@@ -129,7 +129,7 @@ def test_steering_of_the_other_apis(client: TestClient) -> None:
     assert bad.status_code == 400 and "control runtime" in bad.json()["error"]
 
 
-def test_formats(client: TestClient) -> None:
+def test_an_answer_has_the_format_that_is_asked_for(client: TestClient) -> None:
     schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
     for route, body in (("/api/chat", HELLO), ("/api/generate", {"prompt": "hi"})):
         answer = client.post(route, json={**body, "stream": False, "format": {**schema, "additionalProperties": False}})
@@ -142,7 +142,7 @@ def test_formats(client: TestClient) -> None:
     assert wrong.json() == {"error": "invalid format: 'yaml'; expected \"json\" or a valid JSON Schema object"}
 
 
-def test_logprobs(client: TestClient) -> None:
+def test_each_token_has_its_logprobs(client: TestClient) -> None:
     rows = rows_of(client.post("/api/chat", json={**HELLO, "logprobs": True, "top_logprobs": 2}))
     entries = [entry for row in rows for entry in row.get("logprobs", ())]
     assert len(entries) == rows[-1]["eval_count"]
@@ -185,7 +185,9 @@ def test_logprobs(client: TestClient) -> None:
         ("/api/pull", {"model": "smollm2"}, 403, "--allow-pull"),
     ],
 )
-def test_refusals(client: TestClient, route: str, body: dict[str, Any], status: int, words: str) -> None:
+def test_a_refusal_has_ollamas_shape_and_says_why(
+    client: TestClient, route: str, body: dict[str, Any], status: int, words: str
+) -> None:
     answer = client.post(route, json=body)
     assert answer.status_code == status, answer.text
     assert answer.json().keys() == {"error"}
@@ -210,7 +212,7 @@ def test_an_error_within_a_stream_is_its_last_object() -> None:
         assert all(row["message"]["content"] and not row["done"] for row in rows[:-1])
 
 
-def test_embeddings(client: TestClient) -> None:
+def test_each_text_has_its_embedding(client: TestClient) -> None:
     answer = client.post("/api/embed", json={"model": NAME, "input": ["a", "b"]}).json()
     assert answer["model"] == NAME and len(answer["embeddings"]) == 2 and answer["prompt_eval_count"] >= 2
     one = client.post("/api/embed", json={"input": "a"}).json()["embeddings"]
@@ -223,7 +225,7 @@ def test_embeddings(client: TestClient) -> None:
     assert client.post("/api/embed", json={"input": long, "truncate": False}).status_code == 400
 
 
-def test_what_is_here(client: TestClient) -> None:
+def test_the_models_that_are_here_are_listed_and_shown(client: TestClient) -> None:
     assert client.get("/api/version").json().keys() == {"version", "bridle"}
     (row,) = client.get("/api/tags").json()["models"]
     assert row["name"] == row["model"] == NAME and len(row["digest"]) == 64
@@ -258,7 +260,7 @@ WEATHER = {
 }
 
 
-def test_calls_of_tools() -> None:
+def test_calls_of_tools_have_ollamas_shape() -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     with local_client(scripted_model(next_token=saying(call))) as client:
         body = {**HELLO, "tools": [WEATHER], "options": {"temperature": 0}}
@@ -407,7 +409,7 @@ def test_thoughts_are_apart(demo_server: str, think: bool | str, thinks: bool) -
     assert "".join(row.get("thinking", "") for row in rows) == message.get("thinking", "")
 
 
-def test_images() -> None:
+def test_images_are_seen() -> None:
     data = base64.b64encode((ROOT / "examples/pictures/shapes.png").read_bytes()).decode()
     options = {"stream": False, "options": {"temperature": 0}}
     with served(load_model(ModelConfig("demo-sees", kv_memory=32 << 20))) as url:

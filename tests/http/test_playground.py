@@ -81,7 +81,7 @@ def test_the_lock_file_has_hashes_and_names_no_host() -> None:
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions)
 
 
-def test_it_is_small() -> None:
+def test_the_playground_is_small() -> None:
     assert sum(len(gzip.compress((FILES / name).read_bytes())) for name in playground.TYPES) < MOST_BYTES
 
 

@@ -45,7 +45,7 @@ def check_shape(path: str, body: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("path", OPENAI + ANTHROPIC + NATIVE)
-def test_without_a_key(closed: TestClient, path: str) -> None:
+def test_a_request_without_a_key_is_refused_in_the_apis_shape(closed: TestClient, path: str) -> None:
     answer = closed.post(path, json={})
     assert answer.status_code == 401
     check_shape(path, answer.json(), "an API key is needed")

@@ -42,7 +42,7 @@ def test_names_may_be_written_as_lmql_does(flag: str) -> None:
         ([], "auto", "none"),
     ],
 )
-def test_types_of_weights(words: list[str], dtype: str, quantization: str) -> None:
+def test_flags_choose_types_of_weights(words: list[str], dtype: str, quantization: str) -> None:
     model = settings_of("demo", *words).model
     assert (model.dtype, model.quantization) == (dtype, quantization)
 

@@ -274,7 +274,7 @@ async def test_what_cannot_be_resumed() -> None:
         assert body["code"] == "unknown_stream"  # only one is kept
 
 
-async def test_nobody_comes_back() -> None:
+async def test_a_stream_ends_when_nobody_comes_back() -> None:
     async with running(leisurely_model(), settings=LmtpSettings(resume_time=0.05)) as setup:
         wire = setup.connect()
         await wire.send("GENERATE", stream_id=1, **{**KEYED, "max_tokens": 500})

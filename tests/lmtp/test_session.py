@@ -114,7 +114,7 @@ def test_refusals_come_where_clients_wait(line: str, kind: type, stream_id: Any)
         assert isinstance(send.answer, Msg) and send.answer.model_info == "<unavailable>"
 
 
-def test_too_many_streams() -> None:
+def test_one_stream_too_many_is_refused() -> None:
     session = Session(max_streams=1)
     opened(session)
     assert errors(session.receive_line(GENERATE.replace("1}", "2}"))) == [(2, "overloaded")]

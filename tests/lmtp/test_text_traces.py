@@ -17,7 +17,7 @@ from bridle.traces.replay_text import rebuild, rebuild_records
 from tests.lmtp.harness import Setup, running
 
 
-def test_the_wish_travels() -> None:
+def test_the_wish_for_a_trace_travels() -> None:
     for request in (
         Generate(stream_id=1, model="m", prompt=(1,), trace="events"),
         Score(stream_id=1, model="m", prompt=(1,), scored=(2,), trace=True),

@@ -76,7 +76,7 @@ def check_tokens(found: list[Object], num: int, finish: str, num_top: int = 1, k
     assert [body["finish_reason"] for body in found] == [None] * (num - 1) + [finish]
 
 
-async def test_a1_model_info(setup: Setup) -> None:
+async def test_a1_model_info_has_the_models_name_and_features(setup: Setup) -> None:
     frame = 'MODEL_INFO {"stream_id": 1, "model": "tiny-gpt2", "data": {"model": "tiny-gpt2"}}'
     (body,) = await replay(setup, frame)
     assert list(body) == ["kind", "stream_id", "model_info"]
@@ -86,7 +86,7 @@ async def test_a1_model_info(setup: Setup) -> None:
     assert body["model_info"]["lmtp"]["cancel"] is True
 
 
-async def test_a2_greedy(setup: Setup) -> None:
+async def test_a2_greedy_has_the_originals_tokens(setup: Setup) -> None:
     frame = (
         'GENERATE {"max_tokens": 3, "temperature": 0.0, "top_logprobs": 1, "model": "tiny-gpt2", '
         '"prompt": [335, 330], "stream_id": 1}'
@@ -96,7 +96,7 @@ async def test_a2_greedy(setup: Setup) -> None:
     assert [body["token"] for body in found] == [240, 240, 240]
 
 
-async def test_a3_alternatives(setup: Setup) -> None:
+async def test_a3_each_token_has_its_alternatives(setup: Setup) -> None:
     found = await replay(setup, generate('"max_tokens": 2, "temperature": 0.0, "top_logprobs": 3', 1))
     check_tokens(found, 2, "length", num_top=3)
 
@@ -121,7 +121,7 @@ async def test_a6_the_end_token_is_sent_once(setup: Setup) -> None:
     assert found[0]["token"] == 0
 
 
-async def test_a7_sampling(setup: Setup) -> None:
+async def test_a7_sampling_takes_the_originals_fields(setup: Setup) -> None:
     fields = '"max_tokens": 1, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1'
     check_tokens(await replay(setup, generate(fields, 1)), 1, "length")
 
@@ -131,7 +131,7 @@ async def test_a8_more_alternatives_than_the_sampler_keeps(setup: Setup) -> None
     check_tokens(await replay(setup, generate(fields, 1)), 1, "length", num_top=53)
 
 
-async def test_a9_score(setup: Setup) -> None:
+async def test_a9_a_score_has_the_tokens_scored(setup: Setup) -> None:
     frame = 'SCORE {"model": "tiny-gpt2", "prompt": [335, 330], "scored": [12, 13, 14], "stream_id": 1}'
     found = await replay(setup, frame)
     check_tokens(found, 3, "stop", keys=SCORE_KEYS)

@@ -207,7 +207,7 @@ def test_a_python_without_pip_says_how_to_get_it(index: Index) -> None:
         pull_entry(joined(index), quiet, pip)
 
 
-def test_removing(index: Index, models: Path) -> None:
+def test_an_entry_is_removed_once(index: Index, models: Path) -> None:
     entry = joined(index)
     assert not remove_entry(entry)
     pull_entry(entry, quiet, index.pip)

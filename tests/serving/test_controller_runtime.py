@@ -119,7 +119,7 @@ def test_what_callers_may_pass() -> None:
         as_control("yes")  # type: ignore[arg-type]
 
 
-def test_arguments_for_runtimes(tmp_path: Path) -> None:
+def test_a_runtime_gets_its_own_arguments_alone(tmp_path: Path) -> None:
     own = ControlSettings(store=tmp_path, args=("--futex-like",)).runtime_config(tmp_path, 300)
     words = own.arguments("/x-")
     assert ["--store", str(tmp_path), "--futex-like"] == words[-3:] and "300" in words

@@ -93,7 +93,7 @@ def test_the_example_can_be_read() -> None:
     assert names[0] == "secrets" and names[-1] == "thoughts"
 
 
-def test_who_gets_which() -> None:
+def test_a_policy_holds_for_whom_it_names() -> None:
     loops = {"kind": "loops"}
     tables = [
         {"name": "all", **loops, "order": 5},

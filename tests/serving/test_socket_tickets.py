@@ -23,7 +23,7 @@ def test_a_ticket_is_used_once() -> None:
     assert tickets.redeem("") is None and len(tickets) == 0
 
 
-def test_a_ticket_ends() -> None:
+def test_a_ticket_ends_after_its_time() -> None:
     clock = FakeClock()
     tickets = SocketTickets(clock)
     early = tickets.issue(ANN)

@@ -122,7 +122,7 @@ def test_what_looks_hostile_but_is_not_compiles(compiler: Compiler, name: str) -
         walk.commit([max(tokens_of(walk.mask()))])
 
 
-def test_good_after_bad(compiler: Compiler) -> None:
+def test_a_good_constraint_compiles_after_bad_ones(compiler: Compiler) -> None:
     for i in range(5):
         with pytest.raises(InvalidRequest):
             compiler.compile(Regex(f"({i}")).result()

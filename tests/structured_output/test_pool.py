@@ -208,7 +208,7 @@ def test_more_grammars_than_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_grammars() -> None:
+def test_a_thousand_grammars_stay_within_the_cache() -> None:
     with Lab(text_vocabulary()) as lab:
         for start in range(0, 1000, 50):
             lab.run(*(lab.request(Choice([f"yes{i}", f"no{i}"])) for i in range(start, start + 50)))

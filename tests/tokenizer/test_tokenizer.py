@@ -133,7 +133,7 @@ def save(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_loading_a_folder(tmp_path: Path) -> None:
+def test_a_folder_has_the_special_tokens_and_the_template(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 1, true, "x"]}')
     tokenizer = Tokenizer.load(save(tmp_path, chat_template="{{ bos_token }}{{ messages[0].content }}"))
     assert tokenizer.eos_token_ids == (1, 2)
