@@ -105,7 +105,7 @@ def test_what_happens_before_the_first_step_is_told(py: Run) -> None:
     assert (ran.error(), ran.logs("a"), ran.variables()) == ("", "top\nmain\n", {"x": b"y"})
 
 
-def test_constraints_by_hand(py: Run) -> None:
+def test_each_kind_of_constraint_can_be_drawn_from_by_hand(py: Run) -> None:
     """Each kind of constraint through its own methods, as a script that draws by itself would use it."""
     ran = py(
         script(
@@ -277,7 +277,7 @@ def test_choosing_a_long_text(py: Run) -> None:
     assert ran.error() == "" and ran.end("a").usage.sampled_tokens == 1
 
 
-def test_bias_and_candidates(py: Run) -> None:
+def test_biases_and_candidates_reach_the_draw(py: Run) -> None:
     ran = py(
         script(
             """
@@ -313,7 +313,7 @@ await aici.FixedTokens("|")
     assert (ran.error(), ran.tokens("a")) == ("", [*b"ab|"])
 
 
-def test_quiet_and_talkative(py: Run) -> None:
+def test_the_level_of_the_log_decides_what_is_logged(py: Run) -> None:
     body = "aici.log_level = {}\nawait aici.FixedTokens('x')\nawait aici.gen_text(options=['ab', 'cd'])"
     assert py(script(body.format(0))).logs("a") == ""
     lines = py(script(body.format(2))).logs("a").splitlines()

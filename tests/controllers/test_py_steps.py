@@ -119,7 +119,7 @@ await SplitDraw()
     assert sorted(ran.text(index=i) for i in range(4)) == ["0u", "0v", "1u", "1v"]
 
 
-def test_callbacks_without_coroutines(py: Run) -> None:
+def test_callbacks_need_no_coroutine(py: Run) -> None:
     ran = py(
         f"""{PRELUDE}
 class Two(aici.AiciCallbacks):
@@ -141,7 +141,7 @@ aici.register(Two())
     assert (ran.error(), ran.text(), ran.logs("a")) == ("", "ye", "[4, [121]]\n[4, [121], [101]]\n")
 
 
-def test_results_by_name(py: Run) -> None:
+def test_noops_skips_and_conditional_splices_have_names(py: Run) -> None:
     """Noops, skips and splices that depend on the draw."""
     ran = py(
         script(
@@ -278,7 +278,7 @@ aici.append_var("dice", f"{random.random()} ")
     assert len(set(ran.variables()["dice"].split())) == 4
 
 
-def test_too_many_forks(py: Run) -> None:
+def test_too_many_forks_are_refused_one_by_one(py: Run) -> None:
     ran = py(script("await aici.fork(20)"))
     refused = [error for error in (ran.error(index=index) for index in range(20)) if error]
     assert len(refused) == 4 and all("16" in error and "fork" in error for error in refused)  # the others go on

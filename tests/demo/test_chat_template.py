@@ -92,7 +92,7 @@ def test_thinking_is_asked_for_in_the_system_turn() -> None:
     assert render([USER], enable_thinking=False) == render([USER])
 
 
-def test_content_in_parts() -> None:
+def test_content_in_parts_renders_as_one_text() -> None:
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
     assert render([{"role": "user", "content": parts}]) == render([USER])
 

@@ -83,7 +83,7 @@ def test_it_finds_things_by_their_shape(llm: LLM, question: str, said: str) -> N
     assert answer(llm, question, EXAMPLE) == said
 
 
-def test_without_a_picture(llm: LLM) -> None:
+def test_without_a_picture_it_says_so(llm: LLM) -> None:
     assert answer(llm, "What do you see?") == "I see no picture."
     assert answer(llm, "Hello!") == "Hello! Ask me about a picture of shapes."
 

@@ -332,7 +332,7 @@ def media(draw: st.DrawFn) -> MultiModalItem:
 
 
 @given(media(), st.integers(1, 40))
-def test_pictures_in_parts(medium: MultiModalItem, size: int) -> None:
+def test_pictures_travel_in_parts_and_come_whole(medium: MultiModalItem, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(media_calls, "PART_BYTES", size)
         messages = [part.SerializeToString() for part in parts_of(medium)]

@@ -77,7 +77,7 @@ def test_small_pieces_count_too() -> None:
 
 
 @pytest.mark.parametrize("names", [1, 1000])
-def test_a_stalled_reader(names: int) -> None:
+def test_a_stalled_reader_keeps_little_and_is_cut(names: int) -> None:
     """With one variable written again and again it sees the last value; with many it is cut, and its request ends."""
 
     def program(view: View) -> Reply:

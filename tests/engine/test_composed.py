@@ -387,7 +387,7 @@ def test_masks_of_different_sizes() -> None:
     assert "has 64 bytes; that of another has 4" in text
 
 
-def test_too_many_controllers() -> None:
+def test_too_many_controllers_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="the request has 9 controllers; at most 8"):
         compose(*[NEUTRAL] * (MAX_CONTROLLERS + 1))
     nested = compose(compose(NEUTRAL, NEUTRAL), None, NEUTRAL)

@@ -274,7 +274,7 @@ def test_a_failed_opening_ends_its_request() -> None:
     assert str(error_of(got.first)) == "no such module"
 
 
-def test_cancel_while_opening() -> None:
+def test_a_request_is_cancelled_while_its_controller_opens() -> None:
     lab = Lab()
     request = make_request(controller=FakeController(always(Decision.sample()), open_delay=None))
     lab.engine.add(request)

@@ -119,7 +119,7 @@ def waiting(*names: str) -> Decision:
 
 
 @pytest.mark.parametrize("names", [("x",), ("x", "y")])
-def test_all_branches_wait(names: tuple[str, ...]) -> None:
+def test_branches_that_all_wait_are_a_deadlock(names: tuple[str, ...]) -> None:
     def program(view: View) -> Decision:
         if view.num_asks == 0:
             return Decision.fork([Branch() for _ in names])

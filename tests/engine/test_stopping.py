@@ -176,7 +176,7 @@ def test_logprobs_when_forced_tokens_end_the_output() -> None:
     assert all(logprob is not None for logprob in got.first.logprobs)
 
 
-def test_logprobs_in_forks() -> None:
+def test_forks_have_their_own_logprobs() -> None:
     lab = Lab()
     ways = Decision.fork([Branch(), Branch(), Branch()])
     request = make_request((1, 2), controller=script(Decision.splice(0, (3,)), ways), logprobs=2, max_tokens=5, n=2)

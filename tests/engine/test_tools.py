@@ -176,7 +176,7 @@ def test_a_wait_is_longer_than_idle_steps_allow(running: Make) -> None:
     assert read(stream).outputs[0].reason is FinishReason.CONTROLLER
 
 
-def test_several_at_once(running: Make) -> None:
+def test_several_tools_run_at_once(running: Make) -> None:
     together = threading.Barrier(3)
 
     def meet(name: str) -> str:

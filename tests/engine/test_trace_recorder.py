@@ -59,7 +59,7 @@ def test_nothing_is_recorded_unless_it_was_asked_for() -> None:
     assert not any(row.num_traced for batch in made.executor.batches for row in batch.rows)
 
 
-def test_a_plain_output() -> None:
+def test_a_trace_of_a_plain_output_has_all_its_records() -> None:
     replay = run(max_tokens=3)
     first, chunk, *tokens, end = sorted(replay.records, key=lambda record: (not isinstance(record, PromptRecord), 0))
     assert isinstance(first, PromptRecord)

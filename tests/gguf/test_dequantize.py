@@ -28,7 +28,7 @@ def _weights(seed: int, rows: int = 24) -> torch.Tensor:
     return weights
 
 
-def test_sizes_of_blocks() -> None:
+def test_sizes_of_blocks_are_those_of_ggml() -> None:
     for number, kind in TENSOR_TYPES.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType(number)] == (kind.values, kind.size), kind.name
 

@@ -76,7 +76,7 @@ LLAMA3 = {
     ],
     ids=str,
 )
-def test_variants_of_llama(changes: dict[str, Any]) -> None:
+def test_a_file_of_a_variant_gives_its_logits(changes: dict[str, Any]) -> None:
     original, file = pair("llama", **changes)
     want, have = logits(load(original)), logits(load(file))
     # The divisors of Llama 3's frequencies are stored in 32 bits, rounded once more than the frequencies are.
@@ -176,7 +176,7 @@ def test_parts_that_do_not_fit_are_refused(family: str, tensor: str, shape: tupl
         load(damaged)
 
 
-def test_factors_of_minicpm() -> None:
+def test_the_context_chooses_minicpms_factors() -> None:
     """Its two lists of divisors; which of them holds depends on the context."""
     _, file = pair("minicpm")
     rows = {"long": [1.0, 2.0, 4.0, 8.0], "short": [1.0, 1.1, 1.2, 1.3]}

@@ -57,7 +57,7 @@ NAME = _key("general.name", 8, _text("x"))
 ROW = _tensor("t", (8,), 0, 0)
 
 
-def test_a_small_file(tmp_path: Path) -> None:
+def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
     numbers = _key("n", 9, struct.pack("<IQ3i", 5, 3, 1, -2, 3))
     words = _key("w", 9, struct.pack("<IQ", 8, 2) + _text("a") + _text("\u00e9"))
     flags = _key("f", 9, struct.pack("<IQ2B", 7, 2, 1, 0))

@@ -128,7 +128,7 @@ async def test_cancel_ends_a_controller(setup: Setup) -> None:
     await setup.settle()
 
 
-async def test_an_unknown_controller(setup: Setup) -> None:
+async def test_an_unknown_controller_is_named(setup: Setup) -> None:
     (body,) = await setup.connect().ask("GENERATE", prompt=[5], controller="nope")
     assert "nope" in body["error"]
 

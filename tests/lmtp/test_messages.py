@@ -181,7 +181,7 @@ def test_what_is_wrong_is_said(message: str, stream_id: Any, error: str) -> None
     assert error in str(rejected.error)
 
 
-def test_defaults_and_nulls() -> None:
+def test_nulls_mean_defaults_in_messages() -> None:
     message = decode_request(
         'GENERATE  {"model": "m", "prompt": [1, null, 2], "stream_id": 1, "logit_bias": null, "temperature": null}\n'
     )

@@ -22,7 +22,7 @@ SHOWN = re.findall(
 
 
 @pytest.mark.parametrize("message", SHOWN)
-def test_messages_are_read(message: str) -> None:
+def test_messages_on_the_page_are_read(message: str) -> None:
     request = decode_request(message)
     assert not isinstance(request, Rejected), request
     if isinstance(request, Generate):
@@ -34,7 +34,7 @@ def test_there_are_messages_of_every_type() -> None:
     assert {message.partition(" ")[0] for message in SHOWN} >= kinds
 
 
-def test_features_and_fields() -> None:
+def test_the_page_has_all_features_and_fields() -> None:
     (shown,) = re.findall(r'"model": "demo", \.\.\., "lmtp": (\{.*?\})', PAGE)
     assert json.loads(shown) == FEATURES
     assert all(f"`{name}`" in PAGE or f"`{name}`" in SAMPLING for name in OPTIONS)
