@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from bridle.aici.client import RuntimeConfig, RuntimeProcess
+from tests.conftest import IS_FULL
 from tests.waiting import PATIENCE, until
 
 #: An engine: `moment` is the call of a function before which it ends itself by signal `number` (0: never).
@@ -137,22 +138,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
     tokenizer: Path, store: Path, shift: int
 ) -> None:
-    """Twenty moments: ten of the engine's own way through it, ten of the runtime's; signals in turns."""
+    """Moments all over it, half of them on the engine's own way, half on the runtime's; signals in turns."""
     calls, seconds = a_whole_start(tokenizer, store)
     assert calls > 100 and seconds > 0
+    half = 10 if IS_FULL else 5
     with ThreadPoolExecutor(4) as threads:
-        done = [
-            threads.submit(
-                end_at_a_call, tokenizer, store, 1 + number * (calls - 1) // 9, SIGNALS[(number + shift) % 2]
-            )
-            for number in range(10)
-        ]
-        done += [
-            threads.submit(
-                end_once_the_runtime_had, 0.08 * number * seconds, tokenizer, store, SIGNALS[(number + shift) % 2]
-            )
-            for number in range(10)
-        ]
+        done: list[Future[None]] = []
+        for number in range(half):
+            sent, share = SIGNALS[(number + shift) % 2], number / (half - 1)
+            done.append(threads.submit(end_at_a_call, tokenizer, store, 1 + int(share * (calls - 1)), sent))
+            done.append(threads.submit(end_once_the_runtime_had, 0.72 * share * seconds, tokenizer, store, sent))
         for each in done:
             each.result()
 
