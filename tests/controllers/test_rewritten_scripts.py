@@ -19,6 +19,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.aici.conftest import BOS, EOS, VOCAB_SIZE
 from tests.aici.steering import SharedRuntime
+from tests.conftest import IS_FULL
 from tests.controllers.pykit import _BYTES, Parrot, Scripts
 
 DECODER = PieceDecoder([_BYTES.get(token, bytes([token & 0xFF])) for token in range(VOCAB_SIZE)])
@@ -96,7 +97,7 @@ def saw(scripts: Guarded) -> list[object]:
 WORDS = st.lists(st.sampled_from(["red", " apple", " red apple", "green ", "é", ". ", "pp"]), min_size=1, max_size=4)
 
 
-@settings(max_examples=15)
+@settings(max_examples=15 if IS_FULL else 6)
 @given(st.lists(WORDS.map("".join), min_size=1, max_size=4), st.integers(0, 3))
 @example(["One red apple and two green pears. "], 0)
 @example(["One red", " apple and", " two red apple.", "red apple"], 2)

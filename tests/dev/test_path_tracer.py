@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.sources import ROOT
 
 MAX_FILES, MAX_FUNCTIONS = 48, 262
@@ -22,6 +24,7 @@ def listing() -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(bridle/\S+) \((\d+)\)$", told, re.M)}
 
 
+@pytest.mark.slow  # the few stops below bound the same way
 def test_a_chat_passes_few_files_and_functions() -> None:
     """A busy machine may lead a request through what is for slow readers: the shortest of a few ways counts."""
     ways = []
