@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from bridle.engine.control.decision import Branch, Splice, mask_allows
+from bridle.engine.control.decision import Branch, Outside, Splice, mask_allows
 from bridle.engine.request import name_of
 from bridle.errors import ControllerError, InvalidRequest
 
@@ -193,6 +193,8 @@ def allows(branch: Branch, token: int) -> bool:
     """Return whether the branch allows sampling `token`."""
     if branch.mask is not None and not mask_allows(branch.mask, token):
         return False
+    if any(isinstance(each.when_sampled, Outside) and token in each.when_sampled for each in branch.splices):
+        return False  # it would be taken back
     return not any(each == token and addend == -float("inf") for each, addend in branch.bias)
 
 

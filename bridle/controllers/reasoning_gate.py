@@ -16,6 +16,7 @@ from typing import ClassVar
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.control.decision import Decision
 from bridle.structured_output.matcher import Matcher, end_row, fitting
+from bridle.structured_output.pattern_end import PatternEnd
 from bridle.structured_output.pool import ConstraintPool
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
@@ -28,14 +29,17 @@ class CompiledGrammar:
 
     def __init__(self, matcher: Matcher, vocabulary: GrammarVocabulary, form: Constraint) -> None:
         self.matcher, self.vocabulary, self.form = matcher, vocabulary, form
+        self._end = PatternEnd(form)
 
     def __deepcopy__(self, memo: object) -> CompiledGrammar:
-        return CompiledGrammar(self.matcher.copy(), self.vocabulary, self.form)
+        twin = CompiledGrammar(self.matcher.copy(), self.vocabulary, self.form)
+        twin._end = self._end.copy()
+        return twin
 
-    def decide(self, extra: int | None = None, may_force: bool = True) -> Decision:
+    def decide(self, view: SequenceView, extra: int | None = None) -> Decision:
         """Return the decision: forced tokens, a choice among the allowed ones (and `extra`), or the end."""
-        matcher = self.matcher
-        if matcher.is_complete:
+        matcher, may_force = self.matcher, view.may_force
+        if self._end.is_over(view.sampled, bool(view.new_tokens), self.vocabulary) or matcher.is_complete:
             return Decision.stop()
         forced = matcher.forced() if extra is None and may_force else ()
         if forced:
@@ -45,7 +49,7 @@ class CompiledGrammar:
             return Decision.sample(_with(mask, extra))
         if mask == end_row(self.vocabulary) or (matcher.is_accepting and not mask.strip(b"\0")):
             return Decision.stop()
-        return Decision.sample(mask)
+        return self._end.draw(matcher, mask)
 
     def all_but_ends(self) -> bytes:
         """The mask that allows every token but the end tokens."""
@@ -119,7 +123,7 @@ class ReasoningThenGrammar(Controller):
             return Decision.sample(self._without_end(view) if self._is_cut else None)
         if self._phase is _Phase.GAP:
             return Decision.splice(0, self.gap[self._num_gap :])
-        return self.then.decide(self.opening if self._phase is _Phase.BEFORE else None, view.may_force)
+        return self.then.decide(view, self.opening if self._phase is _Phase.BEFORE else None)
 
     def _in_free_part(self) -> Decision:
         if self.budget is not None and self._num_free >= self.budget:

@@ -19,10 +19,12 @@ from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
+from bridle.sampling import SamplingParams
 from bridle.structured_output.compiler import Compiler
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
 from bridle.structured_output.matcher import Matcher, end_row, fitting
+from bridle.structured_output.pattern_end import PatternEnd
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
@@ -44,6 +46,7 @@ class _Instance:
 
     matcher: Matcher
     constraint: Constraint | None = None
+    end: PatternEnd = field(default_factory=lambda: PatternEnd(None))
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
@@ -100,7 +103,8 @@ class ConstraintPool(ControllerPool):
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                self.opened[request.id] = _Instance(compiled.result().copy(), constraint)
+                end = _end_of(constraint, request.sampling)
+                self.opened[request.id] = _Instance(compiled.result().copy(), constraint, end)
             except BaseException as error:  # a cancelled compilation is one too
                 future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
             else:
@@ -123,7 +127,9 @@ class ConstraintPool(ControllerPool):
                 opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
                 parent = self.live[ask.parent]
-                self.live[ask.seq_id] = _Instance(parent.matcher.copy(), parent.constraint, parent.is_slow)
+                self.live[ask.seq_id] = _Instance(
+                    parent.matcher.copy(), parent.constraint, parent.end.copy(), parent.is_slow
+                )
         known: list[_Answered] = []
         masks: list[_Due] = []
         work: list[Callable[[], None]] = []
@@ -180,7 +186,8 @@ class ConstraintPool(ControllerPool):
                     matcher.commit(ask.tokens)
             if ask.final:
                 return Answer(log=_last_words(matcher))
-            if matcher.is_complete:
+            is_left = instance.end.is_over(ask.sampled, bool(ask.tokens), self.compiler.vocabulary)
+            if matcher.is_complete or is_left:
                 return Answer(Decision.stop())
             if matcher.is_failed:
                 raise ControllerError(f"the constraint failed: {matcher.failure}")
@@ -198,7 +205,7 @@ class ConstraintPool(ControllerPool):
                 self._end_row = end_row(self.compiler.vocabulary)
             if mask == self._end_row or (instance.matcher.is_accepting and not mask.strip(b"\0")):
                 return Answer(Decision.stop())
-            return Answer(Decision.sample(mask))
+            return Answer(instance.end.draw(instance.matcher, mask))
         except Exception as error:
             return Answer(error=_as_error(error))
 
@@ -264,7 +271,7 @@ class ConstraintPool(ControllerPool):
 
     def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
         """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
-        copied, instance.ahead = _Instance(ahead), None
+        copied, instance.ahead = _Instance(ahead, end=instance.end.copy()), None
         answer = self._advance(copied, Ask(-1, tokens))
         if answer is None:
             answer = instance.masks[tokens] = self._masked(copied)
@@ -280,7 +287,7 @@ class ConstraintPool(ControllerPool):
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
-        ahead, known = _Instance(instance.matcher.copy()), list[Decision]()
+        ahead, known = _Instance(instance.matcher.copy(), end=instance.end.copy()), list[Decision]()
         began = time.thread_time()
         place, size = 0, 1  # the tokens that are told next
         while place + size <= len(tokens):
@@ -316,6 +323,11 @@ class ConstraintPool(ControllerPool):
         self._workers.close()
         self.close([*self.live])
         self.opened.clear()
+
+
+def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
+    """Where a text ends whose client does not ignore ends."""
+    return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 
 def _next_part(ahead: Matcher, token: int) -> tuple[int, ...]:

@@ -57,16 +57,20 @@ class Constraint:
 @dataclass(frozen=True, slots=True)
 class Regex(Constraint):
     """The whole text matches `pattern`: Rust's syntax, without looking around and back references. `\\d` means
-    0 to 9; `^` and `$` are not needed."""
+    0 to 9; `^` and `$` are not needed. A text that matches ends where the model would leave the pattern; the `longest`
+    goes on until the model ends it or the pattern does."""
 
     pattern: str
+    longest: bool = False
 
     def __post_init__(self) -> None:
         check_text(self.pattern, "regex")
         check_brackets(self.pattern, "regex")
+        if not isinstance(self.longest, bool):
+            raise InvalidRequest(f"longest is {short_repr(self.longest)}; must be true or false", PARAM)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"regex": self.pattern}
+        return {"regex": self.pattern} | ({"longest": True} if self.longest else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +300,7 @@ def _grammar(text: Any) -> Constraint:
 _Reader = Callable[[Any, dict[str, Any], int], Constraint]
 #: Kind, its further fields, and what makes the constraint.
 _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
-    "regex": ((), _plain(Regex)),
+    "regex": (("longest",), _plain(Regex)),
     "json_schema": (("whitespace",), _plain(JsonSchema)),
     "json_object": (("whitespace",), _read_json_object),
     "lark": ((), _plain(Lark)),

@@ -60,6 +60,10 @@ class GrammarVocabulary:
             return tokens
         return self._longest(data)
 
+    def token_of(self, data: bytes) -> int | None:
+        """The token that spells exactly `data`."""
+        return self._by_bytes.get(data)
+
     def _longest(self, data: bytes) -> list[int]:
         found: list[int] = []
         while data:

@@ -27,6 +27,16 @@ class Awaited(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """The tokens that `mask` does not allow, as what a splice waits for."""
+
+    mask: bytes
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, int) and not mask_allows(self.mask, token)
+
+
+@dataclass(frozen=True, slots=True)
 class Splice:
     """Roll back `backtrack` tokens, then append `ff_tokens`.
 
@@ -37,7 +47,7 @@ class Splice:
 
     backtrack: int = 0
     ff_tokens: tuple[int, ...] = ()
-    when_sampled: frozenset[int] = frozenset()
+    when_sampled: frozenset[int] | Outside = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

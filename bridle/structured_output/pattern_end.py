@@ -1,0 +1,67 @@
+"""The end of a text under a regex: where the text matches and the model would leave the pattern.
+
+A mask alone makes a model write on: after ` Paris` the pattern ` [A-Z][a-z]+` forbids the full stop that the model
+wants, and the most probable of the letters that are left comes instead. So where the text may end, the model's own
+choice is sampled without the mask. A token that the pattern allows stays; another one is taken back before anybody
+sees it, and the text ends. If only a later character of such a token leaves the pattern, the mask applies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridle.engine.control.decision import Decision, Outside, Splice, mask_allows
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.spec import Constraint, Regex
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+
+def ends_with_model(constraint: object) -> bool:
+    """Return whether a text under this constraint ends where the model leaves it."""
+    return isinstance(constraint, Regex) and not constraint.longest
+
+
+@dataclass(slots=True)
+class PatternEnd:
+    """Follows one output. Before `min_tokens` tokens, and before the first, nothing ends. `mask` is that of the last
+    draw without a mask; `must_mask` says that the next draw has one."""
+
+    constraint: Constraint | None
+    min_tokens: int = 0
+    mask: bytes = b""
+    must_mask: bool = False
+
+    def copy(self) -> PatternEnd:
+        """An independent one in the same state."""
+        return PatternEnd(self.constraint, self.min_tokens, self.mask, self.must_mask)
+
+    def is_over(self, sampled: int | None, is_kept: bool, vocabulary: GrammarVocabulary) -> bool:
+        """Note the last draw; returns whether its token left the pattern."""
+        mask, self.mask, self.must_mask = self.mask, b"", False
+        if not mask or sampled is None or is_kept or mask_allows(mask, sampled):
+            return False
+        self.must_mask = _begins_inside(mask, sampled, vocabulary)
+        return not self.must_mask
+
+    def draw(self, matcher: Matcher, mask: bytes) -> Decision:
+        """The draw of the next token, of which the pattern allows `mask`."""
+        is_open = 0 < matcher.num_tokens >= self.min_tokens and ends_with_model(self.constraint)
+        if self.must_mask or not is_open or not matcher.is_accepting:
+            return Decision.sample(mask)
+        self.mask = mask
+        return Decision.sample(splices=(Splice(1, (), Outside(mask)),))
+
+
+def _begins_inside(mask: bytes, token: int, vocabulary: GrammarVocabulary) -> bool:
+    """Return whether a forbidden token begins with whole characters that are allowed."""
+    data = vocabulary.text_of((token,))
+    heads = (vocabulary.token_of(data[:size]) for size in range(1, len(data)) if _is_text(data[:size]))
+    return any(head is not None and mask_allows(mask, head) for head in heads)
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
