@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.guardrails.guardrails import Guardrails
 from bridle.engine.multimodal.multimodal_inputs import MultiModalItem, Runs
@@ -87,6 +87,15 @@ def name_of(controller: object) -> str:
     return str(next(filter(None, names), kind))[:_MAX_NAME_CHARS]
 
 
+class RepeatMarks(NamedTuple):
+    """Parts of a text, from `opening` to `closing`, of which none comes twice: the second one ends the output, and is
+    no part of it. What was before the text `restart` does not count."""
+
+    opening: str
+    closing: str
+    restart: str = ""
+
+
 # -- what was asked for ------------------------------------------------------------------------------------
 
 
@@ -104,7 +113,7 @@ class Request:
     prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
     `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
     for a while after an output ended by itself; a request that `continues` it uses that KV. `guard` has the operator's
-    rules for its texts.
+    rules for its texts. `repeats` marks parts of a text that must not come twice.
     """
 
     id: str
@@ -127,6 +136,7 @@ class Request:
     tools: tuple[str, ...] | None = None
     client_tools: tuple[str, ...] = ()
     parks: bool = False
+    repeats: RepeatMarks | None = None
     continues: str = ""
     guard: Guardrails | None = None
     metadata: dict[str, str] = field(default_factory=dict)

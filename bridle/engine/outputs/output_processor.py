@@ -15,6 +15,7 @@ from dataclasses import replace
 from bridle.engine.guardrails.policy_enforcement import PolicyEnforcer
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.outputs.output_holdback import hold, push_guarded, release, trim, watch_of
+from bridle.engine.outputs.repeats import Repeats
 from bridle.engine.outputs.stop_strings import OutputText, Released
 from bridle.engine.outputs.trace_recorder import TraceRecorder
 from bridle.engine.scheduling.scheduler import Scheduler
@@ -84,8 +85,9 @@ class OutputProcessor:
         state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
         sampling = seq.sampling
         watch = None if seq.request.guard is None else watch_of(seq, seq.request.guard, self._decoder)
+        repeats = None if seq.request.repeats is None else Repeats(seq.request.repeats)
         seq.output.text = OutputText(
-            state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch
+            state, sampling.stop, sampling.include_stop_str_in_output, sampling.banned_phrases, watch, repeats
         )
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:

@@ -15,6 +15,10 @@ from typing import NamedTuple
 from bridle.engine.guardrails.guardrail_matcher import GuardrailMatcher, first_token
 from bridle.engine.guardrails.guardrails import GuardrailMatch, TextRule
 from bridle.engine.interfaces import TextState
+from bridle.engine.outputs.repeats import MAX_CHARS, Repeats
+
+#: The reason of an end that came because a part of the text came a second time.
+REPEATED = "repeated"
 
 
 class Released(NamedTuple):
@@ -43,14 +47,16 @@ class OutputText:
         include_stop: bool,
         banned: Sequence[str] = (),
         watch: GuardrailMatcher | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
         self._state = state
         self._watch = watch
-        self._stop = tuple(stop)
+        self._own_stop = tuple(stop)
+        self._repeats = repeats
         self._banned = tuple(banned)
         self._include_stop = include_stop
+        self._renew_stops()
         self.may_go = bool(banned) or watch is not None  # so tokens are told only once none of their text has to go
-        self._window = max(map(len, (*stop, *banned)), default=0)
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
         self._num_released = 0
@@ -166,6 +172,9 @@ class OutputText:
         self.num_told = min(self.num_told, len(self._ends))
         if self._watch is not None:
             self._watch.rewind(num_tokens)
+        if self._repeats is not None:
+            self._repeats.rewind(self._num_chars)
+            self._renew_stops()
         visible = self._num_released - num_unsent
         self._num_released = min(visible, self._num_chars)
         return visible - self._num_released
@@ -189,7 +198,8 @@ class OutputText:
     def copy(self) -> OutputText:
         """An independent copy, for a fork."""
         watch = None if self._watch is None else self._watch.copy()
-        twin = OutputText(self._state.copy(), self._stop, self._include_stop, self._banned, watch)
+        repeats = None if self._repeats is None else self._repeats.copy()
+        twin = OutputText(self._state.copy(), self._own_stop, self._include_stop, self._banned, watch, repeats)
         twin._pieces = self._pieces.copy()
         twin.num_told, twin.goes_by_last = self.num_told, self.goes_by_last
         twin._ends, twin._forced, twin._is_cut = self._ends.copy(), self._forced.copy(), self._is_cut.copy()
@@ -205,17 +215,33 @@ class OutputText:
         end = len(tail)
         if match is not None:
             start, stop = match
-            end = start + (len(stop) if self._include_stop else 0)
+            end = start + (len(stop) if self._include_stop and stop in self._own_stop else 0)
         if self._banned and (num_banned := self._num_banned(tail[:end], base, len(tail) - num_new)):
             return Released("", num_banned=num_banned)
         if match is not None:
-            return self._cut(tail, base, end, stop)
+            return self._cut(tail, base, end, stop if stop in self._own_stop else REPEATED)
+        if self._repeats is not None:
+            self._note_part(self._repeats, num_new)
         end = len(tail) - self._partial_match(tail)
         start = self._num_released - base
         if end <= start:
             return Released("")
         self._num_released = base + end
         return Released(tail[start:end])
+
+    def _renew_stops(self) -> None:
+        """Find out what ends the text now, and how many characters of it have to be searched."""
+        parts = () if self._repeats is None else self._repeats.texts
+        marks = () if self._repeats is None else self._repeats.marks
+        self._stop = (*self._own_stop, *parts)
+        self._window = max(map(len, (*self._stop, *self._banned, *marks)), default=0)
+
+    def _note_part(self, repeats: Repeats, num_new: int) -> None:
+        """Remember a part that is complete, so that it does not come again."""
+        if repeats.changes(self._tail(num_new + self._window)):
+            tail = self._tail(num_new + MAX_CHARS)
+            repeats.add(tail, self._num_chars - len(tail), num_new)
+            self._renew_stops()
 
     def _cut(self, tail: str, base: int, end: int, stop: str) -> Released:
         """End the text `end` characters into `tail`."""

@@ -16,7 +16,7 @@ from bridle.controllers.composition import parts_of
 from bridle.controllers.reasoning_gate import ReasoningThenGrammar
 from bridle.engine.input_processor import check_drawn, check_task
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
-from bridle.engine.request import Request
+from bridle.engine.request import RepeatMarks, Request
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
 from bridle.serving.policies.policy_registry import NO_POLICIES, Applied
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class EventOptions(TypedDict, total=False):
     """Options for the events of a request: text (default True), only the vector of the prompt, the loss of a device,
     and the provenance of tokens; `sights` are its media; `parks` keeps its KV at the end, and `continues` names the
-    request whose KV it uses."""
+    request whose KV it uses; `repeats` marks parts of its text that must not come twice."""
 
     detokenize: bool
     embeds: bool
@@ -42,6 +42,7 @@ class EventOptions(TypedDict, total=False):
     trace: bool
     parks: bool
     continues: str
+    repeats: RepeatMarks | None
 
 
 class OwnOptions(TypedDict, total=False):
@@ -121,6 +122,7 @@ def make_request(
         client_tools=options.get("client_tools", ()),
         parks=options.get("parks", False),
         continues=options.get("continues", ""),
+        repeats=options.get("repeats"),
         metadata=dict(options.get("metadata") or {}),
     )
 

@@ -1,0 +1,47 @@
+"""Parts of a text that must not come twice, such as calls of tools: each becomes a stop string once it is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bridle.engine.request import RepeatMarks
+
+#: What is remembered of one output: so many parts, each of at most so many characters.
+MAX_PARTS, MAX_CHARS = 64, 16_384
+
+
+@dataclass(slots=True)
+class Repeats:
+    """The parts that an output has so far, each with the place where it ends."""
+
+    marks: RepeatMarks
+    parts: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that would end the output."""
+        return tuple(text for _, text in self.parts)
+
+    def changes(self, recent: str) -> bool:
+        """Return whether one of the marks is among the latest characters."""
+        return self.marks.closing in recent or bool(self.marks.restart and self.marks.restart in recent)
+
+    def add(self, tail: str, base: int, num_new: int) -> None:
+        """Note what the last `num_new` characters complete. `tail` is the end of the text, which begins at `base`."""
+        marks = self.marks
+        if marks.restart and tail.find(marks.restart, max(len(tail) - num_new - len(marks.restart) + 1, 0)) >= 0:
+            self.parts.clear()
+        closed = tail.find(marks.closing, max(len(tail) - num_new - len(marks.closing) + 1, 0))
+        opened = -1 if closed < 0 else tail.rfind(marks.opening, 0, closed)
+        if opened < 0 or len(self.parts) >= MAX_PARTS:
+            return
+        end = closed + len(marks.closing)
+        self.parts.append((base + end, tail[opened:end]))
+
+    def rewind(self, num_chars: int) -> None:
+        """Forget what ended behind the first `num_chars` characters."""
+        self.parts = [part for part in self.parts if part[0] <= num_chars]
+
+    def copy(self) -> Repeats:
+        """An independent copy, for a fork."""
+        return Repeats(self.marks, self.parts.copy())
