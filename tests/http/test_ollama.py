@@ -26,6 +26,7 @@ from bridle.serving.models.model_memory import Needs
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import NAME, local_client, saying, scripted_model, served
 from tests.sources import ROOT
+from tests.waiting import until
 
 REPLY = "good day"
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -98,7 +99,8 @@ def test_bodies_need_no_content_type_unless_a_foreign_page_sends_them(client: Te
         ({"num_predict": 7, "repeat_penalty": 1.5}, {"max_tokens": 7, "repetition_penalty": 1.5}),
         ({"num_predict": -1, "seed": -1, "top_k": -1}, {}),
         ({"seed": 3.0, "temperature": 0, "stop": ["a"]}, {"seed": 3, "temperature": 0.0, "stop": ["a"]}),
-        ({"num_ctx": 4096, "num_gpu": 1, "use_mmap": True, "repeat_last_n": 64}, {}),
+        ({"num_ctx": 4096}, {"num_ctx": 4096}),
+        ({"num_ctx": -1, "num_gpu": 1, "use_mmap": True, "repeat_last_n": 64}, {}),
         ({"nobody_knows": 1, "mirostat": 2, "xtc_probability": 0.5}, {"mirostat": 2, "xtc_probability": 0.5}),
         ({"temperature": None}, {}),
     ],
@@ -118,6 +120,20 @@ def test_options_are_obeyed(client: TestClient) -> None:
     assert (stopped["done_reason"], stopped["message"]["content"]) == ("stop", "good ")
     seeded = client.post("/api/chat", json={**HELLO, "stream": False, "options": {"seed": 11}}).json()
     assert seeded["seed"] == 11
+
+
+def test_a_smaller_context_bounds_prompt_and_answer(client: TestClient) -> None:
+    def ask(num_ctx: int, **options: Any) -> Any:
+        body = {**HELLO, "stream": False, "options": {"num_ctx": num_ctx, **options}}
+        return client.post("/api/chat", json=body)
+
+    used = ask(1 << 20).json()  # more than there is
+    assert used["done_reason"] == "stop"
+    prompt = used["prompt_eval_count"]
+    assert ask(prompt + 2).json()["done_reason"] == "length"
+    assert ask(prompt + 2, num_predict=1).json()["eval_count"] == 1
+    refused = ask(prompt)
+    assert refused.status_code == 400 and "num_ctx" in refused.json()["error"]
 
 
 def test_steering_of_the_other_apis(client: TestClient) -> None:
@@ -375,6 +391,33 @@ def test_a_pulled_model_is_loaded_by_name_and_unloaded_before_it_is_deleted(
         assert loaded() == [NAME] and not (tmp_path / "minilm").exists()
         assert client.post("/api/chat", json=body).status_code == 404
         client.app.state.http.registry.close()  # type: ignore[attr-defined]
+
+
+def test_a_model_stays_as_long_as_an_admin_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_MODELS", str(tmp_path))
+    (tmp_path / "minilm").mkdir()
+    keys = KeyStore(tmp_path / "keys.db")
+    user, admin = (f"Bearer {key}" for key in (keys.add("ann"), keys.add("root", is_admin=True)))
+    with pulling_client(keys) as client:
+
+        def expiry() -> str | None:
+            rows = client.get("/api/ps", headers={"authorization": admin}).json()["models"]
+            return next((row["expires_at"] for row in rows if row["name"] == "minilm"), None)
+
+        def ask(keep_alive: Any, key: str = admin) -> None:
+            body = {"model": "minilm", **HELLO, "stream": False, "keep_alive": keep_alive}
+            assert client.post("/api/chat", json=body, headers={"authorization": key}).status_code == 200
+
+        ask("5m", user)
+        assert (never := expiry()) is not None and never.startswith("9999")
+        ask("5m")
+        assert (later := expiry()) is not None and not later.startswith("9999")
+        ask(-1)
+        assert expiry() == never
+        ask("0s")
+        until(lambda: expiry() is None)
+        client.app.state.http.registry.close()  # type: ignore[attr-defined]
+    keys.close()
 
 
 def test_only_admins_manage_models(tmp_path: Path) -> None:

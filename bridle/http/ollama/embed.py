@@ -12,6 +12,7 @@ from starlette.responses import Response
 from bridle.http.chunked_json import ChunkedJsonResponse
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.keep_alive import note_keep_alive
 from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import nanoseconds
 from bridle.http.ollama.schemas import EmbedBody, EmbeddingsBody
@@ -44,6 +45,7 @@ async def embed(request: Request) -> Response:
         "load_duration": nanoseconds(load_seconds),
         "prompt_eval_count": call.num_prompt,
     }
+    note_keep_alive(request, body.model, body.keep_alive)
     call.resources.close()  # a slow reader keeps no place
     return ChunkedJsonResponse(rows, "embeddings", fields)
 
@@ -56,6 +58,7 @@ async def embeddings(request: Request) -> Response:
     if not body.prompt:
         return json_response({"embedding": []})
     rows, _ = await run_while_connected(request.receive, _vectors(body, [body.prompt], serving_of(request), AS_FITS))
+    note_keep_alive(request, body.model, body.keep_alive)
     return json_response({"embedding": msgspec.Raw(rows[0])})
 
 

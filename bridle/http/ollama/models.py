@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +36,10 @@ OLLAMA_VERSION = "0.12.6"
 #: When a model is unloaded that stays until its memory is needed.
 _NEVER = "9999-12-31T23:59:59Z"
 _MAX_TEXT = 1 << 16
+#: Where GGUF files name their licence, and what they were made of.
+_LICENCES = ("general.license", "general.license.name", "license")
+_BASES = ("general.repo_url", "general.source.repo_url", "general.base_model.0.repo_url")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -83,16 +88,19 @@ async def ps(request: Request) -> Response:
     http = http_state(request)
     slots = [slot for slot in http.registry.slots if slot.model is not None]
     rows = await asyncio.to_thread(_tag_rows, [(slot.name, slot) for slot in slots])
-    return json_response({"models": [row | _memory(slot) for row, slot in zip(rows, slots, strict=True)]})
+    expiries = [http.registry.keep_alive.expires_at(slot) for slot in slots]
+    memories = [_memory(slot, at) for slot, at in zip(slots, expiries, strict=True)]
+    return json_response({"models": [row | memory for row, memory in zip(rows, memories, strict=True)]})
 
 
-def _memory(slot: Slot) -> Row:
+def _memory(slot: Slot, expires: float | None) -> Row:
+    until = _NEVER if expires is None else timestamp(expires)
     model = slot.model
     if model is None:  # it was unloaded meanwhile
         return {"size": 0, "size_vram": 0, "expires_at": _NEVER, "context_length": 0}
     on_gpu = model.num_bytes if model.info.device.startswith("cuda") else 0
     context = model.max_sequence_tokens
-    return {"size": model.num_bytes, "size_vram": on_gpu, "expires_at": _NEVER, "context_length": context}
+    return {"size": model.num_bytes, "size_vram": on_gpu, "expires_at": until, "context_length": context}
 
 
 @router.post("/api/show", summary="Describe one model (Ollama's API)", openapi_extra=described(NameBody))
@@ -111,7 +119,7 @@ def _shown(http: HttpState, slot: Slot, name: str) -> Row:
         template = model.tokenizer.chat_template.text or template
     defaults = DEFAULTS if model is None else {**DEFAULTS, **model.defaults}
     return {
-        **({} if entry is None else {"license": entry.licence}),
+        **_origin(slot, card.found, None if entry is None else entry.licence),
         "modelfile": f"FROM {name}\n",
         "parameters": "\n".join(f"{key:<30} {value}" for key, value in defaults.items()),
         "template": template[:_MAX_TEXT],
@@ -120,6 +128,16 @@ def _shown(http: HttpState, slot: Slot, name: str) -> Row:
         "capabilities": _capabilities(card.found, model),
         "modified_at": timestamp(card.modified),
     }
+
+
+def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> Row:
+    """The licence and the hub id of a model, as far as they are known: from the list, from the file, from its name."""
+    told = {} if found is None else found.metadata
+    licence = licence or next((str(told[key]) for key in _LICENCES if told.get(key)), None)
+    name = "" if slot.config is None else slot.config.model
+    base = next((str(told[key]) for key in _BASES if told.get(key)), "")
+    hub = name if _HUB_ID.fullmatch(name) and not Path(name).exists() else base.removeprefix("https://huggingface.co/")
+    return ({"license": licence} if licence else {}) | ({"hub_id": hub} if hub else {})
 
 
 def _model_info(found: ModelDescription | None, model: LoadedModel | None) -> dict[str, Any]:

@@ -26,7 +26,8 @@ _INTEGERS = {
     "num_predict": "max_tokens",
     "seed": "seed",
     "top_k": "top_k",
-    **dict.fromkeys(("num_keep", "repeat_last_n", "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread"), ""),
+    "num_ctx": "num_ctx",
+    **dict.fromkeys(("num_keep", "repeat_last_n", "num_batch", "num_gpu", "main_gpu", "num_thread"), ""),
     "draft_num_predict": "",
 }
 _FLOATS = {
@@ -35,7 +36,7 @@ _FLOATS = {
 }
 _BOOLEANS = {"use_mmap": ""}
 #: Integers that mean the default if they are below this.
-_LEAST = {"num_predict": 1, "seed": 0, "top_k": 0}
+_LEAST = {"num_predict": 1, "num_ctx": 1, "seed": 0, "top_k": 0}
 
 
 def with_options(data: Any) -> Any:

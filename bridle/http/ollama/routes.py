@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.chat.chat_request import ChatRequest, prepare_chat
-from bridle.errors import InvalidRequest
+from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.answer import OllamaAnswer, Shape, chat_shape, text_shape
 from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.keep_alive import note_keep_alive
 from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import NdjsonResponse, Row, timestamp
 from bridle.http.ollama.schemas import GeneratingBody, OllamaChatBody, OllamaGenerateBody, is_zero
@@ -74,6 +75,7 @@ async def _answered(
     body.check()
     serving = serving_of(request, body.trace)
     answer = await run_while_connected(request.receive, _answer(body, serving, make_turn, shape, gives_context))
+    note_keep_alive(request, body.model, body.keep_alive)
     if not body.streams:
         return json_response(answer.whole())
     return NdjsonResponse(answer.stream, call_of(request.scope), http_state(request).settings)
@@ -88,11 +90,28 @@ async def _answer(
     turn = await make_turn(serving)
     if body.think and turn.tags is None:
         raise InvalidRequest(f"{model.name!r} does not support thinking; leave think out", "think")
+    turn = within_context(turn, body.num_ctx, model)
     whole = not body.streams
     generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **turn.events)
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     name = body.model or model.name
     return OllamaAnswer(generation, turn, name, shape, load_seconds, num_top, gives_context)
+
+
+def within_context(turn: ChatRequest, num_ctx: int | None, model: LoadedModel) -> ChatRequest:
+    """The same in a context of `num_ctx` tokens, prompt and answer together. A larger one than the model is served with
+    is that of the model."""
+    if num_ctx is None or num_ctx >= model.max_sequence_tokens:
+        return turn
+    left = num_ctx - len(turn.prompt)
+    if left < 1:
+        raise ContextOverflow(
+            f"options.num_ctx: got {num_ctx}; the prompt has {len(turn.prompt)} tokens. Raise num_ctx, at most to "
+            f"{model.max_sequence_tokens}, or shorten the prompt",
+            "options.num_ctx",
+        )
+    most = turn.sampling.max_tokens
+    return replace(turn, sampling=turn.sampling.with_(max_tokens=left if most is None else min(most, left)))
 
 
 async def _chat_turn(body: OllamaChatBody | OllamaGenerateBody, serving: RequestLifecycle) -> ChatRequest:
@@ -147,6 +166,7 @@ async def _load_or_unload(body: GeneratingBody, request: Request, shape: Shape) 
         return json_response(_empty(body, shape, "unload"))
     serving = serving_of(request)
     await run_while_connected(request.receive, serving.acquire_model(name, body.adapter, generates=False))
+    note_keep_alive(request, name, body.keep_alive)
     return json_response(_empty(body, shape, "load"))
 
 

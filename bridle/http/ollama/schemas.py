@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from bridle.errors import InvalidRequest
 from bridle.http.fields import InnerFields
@@ -18,6 +18,7 @@ from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel
 from bridle.serving.requests.sampling_defaults import filled
+from bridle.tokenizer.chat_settings import ToolPrompt
 
 _LEVELS = ("low", "medium", "high", "max")
 _DURATION = re.compile(r"-?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d+)?")
@@ -47,6 +48,8 @@ class GeneratingBody(SamplingFields):
     format: Any = None
     keep_alive: KeepAlive = None
     think: bool | str | None = None
+    tool_prompt: ToolPrompt | None = None
+    num_ctx: Annotated[int | None, Field(ge=1)] = None
     truncate: bool | None = None
     shift: bool | None = None
     logprobs: bool | None = None
@@ -90,20 +93,26 @@ class GeneratingBody(SamplingFields):
             tools=to_tools(tools),
             tool_choice=tool_choice,
             parallel_tool_calls=None,
+            tool_prompt=self.tool_prompt,
             chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
             reasoning_effort=self.think if isinstance(self.think, str) else None,
         )
 
 
 class OllamaChatBody(GeneratingBody):
-    """`POST /api/chat`. Without messages it loads the model, or unloads it."""
+    """`POST /api/chat`. Without messages it loads the model, or unloads it. `system`, which Open WebUI sends beside the
+    messages, counts if these have no system message."""
 
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
+    system: str | None = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
 
     def chat(self) -> ChatBody:
-        return self.to_chat(to_messages(self.messages or []), self.tools, self.tool_choice)
+        messages = to_messages(self.messages or [])
+        if self.system and not any(message.get("role") == "system" for message in messages):
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return self.to_chat(messages, self.tools, self.tool_choice)
 
 
 class OllamaGenerateBody(GeneratingBody):
@@ -148,6 +157,7 @@ class EmbedBody(TextsBody):
     input: Any = None
     truncate: bool | None = None
     dimensions: int | None = None
+    num_ctx: int | None = None  # texts are cut to the model's context
     keep_alive: KeepAlive = None
 
     def texts(self) -> list[str]:
@@ -164,6 +174,7 @@ class EmbeddingsBody(TextsBody):
     must_name: ClassVar[bool] = True
 
     prompt: str
+    num_ctx: int | None = None
     keep_alive: KeepAlive = None
 
 

@@ -23,6 +23,7 @@ from bridle.serving.lora.adapter_registry import PLACEHOLDERS, is_address
 from bridle.serving.lora.lora_config import AdapterCatalog
 from bridle.serving.lora.lora_resolver import LoRAResolver
 from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.keep_alive import KeepAlive
 from bridle.serving.models.loading import LoadedModel
 from bridle.serving.models.model_loader import ModelManager
 from bridle.serving.models.model_slot import Lease, ModelState, Slot
@@ -59,6 +60,7 @@ class ModelRegistry:
         self._aliases: dict[str, str] = {}
         self._catalog = catalog or ModelCatalog()
         self._keeper = keeper
+        self.keep_alive = KeepAlive(self._expire)
         self.adapters = LoRAResolver(adapters or AdapterCatalog(), self.aliases_of, self._is_model)
         for model in models:
             self.add(model)
@@ -216,6 +218,7 @@ class ModelRegistry:
             self._slots[slot.name] = slot
             await self._keeper.fetch(slot, timeout)
         assert slot.model is not None
+        self.keep_alive.stop(slot)
         slot.num_leases += 1
         held.callback(self._release, slot)
         return slot.model
@@ -236,6 +239,7 @@ class ModelRegistry:
             uses = f"{slot.num_leases} requests use it" if slot.num_leases else "it is being loaded"
             raise ModelUnavailable(f"the model {slot.name!r} cannot be unloaded: {uses}")
         if slot.model is not None:
+            self.keep_alive.stop(slot)
             await self._keeper.empty(slot)
 
     def close(self, drain: float = 0.0) -> None:
@@ -244,6 +248,10 @@ class ModelRegistry:
             self._keeper.close(drain)
         for model in self:
             model.close(drain)
+
+    async def _expire(self, slot: Slot) -> None:
+        if self._keeper is not None and slot.is_idle:
+            await self._keeper.empty(slot)
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -296,6 +304,7 @@ class ModelRegistry:
         slot.num_leases -= 1
         if self._keeper is not None:
             slot.last_used = self._keeper.now()
+            self.keep_alive.start(slot)
             self._keeper.notice()
 
     def _unknown(self, name: str) -> UnknownModel:

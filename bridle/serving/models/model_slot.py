@@ -41,6 +41,7 @@ class Slot:
     num_leases: int = 0
     num_waiting: int = 0
     last_used: float = 0.0
+    keep_seconds: float | None = None  # after its last request; None: until its memory is needed
     num_bytes: int = 0
     stage: str = ""
     share: float = 0.0

@@ -1,0 +1,42 @@
+"""How long a model stays after a request: Ollama's `keep_alive`, a number of seconds or a duration in Go's notation.
+
+It changes a model for all users, so it takes effect where the client is an admin, as everybody is on a server without
+keys. Models that the operator serves permanently stay.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import Request
+
+from bridle.errors import UnknownModel
+from bridle.http.middleware.identity import identity_of
+from bridle.http.ollama.names import served_name
+from bridle.http.state import http_state
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+
+
+def seconds_of(value: Any) -> float | None:
+    """Return a checked `keep_alive` in seconds; None if it is negative: until the memory is needed."""
+    text = str(value)
+    if text.startswith("-"):
+        return None
+    parts = _PART.findall(text)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts) if parts else float(text)
+
+
+def note_keep_alive(request: Request, name: str | None, value: Any) -> None:
+    """Keep the model that a request names as long as it says, if it says so and its sender may."""
+    registry = http_state(request).registry
+    if value is None or not identity_of(request).is_admin:
+        return
+    try:
+        slot = registry.slot_of(registry.choose(served_name(registry, name)).model)
+    except UnknownModel:  # it was unloaded and dropped meanwhile
+        return
+    if not slot.is_pinned:
+        registry.keep_alive.set(slot, seconds_of(value))
