@@ -59,6 +59,12 @@ class LmtpOptions:
     "Maximum number of streams that run at once. Default: the backend's."
     single_thread: Annotated[bool, Parameter(name=["--single-thread", "--single_thread"], negative="")] = False
     "Same as `--static`."
+    tool_format: str = "auto"
+    "Format of tool calls in chats: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
+    reasoning_format: str = "auto"
+    "Tags around reasoning in chats: a name such as `deepseek_r1`. `auto` infers them from the chat template."
+    tool_prompt: Literal["describe", "refuse"] = "describe"
+    "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
     "Omit the port from the first lines of output."
     silent: Annotated[bool, _FLAG] = False
@@ -72,9 +78,20 @@ class LmtpOptions:
     )
 
     def to_config(self, model: str) -> ModelConfig:
+        from bridle.chat.tool_parsers.presets import check_names
+
+        check_names(self.tool_format, self.reasoning_format)
         dtype, is_int8 = _dtype(self.dtype, self.bits)
         device = "cuda" if self.cuda and _has_gpu() else "cpu" if self.cuda else "auto"
-        return ModelConfig(model=model, dtype=dtype, device=device, quantization="int8" if is_int8 else "none")
+        return ModelConfig(
+            model=model,
+            dtype=dtype,
+            device=device,
+            quantization="int8" if is_int8 else "none",
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
+            tool_prompt=self.tool_prompt,
+        )
 
 
 def serve_model(

@@ -27,6 +27,14 @@ def test_defaults_are_where_lmql_looks() -> None:
     assert settings_of("demo", "--log-format", "json").log_format == "json"
 
 
+def test_chats_beside_lmtp_have_their_formats() -> None:
+    words = ["--tool-format", "hermes", "--reasoning-format", "deepseek_r1", "--tool-prompt", "refuse"]
+    model = settings_of("demo", *words).model
+    assert (model.tool_format, model.reasoning_format, model.tool_prompt) == ("hermes", "deepseek_r1", "refuse")
+    with pytest.raises(InvalidRequest, match="tool_format is 'nobody'"):
+        settings_of("demo", "--tool-format", "nobody")
+
+
 @pytest.mark.parametrize("flag", ["--batch_size", "--batch-size"])
 def test_names_may_be_written_as_lmql_does(flag: str) -> None:
     assert settings_of("demo", flag, "4", "--host", "0.0.0.0", "--port", "9").engine.max_num_seqs == 4
