@@ -4,8 +4,10 @@
 //     bridle run examples/agent.js
 //
 // The model writes which tool it wants; a schema leaves it no way to invent one. The script looks up the time zone of the
-// city with one server and the time there with another, and writes the result. Only those tokens are computed then: the
-// conversation before them stays where it is.
+// city with one server and the time there with another, and adds the result to the conversation. Only what is new of it
+// is computed then.
+import { Label } from "aici"
+
 const QUESTION = "What time is it in Tokyo?"
 const closed = (properties) => ({
   type: "object",
@@ -22,13 +24,21 @@ async function getTime(city) {
   return now.datetime.slice(11, 16)
 }
 
+const TOOL = { name: "get_time", description: "Get the time in a city.", parameters: closed({ city: { type: "string" } }) }
+
 async function main() {
-  await $`<|system|>Tools:\n- get_time(city: string): Get the time in a city.<|end|>`
-  await $`<|user|>${QUESTION}<|end|><|assistant|><tool_call>\n`
-  const { city } = JSON.parse(await gen({ jsonSchema: CALL, maxTokens: 60 })).arguments
+  const begin = new Label()
+  const tools = [{ type: "function", function: TOOL }]
+  const messages = [{ role: "user", content: QUESTION }]
+  await chat(messages, { tools })
+  await $`<tool_call>\n`
+  const call = JSON.parse(await gen({ jsonSchema: CALL, maxTokens: 60 }))
+  const { city } = call.arguments
   const result = await getTime(city).then((time) => ({ time }), (error) => ({ error: error.message }))
   console.log("called:", city, JSON.stringify(result))
-  await $`\n</tool_call><|end|><|tool|>${JSON.stringify(result)}<|end|><|assistant|>`
+  messages.push({ role: "assistant", content: "", tool_calls: [{ type: "function", function: call }] })
+  messages.push({ role: "tool", content: JSON.stringify(result) })
+  await chat(messages, { tools, following: begin })
   await gen({ stopAt: ".", maxTokens: 30, storeVar: "answer" })
 }
 

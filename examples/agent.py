@@ -4,8 +4,8 @@
     bridle run examples/agent.py
 
 The model writes which tool it wants; a schema leaves it no way to invent one. The script looks up the time zone of the
-city with one server and the time there with another, and writes the result. Only those tokens are computed then: the
-conversation before them stays where it is.
+city with one server and the time there with another, and adds the result to the conversation. Only what is new of it
+is computed then.
 """
 
 import json
@@ -13,16 +13,21 @@ import json
 import pyaici.server as aici
 
 QUESTION = "What time is it in Oslo?"
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_time", "description": "Get the time in a city.", "parameters": ARGUMENTS},
+}
 CALL = {
     "type": "object",
     "properties": {
         "name": {"const": "get_time"},
-        "arguments": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
+        "arguments": ARGUMENTS,
     },
     "required": ["name", "arguments"],
     "additionalProperties": False,
@@ -37,8 +42,10 @@ async def get_time(city):
 
 
 async def main():
-    tools = "Tools:\n- get_time(city: string): Get the time in a city."
-    await aici.FixedTokens(f"<|system|>{tools}<|end|><|user|>{QUESTION}<|end|><|assistant|><tool_call>\n")
+    begin = aici.Label()
+    messages = [{"role": "user", "content": QUESTION}]
+    await aici.chat(messages, tools=[TOOL])
+    await aici.FixedTokens("<tool_call>\n")
     call = json.loads(await aici.gen_text(json_schema=CALL, max_tokens=60))
     city = call["arguments"]["city"]
     try:
@@ -46,7 +53,9 @@ async def main():
     except aici.ToolError as error:
         result = {"error": str(error)}
     print("called:", city, result)
-    await aici.FixedTokens(f"\n</tool_call><|end|><|tool|>{json.dumps(result)}<|end|><|assistant|>")
+    messages.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]})
+    messages.append({"role": "tool", "content": json.dumps(result)})
+    await aici.chat(messages, tools=[TOOL], following=begin)
     await aici.gen_text(stop_at=".", max_tokens=30, store_var="answer")
 
 

@@ -9,10 +9,11 @@ reader of the output, or a client that continues it, sees a question and an answ
 import pyaici.server as aici
 
 QUESTION = "What is 47 + 38?"
+ASKED = [{"role": "system", "content": "Think before you answer."}, {"role": "user", "content": QUESTION}]
 
 
 async def main():
-    await aici.FixedTokens(f"<|system|>Think before you answer.<|end|><|user|>{QUESTION}<|end|><|assistant|>")
+    await aici.chat(ASKED)
     after_question = aici.Label()
     await aici.FixedTokens("<think>\n")
     work = await aici.gen_text(stop_at="</think>", max_tokens=80)

@@ -10,10 +10,12 @@ import pyaici.server as aici
 
 BUDGET = 12  # tokens
 QUESTION = "What is 23 + 45?"
+ASKED = [{"role": "system", "content": "Think before you answer."}, {"role": "user", "content": QUESTION}]
 
 
 async def main():
-    await aici.FixedTokens(f"<|system|>Think before you answer.<|end|><|user|>{QUESTION}<|end|><|assistant|><think>\n")
+    await aici.chat(ASKED)
+    await aici.FixedTokens("<think>\n")
     thoughts = await aici.gen(stop_at="</think>", max_tokens=BUDGET)
     if thoughts.reason == "max_tokens":
         print("enough thought:", repr(thoughts.text))

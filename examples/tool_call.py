@@ -17,13 +17,17 @@ TOOLS = {
 REQUEST = "What is the weather in Oslo?"
 
 
+def schemas():
+    """The arguments of each tool."""
+    return {
+        name: closed({argument: {"type": kind} for argument, kind in arguments.items()})
+        for name, arguments in TOOLS.items()
+    }
+
+
 def call_schema():
     """Any one of the tools with all of its arguments."""
-    calls = []
-    for name, arguments in TOOLS.items():
-        kinds = {argument: {"type": kind} for argument, kind in arguments.items()}
-        calls.append(closed({"name": {"const": name}, "arguments": closed(kinds)}))
-    return {"anyOf": calls}
+    return {"anyOf": [closed({"name": {"const": name}, "arguments": kinds}) for name, kinds in schemas().items()]}
 
 
 def closed(properties):
@@ -37,11 +41,8 @@ def closed(properties):
 
 
 async def main():
-    signatures = "".join(
-        f"\n- {name}({', '.join(f'{argument}: {kind}' for argument, kind in arguments.items())}): A tool."
-        for name, arguments in TOOLS.items()
-    )
-    await aici.FixedTokens(f"<|system|>Tools:{signatures}<|end|><|user|>{REQUEST}<|end|><|assistant|>")
+    functions = [{"name": name, "parameters": parameters} for name, parameters in schemas().items()]
+    await aici.chat(REQUEST, tools=[{"type": "function", "function": function} for function in functions])
     wishes = await aici.candidates(3)
     print("wishes:", *(f"{wish.text!r} {wish.probability:.1%}" for wish in wishes))
     if wishes[0].text.startswith("<"):

@@ -17,6 +17,7 @@ import wasmtime
 from wasmtime import component as wc
 
 from bridle.aici.replies import WriteVar
+from bridle.aici.runtime.chat_prompt import render_chat
 from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.loaded_module import LoadedModule
@@ -278,6 +279,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "token-bytes": _token_bytes,
     "tokenize": _tokenize,
     "tokenize-bytes": _tokenize,
+    "render-chat": lambda guest, conversation: render_chat(guest, conversation.encode()).decode(),
     "allow": _allow,
     "allow-bits": _allow_bits,
     "allow-all": _allow_all,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from bridle.aici.runtime import chat_prompt
 from bridle.aici.runtime.host import BLOB_EXTRA
 from bridle.aici.runtime.wasm import GuestFailed, GuestFault, HostFunction
 
@@ -33,6 +34,12 @@ def detokenize(guest: Instance, source: int, count: int) -> int:
     return BLOB_EXTRA
 
 
+def render_chat(guest: Instance, source: int, length: int) -> int:
+    """A blob with the prompt of a conversation, as JSON."""
+    guest.blobs[BLOB_EXTRA] = chat_prompt.render_chat(guest, guest.memory.read(source, length))
+    return BLOB_EXTRA
+
+
 def fail(guest: Instance, source: int, length: int) -> None:
     """End the sequence with this error."""
     text = guest.memory.read(source, min(length, _MAX_FAILURE)).decode(errors="replace")
@@ -47,6 +54,7 @@ def is_time_up(guest: Instance) -> int:
 FUNCTIONS = (
     HostFunction("bridle", "vocab_size", "", True, vocab_size),
     HostFunction("bridle", "detokenize", "ii", True, detokenize),
+    HostFunction("bridle", "render_chat", "ii", True, render_chat),
     HostFunction("bridle", "is_time_up", "", True, is_time_up),
     HostFunction("bridle", "fail", "ii", False, fail),
 )

@@ -21,7 +21,7 @@ from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.file_cache import FileCache
 from bridle.tokenizer import Tokenizer
-from bridle.tokenizer.tokenizer_files import check_added, end_tokens
+from bridle.tokenizer.tokenizer_files import check_added, end_tokens, stored_chat_template
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
@@ -39,6 +39,7 @@ class RuntimeVocabulary:
     encode: Callable[[str], Sequence[int]]
     special: frozenset[int] = frozenset()
     llguidance: Any = None
+    tokenizer: Tokenizer | None = None  # with the chat template
     _tries: dict[int, bytes] = field(default_factory=dict)
 
     @property
@@ -78,7 +79,9 @@ class RuntimeVocabulary:
                 f"logits size {size} must be the vocabulary's {self.size} or up to {MAX_ADDED} more", "logits_size"
             )
         added = frozenset(range(self.size, size))
-        return RuntimeVocabulary([*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added)
+        return RuntimeVocabulary(
+            [*self.tokens, *[b""] * extra], self.eos, self.encode, self.special | added, tokenizer=self.tokenizer
+        )
 
 
 def kept_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
@@ -108,7 +111,7 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabul
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    return RuntimeVocabulary(tokens, eos, encode, special).padded(logits_size)
+    return RuntimeVocabulary(tokens, eos, encode, special, tokenizer=tokenizer).padded(logits_size)
 
 
 def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
@@ -125,7 +128,11 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
     check_added(folder, backend)
-    return Tokenizer(backend, special_tokens=_roles(folder), eos_token_ids=end_tokens(folder), name=str(folder))
+    template = stored_chat_template(folder)
+    ends = end_tokens(folder)
+    return Tokenizer(
+        backend, special_tokens=_roles(folder), chat_template=template, eos_token_ids=ends, name=str(folder)
+    )
 
 
 def _without_prefix(text: bytes) -> bytes:

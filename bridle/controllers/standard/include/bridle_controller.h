@@ -133,6 +133,9 @@ BRIDLE_IMPORT("bridle", "constraint_free") uint32_t bridle_constraint_free(bridl
 BRIDLE_IMPORT("bridle", "vocab_size") uint32_t bridle_vocab_size(void);
 /* A blob with the bytes of tokens, one after the other; special ones have none. */
 BRIDLE_IMPORT("bridle", "detokenize") bridle_blob bridle_detokenize(const bridle_token *tokens, uint32_t count);
+/* A conversation by the model's chat template, as JSON: {"messages": [...], "tools": [...], "add_generation_prompt": true,
+ * "variables": {...}}. The blob has {"text": "...", "tokens": [...]}, or {"error": "..."}. */
+BRIDLE_IMPORT("bridle", "render_chat") bridle_blob bridle_render_chat(const char *conversation, uint32_t length);
 /* 1 if the running callback is about to be ended: it is late, or nobody wants it any more. Who asks now and then has a
  * moment to say, by `bridle_fail`, where it was. */
 BRIDLE_IMPORT("bridle", "is_time_up") uint32_t bridle_is_time_up(void);

@@ -41,7 +41,23 @@ declare module "aici" {
     maxTokens?: number
     stopAt?: Text | Text[]
     storeVar?: string
+    /** A text that matches `regex` ends where the model would leave the pattern; the longest one goes on. */
+    longest?: boolean
   }
+  export interface Message {
+    role: string
+    content: string | object[] | null
+    [field: string]: unknown
+  }
+  export interface ChatOptions {
+    tools?: object[]
+    addGenerationPrompt?: boolean
+    variables?: Record<string, unknown>
+  }
+  /** The conversation as the model's chat template writes it. */
+  export function template(messages: string | Message[], options?: ChatOptions): string
+  /** Append it; with `following` it takes the place of all behind that label. */
+  export function chat(messages: string | Message[], options?: ChatOptions & { following?: Label }): Promise<Token[]>
   export interface Candidate {
     token: Token
     text: string
@@ -249,6 +265,8 @@ declare const assert: typeof import("aici").assert
 declare const fixed: typeof import("aici").fixed
 declare const fork: typeof import("aici").fork
 declare const gen: typeof import("aici").gen
+declare const chat: typeof import("aici").chat
+declare const template: typeof import("aici").template
 declare const genTokens: typeof import("aici").genTokens
 declare const start: typeof import("aici").start
 declare const tool: typeof import("aici").tool

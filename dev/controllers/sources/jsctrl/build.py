@@ -23,6 +23,7 @@ COMMON = {
 _SCRIPTS = {
     "aici": "aici.js",
     "_aici": "native.js",
+    "aici/chat": "chat.js",
     "aici/globals": "globals.js",
     "aici/main": "main.js",
     "aici/tools": "tools.js",

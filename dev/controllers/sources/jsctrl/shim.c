@@ -166,6 +166,15 @@ NATIVE(js_storage) {
   return answer;
 }
 
+NATIVE(js_render_chat) {
+  size_t length;
+  const char *conversation = JS_ToCStringLen(ctx, &length, argv[0]);
+  if (!conversation) return JS_EXCEPTION;
+  JSValue answer = text_of(ctx, bridle_render_chat(conversation, length));
+  JS_FreeCString(ctx, conversation);
+  return answer;
+}
+
 NATIVE(js_config) {
   size_t length;
   const char *name = JS_ToCStringLen(ctx, &length, argv[0]);
@@ -276,7 +285,7 @@ static const JSCFunctionListEntry functions[] = {
     JS_CFUNC_DEF("argument", 0, js_argument),   JS_CFUNC_DEF("selfSeqId", 0, js_seq_id),
     JS_CFUNC_DEF("eosToken", 0, js_eos),        JS_CFUNC_DEF("vocabSize", 0, js_vocab_size),
     JS_CFUNC_DEF("bias", 1, js_bias),           JS_CFUNC_DEF("drain", 0, js_drain),
-    JS_CFUNC_DEF("run", 1, js_run),
+    JS_CFUNC_DEF("run", 1, js_run),             JS_CFUNC_DEF("renderChat", 1, js_render_chat),
     JS_CFUNC_DEF("constraint", 1, js_constraint), JS_CFUNC_DEF("commit", 2, js_commit),
     JS_CFUNC_DEF("rollback", 2, js_rollback),   JS_CFUNC_DEF("allow", 1, js_allow),
     JS_CFUNC_DEF("mask", 1, js_mask),           JS_CFUNC_DEF("forced", 1, js_forced),

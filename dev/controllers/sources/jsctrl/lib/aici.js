@@ -6,6 +6,7 @@ import { FixedTokens, StopToken } from "aici/steps"
 export { ChooseConstraint, Constraint, HostConstraint } from "aici/constraints"
 export { cfgConstraint, jsonConstraint, larkConstraint, regexConstraint, substrConstraint }
 export { AiciAsync, getPrompt, getPromptLen, getTokens, start, test } from "aici/driver"
+export { chat, template } from "aici/chat"
 export { candidates, gen, generate, genTokens } from "aici/gen"
 export { logLevel, setLogLevel } from "aici/level"
 export { Branch, MidProcessResult, PostProcessResult, PreProcessResult, Splice } from "aici/results"

@@ -40,7 +40,7 @@ const SAMPLING = {
   presencePenalty: "presence_penalty",
   frequencyPenalty: "frequency_penalty",
 }
-const OTHERS = ["substringEnd", "storeVar", "stopAt", "maxTokens", "bias", "topLogprobs", "draft"]
+const OTHERS = ["substringEnd", "longest", "storeVar", "stopAt", "maxTokens", "bias", "topLogprobs", "draft"]
 const KNOWN = [...Object.keys(CONSTRAINTS), ...Object.keys(SAMPLING), ...OTHERS]
 
 function checkOptions(options) {
@@ -138,12 +138,41 @@ class Made {
 /** Longer stop texts may be missed where they begin that far back. */
 const MAX_STOP = 4096
 
+/** Whether a forbidden token begins with whole characters that are allowed. */
+function beginsInside(token, constraint) {
+  const text = [...toText(detokenize([token]))]
+  const heads = text.slice(1).map((_, index) => tokenize(text.slice(0, index + 1).join("")))
+  return heads.some((head) => head.length === 1 && constraint.tokenAllowed(head[0]))
+}
+
+/** Draws; with `ends` it looks, where the text may end, at what the model would write without the constraint: a draw that
+ * is taken back, and appended in the next step if it fits. */
 class Drawn extends ConstrainedToken {
   candidates = []
+  #considered = []
+  #isLook = false
+  #mustMask = false
+  #chosen = null
 
-  constructor(made, make, sampling) {
+  constructor(made, make, sampling, ends) {
     super(make, sampling)
     this.made = made
+    this.ends = ends && backtrackSupported()
+  }
+
+  midProcess() {
+    if (this.#chosen !== null) return MidProcessResult.splice(0, [this.#chosen])
+    this.#isLook = this.ends && !this.#mustMask && this.made.tokens.length > 0 && this.constraint.eosAllowed()
+    if (!this.#isLook) return super.midProcess()
+    return MidProcessResult.sample({ splices: [new Splice(1)], sampling: this.sampling })
+  }
+
+  /** Keep the model's choice, end where it leaves the pattern, or let the constraint choose. */
+  #lookAt(token) {
+    this.#mustMask = false
+    if (token === eosToken() || this.constraint.tokenAllowed(token)) this.#chosen = token
+    else this.#mustMask = beginsInside(token, this.constraint)
+    this.finished = this.#chosen === null && !this.#mustMask
   }
 
   accepted(forced) {
@@ -155,8 +184,17 @@ class Drawn extends ConstrainedToken {
   }
 
   postProcess(backtrack, tokens, told) {
+    const found = told.candidates ? describeCandidates(told.candidates) : []
+    this.candidates = []
+    if (this.#isLook) {
+      this.#isLook = false
+      this.#considered = found
+      return this.#lookAt(told.sampled)
+    }
+    this.candidates = this.#chosen === null ? found : this.#considered
+    this.#chosen = null
+    this.#mustMask = false
     super.postProcess(backtrack, tokens)
-    this.candidates = told.candidates ? describeCandidates(told.candidates) : []
   }
 }
 
@@ -166,7 +204,8 @@ export async function generate(options = {}) {
   checkOptions(options)
   if (logLevel() && Object.keys(options).length) log("GEN-OPT", options)
   const made = new Made(options)
-  const step = new Drawn(made, () => constraintOf(options), samplingOf(options))
+  const ends = options.regex !== undefined && !options.longest
+  const step = new Drawn(made, () => constraintOf(options), samplingOf(options), ends)
   step.finished = step.constraint.eosForced()
   const begin = new Label()
   let reason

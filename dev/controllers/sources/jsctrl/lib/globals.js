@@ -1,5 +1,6 @@
 // What a script need not import.
 import * as host from "aici/host"
+import { chat, template } from "aici/chat"
 import { start } from "aici/driver"
 import { gen, genTokens } from "aici/gen"
 import { fixed, fork, waitVars } from "aici/steps"
@@ -19,4 +20,4 @@ export function panic(message = "panic") {
   host.fail(text)
 }
 
-Object.assign(globalThis, { $, assert, console, fixed, fork, gen, genTokens, start, tool, waitVars })
+Object.assign(globalThis, { $, assert, chat, console, fixed, fork, gen, genTokens, start, template, tool, waitVars })

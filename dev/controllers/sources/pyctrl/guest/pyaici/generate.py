@@ -2,7 +2,8 @@
 
 Beyond AICI: constraints by `json_schema` and `lark`, parameters of sampling for these draws alone (`temperature=0.2`,
 `top_p=0.9`, ...), `bias`, and `top_logprobs` to see what else the model considered. Tokens that a constraint leaves no
-choice about are appended without asking the model, and an end of text that the model draws is not kept.
+choice about are appended without asking the model, and an end of text that the model draws is not kept. A text that
+matches a regex ends where the model would leave the pattern, unless the `longest` one is wanted.
 """
 
 from __future__ import annotations
@@ -47,15 +48,24 @@ class Generation:
 
 
 class _Draw(ConstrainedToken):
-    """One token, or all that are forced, up to a limit."""
+    """One token, or all that are forced, up to a limit. With `ends` it looks, where the text may end, at what the model
+    would write without the constraint: a draw that is taken back, and appended in the next step if it fits."""
 
-    def __init__(self, mk_constraint: Callable[[], Constraint], branch: Mapping[str, Any]) -> None:
+    def __init__(self, mk_constraint: Callable[[], Constraint], branch: Mapping[str, Any], ends: bool = False) -> None:
         super().__init__(mk_constraint)
         self._branch = branch
+        self._ends = ends and sequence.backtrack_supported()
+        self._num_tokens = 0
+        self._is_look = self._must_mask = False
+        self._chosen: list[int] = []  # what the model chose when it was looked
         self._forced: list[int] = []
+        self.considered: list[Candidate] = []
         self.limit: Callable[[list[int]], list[int]] = list
 
     def is_fixed(self) -> bool:
+        self._forced = self._chosen
+        if self._forced:
+            return True
         find = getattr(self.constraint, "forced_tokens", None)
         self._forced = self.limit(find()) if find is not None and sequence.get_config("ff_tokens") else []
         return bool(self._forced)
@@ -63,15 +73,43 @@ class _Draw(ConstrainedToken):
     def mid_process(self) -> MidProcessResult:
         if self._forced:
             return MidProcessResult.splice(0, self._forced)
+        self._is_look = self._ends and not self._must_mask and self._num_tokens > 0 and self.constraint.eos_allowed()
+        if self._is_look:
+            return MidProcessResult([Branch(all_tokens(), [Splice([], 1, [])], **self._branch)])
         splices = [Splice([eos_token()], 1, [])] if sequence.get_config("when_sampled") else []
         return MidProcessResult([Branch(self.allowed(), splices, **self._branch)])
 
     def post_process(self, backtrack: int, tokens: list[int]) -> None:
+        self.considered = self.considered if self._chosen else sequence.state.candidates
+        self._num_tokens += len(tokens)
+        if self._is_look:
+            self._is_look = False
+            self._look_at(sequence.state.sampled)
+            return
+        self._must_mask = False
         if self._forced:
-            self._forced = []
+            self._forced, self._chosen = [], []
         elif sequence.state.sampled == eos_token():
             self.finished = True
         super().post_process(backtrack, tokens)
+
+    def _look_at(self, token: int | None) -> None:
+        """Keep the model's choice, end where it leaves the pattern, or let the constraint choose."""
+        allowed = self.allowed()
+        if token is None or token == eos_token():
+            self.finished = True
+        elif allowed[token]:
+            self._chosen = [token]
+        else:
+            self._must_mask = _begins_inside(token, allowed)
+            self.finished = not self._must_mask
+
+
+def _begins_inside(token: int, allowed: TokenSet) -> bool:
+    """Whether a forbidden token begins with whole characters that are allowed."""
+    text = detokenize([token]).decode(errors="ignore")
+    heads = [tokenize(text[:end]) for end in range(1, len(text))]
+    return any(len(head) == 1 and allowed[head[0]] for head in heads)
 
 
 async def gen(
@@ -89,10 +127,12 @@ async def gen(
     constraint: Callable[[], Constraint] | None = None,
     bias: Mapping[int, float] | None = None,
     top_logprobs: int = 0,
+    longest: bool = False,
     **sampling: float | None,
 ) -> Generation:
     """Generate under at most one constraint, until `max_tokens` tokens are there, `stop_at` is in the text, the model
-    ends it or the constraint does. `constraint` makes one of the script's own."""
+    ends it or the constraint does. `constraint` makes one of the script's own. A text that matches `regex` ends where
+    the model would leave the pattern; the `longest` one goes on."""
     makers: dict[Callable[..., Constraint], Any] = {
         RegexConstraint: regex,
         CfgConstraint: yacc,
@@ -111,7 +151,7 @@ async def gen(
         chosen.append(constraint)
     assert len(chosen) <= 1, "at most one constraint can be given"
     branch = {"sampling": checked_sampling(sampling), "bias": bias or {}, "top_logprobs": top_logprobs}
-    step = _Draw(chosen[0] if chosen else Constraint, branch)
+    step = _Draw(chosen[0] if chosen else Constraint, branch, ends=regex is not None and not longest)
     made = await _collect(step, stop_at, max_tokens)
     if store_var is not None:
         set_var(store_var, made.data)
@@ -139,7 +179,7 @@ async def _collect(step: _Draw, stop_at: str | None, max_tokens: int) -> Generat
             made.tokens += tokens
         else:
             made.tokens, seen = begin.tokens_since(), num_changes()
-        considered = sequence.state.candidates if len(tokens) == 1 else []
+        considered = step.considered if len(tokens) == 1 else []
         made.candidates += [considered, *([] for _ in tokens[1:])][: len(tokens)]
         if stop_at is not None and stop_at in made.text:
             made.reason = "stop_at"

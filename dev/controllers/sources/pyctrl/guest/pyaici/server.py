@@ -3,6 +3,7 @@
 # ruff: noqa: F401 -- these names are for scripts
 from __future__ import annotations
 
+from pyaici.chat import chat, template
 from pyaici.constraints import (
     CfgConstraint,
     ChooseConstraint,

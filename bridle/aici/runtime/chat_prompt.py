@@ -1,0 +1,56 @@
+"""Conversations of guests, rendered by the model's chat template: JSON in, JSON out, for both kinds of guests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bridle.aici.runtime.wasm import GuestFault
+from bridle.errors import BridleError
+from bridle.tokenizer.chat_template import prepare
+from bridle.tokenizer.content_tokens import Content, encode_prompt, protect, with_marks, without_marks
+from bridle.tokenizer.tool_prompt import described
+
+if TYPE_CHECKING:
+    from bridle.aici.runtime.instance import Instance
+    from bridle.tokenizer import Tokenizer
+
+
+class _Conversation(msgspec.Struct):
+    """A conversation as a guest writes it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    variables: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(_Conversation)
+
+
+def render_chat(guest: Instance, conversation: bytes) -> bytes:
+    """Text and tokens of a conversation, or why there are none. Counts as so much tokenizing."""
+    limits = guest.surroundings.limits
+    guest.spent_tokenizing += len(conversation)
+    if len(conversation) > limits.max_tokenize or guest.spent_tokenizing > limits.max_tokenize_total:
+        raise GuestFault(
+            f"a conversation of {len(conversation)} bytes ({guest.spent_tokenizing} in this callback); at most "
+            f"{limits.max_tokenize} at once and {limits.max_tokenize_total} in a callback"
+        )
+    tokenizer = guest.surroundings.vocabulary.tokenizer
+    try:
+        if tokenizer is None or not tokenizer.chat_template.is_present:
+            return msgspec.json.encode({"error": "chat: the model has no chat template; write a plain text"})
+        return _rendered(tokenizer, _decoder.decode(conversation))
+    except (BridleError, msgspec.MsgspecError, RecursionError) as error:
+        return msgspec.json.encode({"error": f"chat: {without_marks(str(error))}"})
+
+
+def _rendered(tokenizer: Tokenizer, wanted: _Conversation) -> bytes:
+    messages, tools = described(tokenizer, prepare(wanted.messages), wanted.tools)
+    said = protect(tokenizer, Content(messages, tools, wanted.variables))
+    template = tokenizer.chat_template
+    text = template.render(said.messages, said.tools, None, said.variables, wanted.add_generation_prompt)
+    marked = with_marks(tokenizer, text)
+    return msgspec.json.encode({"text": without_marks(marked), "tokens": encode_prompt(tokenizer, marked)})
