@@ -40,6 +40,7 @@ _MODEL_WORDS: dict[str, tuple[str, ...]] = {
     "dtype": get_args(DType),
     "kv_cache_dtype": get_args(KVCacheDType),
     "generation_config": ("auto", "none"),
+    "tool_prompt": ("describe", "refuse"),
 }
 _ENGINE_COUNTS = (
     "max_num_batched_tokens",
@@ -77,7 +78,7 @@ class ModelConfig:
     else. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others. `tool_format` and
     `reasoning_format` name how calls and thoughts are written (`auto`: as the chat template shows). With
     `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls` a call
-    needs its markup.
+    needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused.
     """
 
     model: str = "demo"
@@ -110,6 +111,7 @@ class ModelConfig:
     reasoning_format: str = "auto"
     parse_special_text: bool = False
     bare_calls: bool = True
+    tool_prompt: Literal["describe", "refuse"] = "describe"
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)

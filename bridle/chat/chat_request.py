@@ -20,6 +20,7 @@ from bridle.chat.exact_history import keep_answers, recalled
 from bridle.chat.files import has_remote_file
 from bridle.chat.output_grammar import OutputGrammar
 from bridle.chat.reasoning import ReasoningReader, ThinkTags, switched, tags_of, thinks_unasked
+from bridle.chat.repeated_calls import marks_of
 from bridle.chat.stream_deltas import (
     CallArguments,
     CallRules,
@@ -224,7 +225,12 @@ async def prepare_chat(
         tags=tags,
         is_thinking=is_thinking,
         is_calling=is_calling,
-        events={"sights": made.sights, "parks": kind is not None, "continues": made.continues},
+        events={
+            "sights": made.sights,
+            "parks": kind is not None,
+            "continues": made.continues,
+            "repeats": marks_of(kind, tags),
+        },
         calls_once=offer.max_calls == 1,
         ends=_texts_of_ends(model.tokenizer, tags) if are_tags_special else (),
         functions=offer.functions,
@@ -232,6 +238,12 @@ async def prepare_chat(
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
         channels=channels,
     )
+
+
+async def render_prompt(serving: ChatServing, conversation: Conversation) -> ChatPrompt:
+    """The prompt of a conversation, for a request whose output is not told apart."""
+    async with serving.bounded("its prompt was made"):
+        return await _prompt(serving, conversation, conversation.offer())
 
 
 async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolChoice) -> ChatPrompt:

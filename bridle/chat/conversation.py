@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridle.chat.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
 from bridle.chat.files import with_files
 from bridle.chat.tool_choice import ToolChoice, offer_of
 from bridle.chat.tool_parsers.formats import as_the_template_reads
+from bridle.chat.tools_in_prompt import with_tools
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
 from bridle.serving import LoadedModel, check_length
+from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
+from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -33,7 +35,7 @@ class Conversation:
     """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
     without a limit); `is_thinking` and `effort` are passed to its template, as are `variables`. `template` is used
     instead of the model's own. The answer continues after `prefill`. Unless one `reads_calls`, tools are for the
-    template alone, in whatever shape it expects."""
+    template alone, in whatever shape it expects. `tool_prompt` replaces the operator's setting of that name."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -46,6 +48,7 @@ class Conversation:
     template: str | None = None
     prefill: str = ""
     reads_calls: bool = True
+    tool_prompt: ToolPrompt | None = None
 
     def offer(self) -> ToolChoice:
         """Return the functions that the model may call."""
@@ -148,6 +151,8 @@ def prompt_text(
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
+    if conversation.template is None and conversation.reads_calls:
+        messages, given = with_tools(model, messages, given, conversation.tool_prompt)
     own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
     said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
     render = model.tokenizer.chat_template.render

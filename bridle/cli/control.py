@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bridle.cli.api import Api, ApiError, Server
 from bridle.cli.options import Drafts
-from bridle.cli.programs import further_controllers, program_to_run, read_wasm
+from bridle.cli.programs import further_controllers, program_to_run, read_messages, read_wasm
 from bridle.cli.run_report import RunReport
 from bridle.cli.steering_options import ConstraintOptions, Ctrl
 from bridle.cli.token_colours import show_traces
@@ -75,6 +75,7 @@ def run(
     ctrl: Ctrl = (),
     upload: Annotated[Path | None, Parameter(name=["--upload", "-u"])] = None,
     prompt: Annotated[str | None, Parameter(name=["--prompt", "-p"])] = None,
+    messages: Path | None = None,
     drawing: SamplingFlagGroup = SamplingFlagGroup(),
     watch: Annotated[bool, Parameter(negative="")] = False,
     output: ReportOptions = ReportOptions(),
@@ -98,15 +99,19 @@ def run(
         Wasm file to upload and run, with FILE as its argument.
     prompt
         Text to start from.
+    messages
+        JSON file with a list of messages to start from, which the model's chat template renders; or with an object that
+        has `messages`, and perhaps `tools`.
     watch
         Run again whenever the files are saved, until Ctrl-C.
     """
     program = program_to_run(file, ctrl, upload)
     tracing.check()
+    said = {} if messages is None else read_messages(messages)
     api = server.api()
 
     def once(is_stale: Callable[[], bool] = lambda: False) -> int:
-        body = program.body(api) | _given(prompt=prompt, **asdict(drawing))
+        body = program.body(api) | said | _given(prompt=prompt, **asdict(drawing))
         return _run(api, body, output, tracing, is_stale)
 
     if not watch:

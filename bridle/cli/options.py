@@ -86,6 +86,11 @@ class ModelOptions:
     "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
     reasoning_format: str = "auto"
     "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
+    tool_prompt: Literal["describe", "refuse"] = "describe"
+    (
+        "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request. "
+        "Requests may set the field `tool_prompt`."
+    )
     bare_calls: bool = True
     "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
     parse_special_text: Annotated[bool, Parameter(negative="")] = False

@@ -3,6 +3,7 @@ model that is loaded here."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ STANDARD = {
     ".json": "gh:microsoft/aici/declctrl",
 }
 _MODULE = ".wasm"
+#: What a file with a conversation may have.
+_OF_CHATS = {"messages", "tools", "chat_template_kwargs"}
 #: How the name of a controller's file ends.
 ENDINGS = (*STANDARD, _MODULE)
 
@@ -106,6 +109,21 @@ def read_wasm(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}", "WASM") from None
+
+
+def read_messages(path: Path) -> dict[str, Any]:
+    """The fields of a request that a file with a conversation has. Raises `InvalidRequest`."""
+    try:
+        found = json.loads(_read(str(path)))
+    except ValueError as error:
+        raise InvalidRequest(f"--messages: {path} is not JSON: {error}", "messages") from None
+    found = {"messages": found} if isinstance(found, list) else found
+    if not isinstance(found, dict) or not isinstance(found.get("messages"), list) or found.keys() - _OF_CHATS:
+        raise InvalidRequest(
+            f"--messages: {path} must have a list of messages, or an object with {', '.join(sorted(_OF_CHATS))}",
+            "messages",
+        )
+    return found
 
 
 def _standard(file: str | None) -> str:

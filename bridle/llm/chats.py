@@ -72,6 +72,7 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
         variables=options.get("chat_template_kwargs") or {},
         template=options.get("chat_template"),
         prefill=begun,
+        tool_prompt=options.get("tool_prompt"),
         reads_calls=all(_is_function(tool) for tool in tools or ()),
     )
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from bridle.chat.content_tokens import encode_prompt
 from bridle.chat.conversation import prompt_text
 from bridle.compat.vllm_calls import of_method
 from bridle.config import ModelConfig
@@ -34,6 +33,7 @@ from bridle.llm.structured_parse import objects_of, typed_as
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
+from bridle.tokenizer.content_tokens import encode_prompt
 
 T = TypeVar("T")
 

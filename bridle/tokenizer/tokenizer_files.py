@@ -110,6 +110,19 @@ def chat_template_of(folder: Path, loaded: Any) -> Any:
     return found if isinstance(found, str) else loaded.chat_template
 
 
+def stored_chat_template(folder: Path) -> str | dict[str, str] | None:
+    """The same without transformers: as the folder's files have it."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = _read(folder / "chat_template.json").get("chat_template")
+    if not isinstance(found, str):
+        found = _read(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(found, list):
+        found = {each["name"]: each["template"] for each in found if {"name", "template"} <= each.keys()}
+    return found if isinstance(found, (str, dict)) else None
+
+
 def end_tokens(folder: Path) -> list[int]:
     """End-of-sequence ids that the model's `generation_config.json` names, or else its `config.json`."""
     for name in ("generation_config.json", "config.json"):

@@ -21,6 +21,7 @@ _NAMED_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", 
 VOCAB_SIZE = 300
 BOS, EOS, PAD = 1, 2, 0
 CHAT_TEMPLATE = (
+    "{% if tools %}<|im_start|>tools{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -25,6 +25,8 @@ from tests.http.tool_calls import (
     a_tokenizer,
 )
 
+#: How these templates write the tools.
+TOLD = "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
 THOUGHTS = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
 THINKING = HERMES.replace("{{ m.content }}" + CALLS, THOUGHTS + "{{ m.content }}" + CALLS)
 LLAMA = BEGIN + CALLS + '{ "name" : ' + NAME + ' , "parameters": ' + ARGUMENTS + "}{% endfor %}" + END
@@ -41,7 +43,7 @@ SAID = {
 
 @contextmanager
 def an_app(template: str, said: str, **config: Any) -> Iterator[tuple[TestClient, LoadedModel]]:
-    text = a_tokenizer(template)
+    text = a_tokenizer(TOLD + template)
     script = saying(said, text)
     model = scripted_model(text=text, next_token=script, max_model_len=2048, config=EngineConfig(**config))
     with local_client(model) as client:

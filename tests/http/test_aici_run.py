@@ -326,3 +326,28 @@ def test_controllers_of_the_first_generation_run_too(client: Client) -> None:
     fork = last_fork(items)
     assert (fork["error"], fork["finish_reason"]) == ("", "aici-stop")
     assert text_of(items).startswith("old x")
+
+
+def test_a_run_begins_with_a_conversation(url: str) -> None:
+    said = [{"role": "user", "content": "hi"}]
+
+    def run(**body: Any) -> httpx.Response:
+        return httpx.post(f"{url}/v1/run", json={"controller": "none", "controller_arg": None, "max_tokens": 1} | body)
+
+    def num_fed(**body: Any) -> int:
+        answer = run(**body)
+        assert answer.status_code == 200, answer.text
+        return int(runs_of(list(events_of(iter(answer.text.splitlines()))))[-1]["usage"]["ff_tokens"])
+
+    plain = num_fed(messages=said)
+    assert plain > num_fed(prompt="hi")
+    assert num_fed(messages=[*said, {"role": "assistant", "content": "Well"}], continue_final_message=True) > plain
+    for body, words in (
+        ({"messages": said, "prompt": "x"}, "prompt and messages are given"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools are given without messages"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"content": "x"}]}, "role"),
+        ({"messages": "hi"}, "messages"),
+    ):
+        refused = run(**body)
+        assert refused.status_code in (400, 422) and words in refused.text

@@ -14,13 +14,13 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bridle import LLM
-from bridle.chat.content_tokens import MARK, Content, encode_prompt, encode_with_offsets, protect, without_marks
 from bridle.chat.conversation import Conversation, prompt_text
 from bridle.errors import InvalidRequest
 from bridle.serving import LoadedModel
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import Look
+from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, encode_with_offsets, protect, without_marks
 from tests.http.harness import local_client, scripted_model, tokenizer
 from tests.http.parked_chats import SAID, Chat, an_app
 from tests.http.tool_calls import BLOCK

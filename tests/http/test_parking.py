@@ -66,7 +66,7 @@ def rendered(model: LoadedModel, messages: list[Any]) -> str:
     for each in told:
         for call in each.get("tool_calls") or ():
             call["function"] = {**call["function"], "arguments": json.loads(call["function"]["arguments"])}
-    return model.tokenizer.chat_template.render(told, None, None, {})
+    return model.tokenizer.chat_template.render(told, [{"function": {"name": "find"}}], None, {})
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {

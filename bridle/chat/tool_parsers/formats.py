@@ -22,6 +22,7 @@ from bridle.chat.tool_parsers.presets import name_of, preset_or_file
 from bridle.chat.tool_parsers.probes import RenderChat, prober_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest
+from bridle.tokenizer.tool_prompt import support_of
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
@@ -101,7 +102,9 @@ def _find(tokenizer: Tokenizer) -> ToolFormat:
 def _inferred(tokenizer: Tokenizer) -> ToolFormat:
     form = inferred_from(tokenizer)
     if form is None:
-        found = _by_words(tokenizer)
+        # Tools that the template leaves out are described in the words of Hermes.
+        is_told = not support_of(tokenizer).tools
+        found = Hermes(tokenizer.chat_settings.bare_calls) if is_told else _by_words(tokenizer)
         _log.info(
             "the chat template writes no tool calls that are understood; read as %s, --tool-format sets another format",
             type(found).__name__.lower(),

@@ -17,7 +17,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
+from bridle.chat.chat_request import render_prompt
+from bridle.chat.conversation import Conversation, continued
 from bridle.controllers.plugins import is_class
+from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import (
     BridleError,
     ControllerUnavailable,
@@ -36,6 +39,7 @@ from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.sampling_fields import derived_fields
+from bridle.http.openai.schemas import MAX_MESSAGES, MAX_TOOLS, JsonObjects, objects
 from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import HttpState, http_state, json_response, serving_of
 from bridle.outputs import Event, Finished
@@ -54,6 +58,8 @@ from bridle.serving.requests.steering import (
     ignores_eos,
     is_controlled,
 )
+from bridle.tokenizer.chat_settings import ToolPrompt
+from bridle.tokenizer.start_tokens import start_tokens
 
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
@@ -78,11 +84,18 @@ else:
 
 class RunBody(ControllerFields, _Derived):
     """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may have a `constraint`.
-    Where a list of `controllers` is given, it may be left out. Samplers that are not written down here are derived."""
+    Where a list of `controllers` is given, it may be left out. Instead of a `prompt`, `messages` may be given,
+    which the model's chat template renders. Samplers that are not written down here are derived."""
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
     prompt: str = ""
+    messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
+    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    tool_prompt: ToolPrompt | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     model: str | None = None
     adapter: str | None = None
     priority: int | None = None
@@ -121,6 +134,23 @@ class RunBody(ControllerFields, _Derived):
             raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
         usual = {"max_tokens": None, "temperature": 0.0}
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
+
+    def conversation(self) -> Conversation | None:
+        """The conversation to begin with, if there is one. Raises `InvalidRequest`."""
+        if self.messages is None:
+            if self.tools:
+                raise InvalidRequest("tools are given without messages; give messages, or leave tools out", "tools")
+            return None
+        if self.prompt:
+            raise InvalidRequest("prompt and messages are given; a run begins with one of them", "messages")
+        messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
+        return Conversation(
+            messages,
+            self.tools,
+            variables=self.chat_template_kwargs or {},
+            prefill=begun,
+            tool_prompt=self.tool_prompt,
+        )
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
         """Return `sampling` with the checkpoint's recommendations for fields that this body leaves out."""
@@ -187,24 +217,27 @@ async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
     """Return a run after its first events, so that a missing controller is reported by the status code."""
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
-    is_plain = not is_controlled(body.named())
-    prompt = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
-    tokens = await serving.tokens([prompt]) if prompt else [_empty_prompt(model)]
+    tokens, sights = await _prompt(body, serving, model)
     sampling = body.filled(sampling, model)
-    generation = await serving.prepare(tokens, sampling, steering)
+    generation = await serving.prepare([tokens], sampling, steering, sights=sights)
     for event in await generation.begin():
         if isinstance(event, Finished) and isinstance(event.error, _REFUSALS):
             raise event.error
     return generation
 
 
-def _empty_prompt(model: LoadedModel) -> tuple[int, ...]:
-    """The start token; a model without one starts from a space, like the original."""
-    tokenizer = model.tokenizer
-    return tuple(tokenizer.encode("")) or (
-        (tokenizer.bos_token_id,) if tokenizer.bos_token_id is not None else tuple(tokenizer.encode(" "))
-    )
+async def _prompt(
+    body: RunBody, serving: RequestLifecycle, model: LoadedModel
+) -> tuple[tuple[int, ...], MultiModalInputs]:
+    """The prompt: a conversation by the chat template, a text, or what stands for none."""
+    conversation = body.conversation()
+    if conversation is not None:
+        made = await render_prompt(serving, conversation)
+        return made.tokens, made.sights
+    is_plain = not is_controlled(body.named())
+    text = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
+    return (await serving.tokens([text]))[0] if text else start_tokens(model.tokenizer), NO_SIGHTS
 
 
 # -- the store -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from bridle.http.openai.schemas import (
 )
 from bridle.multimodal.modalities import reads
 from bridle.safe_repr import short_repr
+from bridle.tokenizer.chat_settings import ToolPrompt
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -56,6 +57,7 @@ class MessagesBody(SamplingFields):
     thinking: ThinkingFields | None = None
     output_config: OutputFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tool_prompt: ToolPrompt | None = None
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[ChatBody, str]:
         """Return the body as a chat with `model`, which reads files of `modalities`, and the beginning of the
@@ -84,6 +86,7 @@ class MessagesBody(SamplingFields):
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use", False),
             chat_template_kwargs=self._template_variables(),
             thinking_budget=self._budget(),
+            tool_prompt=self.tool_prompt,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
         )
         return chat, prefill

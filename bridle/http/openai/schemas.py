@@ -21,6 +21,7 @@ from bridle.serving.requests.sampling_defaults import filled
 from bridle.serving.requests.steering import ignores_eos
 from bridle.structured_output import Constraint
 from bridle.structured_output.request_fields import NAMES, constraint_named
+from bridle.tokenizer.chat_settings import ToolPrompt
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
@@ -273,6 +274,7 @@ class ChatBody(BeamFields):
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    tool_prompt: ToolPrompt | None = None
     thinking_budget: int | None = None
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
@@ -298,4 +300,5 @@ class ChatBody(BeamFields):
             effort=self.reasoning_effort or reasoning.effort,
             variables=self.chat_template_kwargs or {},
             prefill=begun or prefill,
+            tool_prompt=self.tool_prompt,
         )

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, WithJsonSchema
 from starlette.responses import Response
 
-from bridle.chat.content_tokens import encode_prompt, encode_with_offsets, without_marks
 from bridle.chat.conversation import Conversation, prompt_text
 from bridle.errors import InvalidRequest
 from bridle.http.chunked_json import ChunkedJsonResponse
@@ -24,6 +23,7 @@ from bridle.http.tgi.schemas import ModelName, base_name
 from bridle.serving import LoadedModel, check_text
 from bridle.serving.requests.request_builder import check_num_tokens
 from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.content_tokens import encode_prompt, encode_with_offsets, without_marks
 
 _ROWS_PER_PIECE = 4_096
 

@@ -22,7 +22,11 @@ def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
 
     tokenizer = Tokenizer.load(config.tokenizer or str(folder), config.revision if config.tokenizer else None)
     tokenizer.chat_settings = ChatSettings(
-        config.tool_format, config.reasoning_format, config.parse_special_text, config.bare_calls
+        config.tool_format,
+        config.reasoning_format,
+        config.parse_special_text,
+        config.bare_calls,
+        config.tool_prompt,
     )
     return tokenizer
 

@@ -28,6 +28,7 @@ from bridle.http.openai.schemas import (
 from bridle.multimodal.modalities import reads
 from bridle.safe_repr import short_repr
 from bridle.serving.outputs.response_store import ResponseStore
+from bridle.tokenizer.chat_settings import ToolPrompt
 
 #: How many entries `metadata` may have, which is returned with every answer.
 MAX_METADATA = 16
@@ -68,6 +69,7 @@ class ResponsesBody(SamplingFields):
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    tool_prompt: ToolPrompt | None = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
     thinking_budget: int | None = None
@@ -117,6 +119,7 @@ class ResponsesBody(SamplingFields):
             tools=self.offered.functions,
             tool_choice=read_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
+            tool_prompt=self.tool_prompt,
             reasoning=self.reasoning,
             thinking_budget=self.thinking_budget,
             chat_template_kwargs=self.chat_template_kwargs,

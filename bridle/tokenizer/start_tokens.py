@@ -1,0 +1,38 @@
+"""The tokens that stand for an empty prompt: a text begins, and nobody has said anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridle.errors import InvalidRequest, UnsupportedModel
+
+if TYPE_CHECKING:
+    from bridle.tokenizer import Tokenizer
+
+#: A token between documents, which models without a start token have seen before texts.
+_BETWEEN = "<|endoftext|>"
+
+
+def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that the tokenizer puts before any text; else the start token, unless it is a mark of the chat
+    template's; else the token between documents, or a space."""
+    always = tuple(tokenizer.encode(""))
+    if always:
+        return always
+    bos, between = tokenizer.bos_token_id, tokenizer.id_of(_BETWEEN)
+    if bos is not None and not _is_chat_mark(tokenizer, tokenizer.token_text(bos)):
+        return (bos,)
+    if between is not None and between in tokenizer.special_token_ids:
+        return (between,)
+    return tuple(tokenizer.encode(" "))
+
+
+def _is_chat_mark(tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether the chat template writes the token before each message, as `<|im_start|>` of some models."""
+    if not tokenizer.chat_template.is_present:
+        return False
+    said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    try:
+        return tokenizer.chat_template.render(said, None, None, {}).count(text) > 1
+    except (InvalidRequest, UnsupportedModel):
+        return False
