@@ -76,7 +76,7 @@ def models(settings: BenchSettings) -> Sequence[str]:
     """The models to load. Raises `InvalidRequest` if there are none."""
     if not settings.models:
         raise InvalidRequest(
-            "`bridle bench load` needs a model: --load-model FILE.gguf or --load-model FOLDER", "load_model"
+            "this benchmark needs a model: --load-model FILE.gguf or --load-model FOLDER", "load_model"
         )
     if settings.llama_server is not None and not settings.llama_server.is_file():
         raise InvalidRequest(f"llama_server is {str(settings.llama_server)!r}; there is no such file", "llama_server")
@@ -90,23 +90,43 @@ def num_bytes(model: str) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
-    """Start a server and end it again. `first` has an empty cache in `folder`, which the next ones use."""
-    port = free_port()
-    command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port)]
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    """A server that answers, and the seconds until it did."""
+
+    process: psutil.Process
+    port: int
+    seconds: float
+
+
+@contextlib.contextmanager
+def started_server(
+    model: str, way: str, folder: Path, settings: BenchSettings, *options: str
+) -> Iterator[StartedServer]:
+    """A server with further command-line `options` until the block ends. Its cache is in `folder`."""
+    port, log = free_port(), folder / f"{way}.log"
+    command = [sys.executable, "-m", "bridle", "serve", model, "--port", str(port), *options]
     if way == "llama-server":
-        command = [str(settings.llama_server), "-m", model, "--port", str(port)]
+        command = [str(settings.llama_server), "-m", model, "--port", str(port), *options]
+    if settings.threads is not None:
+        command += ["-t" if way == "llama-server" else "--num-threads", str(settings.threads)]
     environment = os.environ | {"BRIDLE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     began = time.perf_counter()
-    with _running(command, environment, folder / "server.log") as process:
-        _await_health(process, port, folder / "server.log")
-        seconds = time.perf_counter() - began
+    with _running(command, environment, log) as process:
+        _await_health(process, port, log)
+        yield StartedServer(process, port, time.perf_counter() - began)
+
+
+def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
+    """Start a server and end it again. `first` has an empty cache in `folder`, which the next ones use."""
+    with started_server(model, way, folder, settings) as server:
+        process = server.process
         cpu, peak, memory = _cpu_seconds(process), _peak(process), _memory(process)
         time.sleep(1.0)  # what is left to be done behind `/health`
         before, idle = _cpu_seconds(process), _IDLE_SECONDS[settings.quick]
         time.sleep(idle)
         share = 100 * (_cpu_seconds(process) - before) / idle
-    return LoadFigures(Path(model).name, way, round(seconds, 2), round(cpu, 2), peak, memory, round(share, 2))
+    return LoadFigures(Path(model).name, way, round(server.seconds, 2), round(cpu, 2), peak, memory, round(share, 2))
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "of the memory-bandwidth limit",
     "gpu": "a GPU: decoding, prompts, control, adapters, beside `generate`, a loop without an engine, and its limits",
     "load": "a server's start, for a model that is new here and for one that was loaded before, beside llama.cpp's",
+    "real": "real models: start, prompts and 1, 4 and 16 streams, beside llama.cpp's server and its benchmark",
     "serve": "the HTTP server under load, beside the offline engine",
 }
 #: The package of the benchmarks in a checkout's `dev/`, which is not part of the wheel.

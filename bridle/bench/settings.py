@@ -22,7 +22,8 @@ class BenchSettings:
     parts: tuple[str, ...] = ()  # pieces of the names of parts; empty: all
     folder: Path | None = None  # what was made and measured is kept there, and a later run goes on
     models: tuple[str, ...] = ()  # files or folders
-    llama_server: Path | None = None  # llama.cpp's program
+    llama_server: Path | None = None  # llama.cpp's programs
+    llama_bench: Path | None = None
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-_EVENT = b'data: {"id"'
+_EVENT = b"data: {"
 _END = b"data: [DONE]"
 _USAGE = re.compile(rb'"completion_tokens":(\d+)')
 _KEPT = 2_048  # bytes of the end of a stream, which tells the counts

@@ -50,9 +50,11 @@ class BenchOptions:
         "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
     )
     load_model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "For `load`: GGUF file or folder to start a server with. Repeatable."
+    "For `load` and `real`: GGUF file or folder to start a server with. Repeatable."
     llama_server: Path | None = None
-    "For `load`: path of llama.cpp's `llama-server`, to measure it too."
+    "For `load` and `real`: path of llama.cpp's `llama-server`, to measure it too."
+    llama_bench: Path | None = None
+    "For `real`: path of llama.cpp's `llama-bench`. Default: next to `llama-server`."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 
@@ -71,6 +73,7 @@ class BenchOptions:
             self.folder,
             self.load_model,
             self.llama_server,
+            self.llama_bench or (self.llama_server and self.llama_server.with_name("llama-bench")),
         )
 
 
@@ -85,7 +88,7 @@ def bench(
     Without a NAME, the benchmarks are listed. `engine`: generated tokens per second next to transformers'
     `generate` and its continuous batching, with the share of the memory-bandwidth limit. `gpu`: decoding, prompts,
     control and adapters on a GPU. `control`: the cost of steering. `load`: the time that a server takes to
-    start. `serve`: the HTTP server under load, next to the
+    start. `real`: real models next to llama.cpp's programs. `serve`: the HTTP server under load, next to the
     offline engine. `overhead`: Python time of a step outside the model. A checkout of bridle has more.
 
     Parameters
