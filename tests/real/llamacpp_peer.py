@@ -1,0 +1,33 @@
+"""What llama.cpp makes of a file: tokens of texts and logits of token lists. Runs in a Python that has its bindings.
+
+    python llamacpp_peer.py REQUEST.json RESULT.npz
+
+It imports nothing of bridle, because that Python need not have it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import llama_cpp
+import numpy
+
+
+def main(request_path: str, result_path: str) -> None:
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    llm = llama_cpp.Llama(
+        request["model"], n_ctx=512, n_batch=512, logits_all=True, n_threads=request["threads"], verbose=False
+    )
+    tokens = [llm.tokenize(text.encode(), add_bos=True, special=True) for text in request["texts"]]
+    found = {"tokens": numpy.array(json.dumps(tokens))}
+    for number, page in enumerate(request["pages"]):
+        llm.reset()
+        llm.eval(page)
+        found[f"logits{number}"] = llm.scores[: len(page)].copy()
+    numpy.savez(result_path, **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

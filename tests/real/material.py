@@ -1,0 +1,81 @@
+"""Where the real models and the peers of these tests are. What is missing skips a test and says how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bridle.model.library.entries import LibraryEntry, find_entry
+from bridle.model.library.package_index import file_digest
+from tests.leftovers import kept_folder
+
+#: Models that write text, and the one that makes embeddings, as `bridle pull` calls them.
+WRITERS = ("smollm2", "gemma3:270m", "qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b")
+EMBEDDER = "minilm"
+
+#: A folder of models as `bridle pull` makes it. `make test-real` pulls them and sets it.
+FOLDER = "BRIDLE_REAL_MODELS"
+#: A Python that has llama.cpp's bindings.
+LLAMACPP = "BRIDLE_LLAMACPP_PYTHON"
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that names the file of a model: `BRIDLE_GEMMA3_270M` for `gemma3:270m`."""
+    return "BRIDLE_" + re.sub(r"\W", "_", name).upper()
+
+
+@cache
+def model_path(name: str) -> Path:
+    """Return the checked file of a model, or its folder. Skips the test if it is not here."""
+    entry = find_entry(name)
+    assert entry is not None
+    path = _given(entry) or _pulled(entry)
+    if path is None:
+        pytest.skip(f"{entry.title} is not here: `make test-real` pulls it, or {variable_of(name)} names its file")
+    if path.is_dir():
+        return path
+    assert file_digest(path) == entry.sha256, f"{path} is another file than `bridle pull {name}` fetches"
+    return _unpacked(path) if entry.is_archive else path
+
+
+def llamacpp_python() -> str:
+    """Return a Python that has llama.cpp's bindings. Skips the test if there is none."""
+    if given := os.environ.get(LLAMACPP):
+        return given
+    if importlib.util.find_spec("llama_cpp") is None:
+        pytest.skip(
+            "llama.cpp's bindings are not here: `pip install 'bridle-llm[llamacpp]'` compiles them (minutes), or "
+            f"{LLAMACPP} names a Python that has them"
+        )
+    return sys.executable
+
+
+def num_threads() -> int:
+    """The suite's setting of one thread is for tests side by side; a real model gets all cores."""
+    return len(os.sched_getaffinity(0))
+
+
+def _given(entry: LibraryEntry) -> Path | None:
+    given = os.environ.get(variable_of(entry.name))
+    return Path(given) if given else None
+
+
+def _pulled(entry: LibraryEntry) -> Path | None:
+    root = os.environ.get(FOLDER)
+    path = Path(root or os.devnull) / entry.folder_name
+    path = path if entry.is_archive else path / entry.file
+    return path if path.exists() else None
+
+
+def _unpacked(archive: Path) -> Path:
+    folder = kept_folder("bridle-real-")
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+    return folder

@@ -1,0 +1,45 @@
+"""Draft tokens of a small real model for a large one of its family, and of the text itself, change no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bridle import LLM, SamplingParams
+from tests.real.material import model_path, num_threads
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+CODE = """def total_price(items, rate):
+    total = 0.0
+    for item in items:
+        total += item.price * item.count
+    total += total * rate
+    return round(total, 2)
+"""
+ASKED = [
+    f"Rename the variable `total` to `amount` in this code. Answer with the code only.\n```python\n{CODE}```",
+    "Write one sentence about the sea.",
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    draft, large = model_path("qwen2.5-coder:0.5b"), model_path("qwen2.5-coder:1.5b")
+    with LLM(str(large), draft_model=str(draft), num_threads=num_threads()) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_texts_are_the_same_with_draft_tokens(llm: LLM, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, max_tokens=90, seed=3)
+    chats = [[{"role": "user", "content": text}] for text in ASKED]
+    plain, *drafted = [
+        [answer for chat in chats for answer in llm.chat(chat, sampling, speculate=way)] for way in ("off", "auto", 4)
+    ]
+    for answers in drafted:
+        assert [one.text for one in answers] == [one.text for one in plain]
+        assert answers[0].usage.accepted_tokens > 0
+    if not temperature:
+        assert "def total_price" in plain[0].text and "amount" in plain[0].text
