@@ -6,6 +6,9 @@ PORT ?= 8080
 # Empty: SmolLM2-135M-Instruct, downloaded once.
 MODEL ?=
 ARGS ?=
+# Real models that `make test-real` pulls, once, into REAL_FOLDER.
+REAL ?= smollm2 gemma3:270m qwen2.5-coder:0.5b qwen2.5-coder:1.5b minilm
+REAL_FOLDER ?= build/models
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,7 +33,7 @@ PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-all check bench bench-all controllers kernels web docs install clean
+.PHONY: help serve chat test test-all test-real check bench bench-all controllers kernels web docs install clean
 
 help: ## list these targets
 	@echo "make TARGET, where TARGET is one of:"
@@ -49,6 +52,11 @@ test: $(STAMP)-test ## run the tests that every change must pass (minutes)
 
 test-all: $(STAMP)-all ## run everything, with full example counts
 	$(TEST_ENV) BRIDLE_FULL=1 $(PYTEST) $(ARGS)
+
+# One process: two large models at once need more memory than many machines have.
+test-real: $(STAMP)-real ## compare real models with transformers and llama.cpp (downloads 2 GB; REAL="smollm2 minilm" less)
+	@for name in $(REAL); do BRIDLE_MODELS=$(REAL_FOLDER) $(PY) -m bridle pull $$name || exit 1; done
+	$(TEST_ENV) BRIDLE_REAL_MODELS=$(REAL_FOLDER) $(PY) -m pytest -q tests/real $(ARGS)
 
 check: $(STAMP)-dev ## format, lint, strict types, import rule, forbidden calls
 	@VENV=$(VENV) scripts/check
@@ -123,6 +131,12 @@ $(STAMP)-all: | $(PY)
 	@echo "Installing bridle and what all of its tests need into $(VENV) (minutes the first time) ..."
 	@$(NEED_PIP)
 	@$(INSTALL) -e '.[test,bench,fused,browser,docs,notebook]'
+	@touch $@ $(STAMP)-test $(STAMP)-core
+
+$(STAMP)-real: | $(PY)
+	@echo "Installing bridle, its tests and llama.cpp, which is compiled, into $(VENV) (minutes the first time) ..."
+	@$(NEED_PIP)
+	@$(INSTALL) -e '.[test,llamacpp]'
 	@touch $@ $(STAMP)-test $(STAMP)-core
 
 $(STAMP)-dev: | $(PY)

@@ -15,13 +15,14 @@ import pytest
 from bridle.model.library.entries import LibraryEntry, find_entry
 from bridle.model.library.package_index import file_digest
 from tests.leftovers import kept_folder
+from tests.sources import ROOT
 
 #: Models that write text, and the one that makes embeddings, as `bridle pull` calls them.
 WRITERS = ("smollm2", "gemma3:270m", "qwen2.5-coder:0.5b", "qwen2.5-coder:1.5b")
 EMBEDDER = "minilm"
 
-#: A folder of models as `bridle pull` makes it. `make test-real` pulls them and sets it.
-FOLDER = "BRIDLE_REAL_MODELS"
+#: A folder of models as `bridle pull` makes it; that of `make test-real` if it is not set.
+FOLDER, USUAL_FOLDER = "BRIDLE_REAL_MODELS", ROOT / "build" / "models"
 #: A Python that has llama.cpp's bindings.
 LLAMACPP = "BRIDLE_LLAMACPP_PYTHON"
 
@@ -68,8 +69,7 @@ def _given(entry: LibraryEntry) -> Path | None:
 
 
 def _pulled(entry: LibraryEntry) -> Path | None:
-    root = os.environ.get(FOLDER)
-    path = Path(root or os.devnull) / entry.folder_name
+    path = ROOT / os.environ.get(FOLDER, USUAL_FOLDER) / entry.folder_name
     path = path if entry.is_archive else path / entry.file
     return path if path.exists() else None
 
