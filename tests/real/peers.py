@@ -48,6 +48,8 @@ def load_dequantized(file: Path) -> Any:
     torch.set_num_threads(num_threads())
     logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model.hf_quantizer, model.is_quantized = None, False  # its weights are plain numbers now, which can be saved
+    vars(model.config).pop("quantization_config", None)
     return model.eval()
 
 

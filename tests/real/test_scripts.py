@@ -23,6 +23,7 @@ from tests.sources import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FOLDER = ROOT / "examples"
+FRUITS = {"apple", "banana", "cherry", "date", "fig", "grape", "kiwi", "lemon", "mango", "orange", "peach", "pear"}
 Run = Callable[..., RequestOutput]
 
 
@@ -47,7 +48,6 @@ def run(llm: LLM) -> Run:
         controller = WasmController(name, (FOLDER / file).read_text(encoding="utf-8"))
         (output,) = llm.generate([prompt], sampling, controller=controller)
         assert all(one.finish_reason in BY_ITSELF for one in output.outputs), output.outputs
-        print(file, repr(output.text), [one.logs for one in output.outputs], output.storage)
         return output
 
     return once
@@ -60,7 +60,7 @@ def test_the_ultimate_answer(run: Run) -> None:
 def test_five_words_are_listed(run: Run) -> None:
     lines = run("list_of_five.js").text.splitlines()[1:]
     items = [line.partition(". ")[2] for line in lines]
-    assert len(set(items)) == 5 and {"apple", "banana", "orange"} <= {item.removesuffix("s") for item in items}
+    assert len(set(items)) == 5 and len(FRUITS & set(items)) >= 4, items
 
 
 def test_the_judges_agree(run: Run) -> None:
@@ -109,7 +109,8 @@ def test_a_call_is_one_of_the_tools(run: Run) -> None:
 @pytest.mark.parametrize(("file", "city"), [("agent.js", "Tokyo"), ("agent.py", "Oslo")])
 def test_an_agent_calls_its_tools(run: Run, file: str, city: str) -> None:
     output = run(file)
-    assert f"called: {city}" in output.outputs[0].logs and "12:34" in output.storage["answer"].decode()
+    # What it says then is its own affair: the marks around the turns are those of the demo model.
+    assert f"called: {city}" in output.outputs[0].logs and "12:34" in output.text
 
 
 def test_a_human_is_asked(run: Run, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
