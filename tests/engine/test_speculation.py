@@ -222,16 +222,20 @@ def test_nothing_is_drafted_where_rows_cost_what_steps_do() -> None:
 
 
 class Guessing:
-    """A draft model that takes `cost` seconds for each token, and guesses nothing but zeros."""
+    """A draft model that takes `cost` seconds for each token, after `behind` to catch up, and guesses nothing but
+    zeros."""
 
-    def __init__(self, cost: float) -> None:
-        self.cost = cost
+    def __init__(self, cost: float, behind: float = 0.0) -> None:
+        self.cost, self.behind = cost, behind
 
     def draft(self, wishes: Iterable[Wish]) -> Drafts:
         return {seq.id: (0,) * limit for seq, limit in wishes}
 
     def seconds(self, num_sequences: int) -> float:
         return self.cost * num_sequences
+
+    def seconds_behind(self, seq: Sequence) -> float:
+        return self.behind
 
     def cut(self, seq: Sequence) -> None: ...
 
@@ -262,6 +266,34 @@ def test_a_draft_model_is_asked_as_far_ahead_as_it_is_worth_its_time() -> None:
     assert guessed(0.1, 0) == 0
     assert guessed(2.0, 4) == 0  # slower than the model
     assert guessed(0.05, 4, 1) >= guessed(0.05, 4, 8) >= guessed(0.05, 4, 40) == 0
+
+
+def chosen(cost: float, behind: float = 0.0, copied: int = 0, max_len: int = 4096) -> tuple[int, ...]:
+    """Return the draft of a text that repeats itself, for which a draft model takes `cost` seconds for each token and
+    was right seven times in eight, and copies were right `copied` times in eight. A step takes a second, a row a
+    tenth."""
+    speculation = Speculation(None, Guessing(cost, behind))
+    for number in range(50):
+        speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
+    seq = make_sequence(0, [1, 2, 3] * 3, max_len=max_len)
+    seq.draws.was_forked = True
+    for _ in range(50):
+        for source, num_right in ((seq.drafts.modelled, 7), (seq.drafts.copied, copied)):
+            seq.drafts.source = source
+            speculation.guessing.learn(seq, 8, num_right)
+    return speculation.draft([seq], 1, 64).get(0, ())
+
+
+def test_a_copy_is_taken_where_a_draft_model_is_right_more_often_but_takes_longer() -> None:
+    assert chosen(0.4, copied=5)[:3] == (1, 2, 3)
+    assert set(chosen(0.001, copied=5)) == {0}, "a draft model that costs nothing is asked"
+    assert set(chosen(0.3, copied=1)) == {0}, "and one that costs less than wrong copies"
+
+
+def test_a_draft_model_reads_a_prompt_only_if_that_is_repaid() -> None:
+    assert set(chosen(0.2, behind=5.0)) == {0}
+    assert chosen(0.2, behind=500.0) == ()
+    assert chosen(0.2, behind=5.0, max_len=14) == (), "few tokens are left"
 
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8), data=st.data())

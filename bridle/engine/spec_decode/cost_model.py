@@ -13,6 +13,8 @@ MOST_DRAFTS = 16
 #: So many times its cost a draft has to be worth: what is known of either is known about. In a batch it has to be worth
 #: more, since a token that one sequence alone wins ends nothing sooner.
 _MARGIN, _MARGIN_AMONG_OTHERS = 1.1, 0.2
+#: An output is not expected to be longer than this, whatever it may be at most.
+_FORESEEN = 128
 
 
 @dataclass(slots=True)
@@ -73,6 +75,28 @@ def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> i
         expected += likely * num_alike
         seconds += cost * num_alike
     return MOST_DRAFTS
+
+
+def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
+    """Return the most tokens per second that a step gives if one sequence gets up to `limit` tokens, each accepted with
+    probability `chance` for `cost` seconds."""
+    expected, seconds = float(step.num_sure), step.seconds
+    best = expected / seconds
+    for depth in range(1, min(limit, MOST_DRAFTS) + 1):
+        expected += chance**depth
+        seconds += cost
+        best = max(best, expected / seconds)
+    return best
+
+
+def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
+    """Return whether `count` tokens per step, each for `cost` seconds, save more in what is left of a sequence than the
+    `behind` seconds that its drafter needs to catch up with it."""
+    if not behind:
+        return True
+    tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
+    saved = step.seconds - (step.seconds + count * cost) / tokens  # for each token
+    return saved * min(seq.max_len - len(seq.tokens), _FORESEEN) > step.margin * behind
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:

@@ -24,12 +24,14 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import QueueState
 from bridle.engine.spec_decode.draft_step import DraftStep, first_way
 from bridle.engine.spec_decode.proposers import Drafts, Proposer, Wish
-from bridle.engine.spec_decode.step_cost import StepCost
+from bridle.engine.spec_decode.step_cost import Average, StepCost
 
 _log = logging.getLogger(__name__)
 
 #: After so many failures in a row the draft model is not asked any more.
 _MAX_FAILURES = 3
+#: A pass of so many tokens tells what reading a prompt costs; that of few is a step's.
+_LONG = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,7 @@ class ModelDrafter(Proposer):
         self._step = 0
         self._num_failures = 0  # in a row
         self._cost = StepCost()
+        self._reading = Average()
 
     # -- what a drafter does -------------------------------------------------------------------------------
 
@@ -87,6 +90,12 @@ class ModelDrafter(Proposer):
     def seconds(self, num_sequences: int) -> float:
         """Return the measured seconds; 0 before the first measurement."""
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
+
+    def seconds_behind(self, seq: Sequence) -> float:
+        """By what long prompts took; 0 until there was one."""
+        shadow = self.shadows.get(seq.id)
+        num_known = shadow.own.kv.num_computed if shadow else 0
+        return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
 
     def cut(self, seq: Sequence) -> None:
         """Note how many tokens of the shadow are still right."""
@@ -188,6 +197,8 @@ class ModelDrafter(Proposer):
         for turn in picked:
             turn.own.kv.num_computed += turn.num_tokens
             self.blocks.publish(turn.own)
+        if plan.num_tokens >= _LONG:
+            self._reading.note(plan.num_tokens, self._clock() - began)
         if not drawing:
             return []
         rows = [turn.row(index) for index, turn in enumerate(drawing)]

@@ -18,8 +18,10 @@ from bridle.engine.spec_decode.cost_model import (
     BaseStep,
     DraftProposal,
     DraftRequest,
+    best_pace,
     depth_worth,
     fitting,
+    repays,
     worth_asking,
 )
 from bridle.engine.spec_decode.proposers import LookupDrafter, ProposalDrafter, Proposer
@@ -132,7 +134,7 @@ class ProposerSelector:
             depth = depth_worth(chance, cost, step, num_alike) if wish.is_free else wish.limit
             if not depth:
                 self._asked[seq.control.pool].predicting.fade()
-            if not depth or (self._model is not None and chance < self._model_chance(seq)):
+            if not depth or self._is_faster_modelled(wish, chance, cost, step):
                 self.track_unverified(seq, self._copy(seq, 1))
                 continue
             self._rest.is_due = False
@@ -145,6 +147,14 @@ class ProposerSelector:
                 guesses.append(DraftProposal(wish, parts, chance, asking=self._asking(seq)))
                 room -= sum(map(len, parts)) if seq.is_controlled else 0
         return guesses
+
+    def _is_faster_modelled(self, wish: DraftRequest, chance: float, cost: float, step: BaseStep) -> bool:
+        """Return whether the draft model, which takes time, gives more tokens per second than a copy."""
+        if self._model is None:
+            return False
+        own = step.row + self._model.seconds(1)
+        modelled = best_pace(self._model_chance(wish.seq), own, step, wish.limit)
+        return modelled > best_pace(chance, cost, step, wish.limit)
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
         """Return the probability that a copied token is right, by sequence id: from this sequence, and before that
@@ -225,6 +235,12 @@ class ProposerSelector:
         """Return drafts of the draft model, as long as they are worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = worth_asking(wishes, chances, model, step)
+        cost = step.row + model.seconds(1)
+        for wish in wishes:
+            seq, count = wish.seq, counts.get(wish.seq.id, 0)
+            behind = model.seconds_behind(seq) if count and wish.is_free else 0.0
+            if not repays(behind, seq, count, chances[seq.id], cost, step):
+                del counts[seq.id]
         self._rest.is_due &= not counts
         num_steps = self._rest.length + 1
         self._modelled.decay(num_steps)

@@ -35,6 +35,10 @@ class Proposer:
         """Return the seconds that one token for each sequence takes; 0 if that is small next to a step."""
         return 0.0
 
+    def seconds_behind(self, seq: Sequence) -> float:
+        """Return the seconds until it knows all tokens of `seq`, before which it guesses nothing."""
+        return 0.0
+
     def cut(self, seq: Sequence) -> None:
         """Note that tokens of `seq` were rolled back."""
 
