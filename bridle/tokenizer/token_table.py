@@ -106,11 +106,11 @@ class Spelling:
     def spell(self, piece: str, is_first: bool = False) -> bytes:
         """The bytes of a token by its name in the vocabulary; `is_first` if it begins a text."""
         if self._byte_level:
-            codes = [_BYTE_OF.get(char) for char in piece]
-            known = [code for code in codes if code is not None]
-            return bytes(known) if len(known) == len(codes) else piece.encode("utf-8")
-        match = _BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
-        if match:
+            try:
+                return piece.translate(_BYTES).encode("latin-1")
+            except UnicodeEncodeError:  # a character that stands for no byte
+                return piece.encode("utf-8")
+        if self._byte_fallback and piece[:1] == "<" and (match := _BYTE_TOKEN.fullmatch(piece)):
             return bytes([int(match[1], 16)])
         for old, new in self._replacements:
             piece = piece.replace(old, new)
@@ -155,12 +155,14 @@ def _flat(spec: Spec | None) -> Iterable[Spec]:
     return [stage for inner in spec.get("decoders", []) for stage in _flat(inner)]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write bytes with: printable ones stand for themselves, the
-    others are moved up to U+0100 and following, in order."""
+def _byte_alphabet() -> dict[int, int]:
+    """What `str.translate` makes bytes of the characters that byte-level vocabularies write them: printable ones
+    stand for themselves, the others are moved up to U+0100 and following, in order. The characters in whose place
+    others stand become one that is no byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(moved)}
+    return dict.fromkeys(moved, _NO_BYTE) | {0x100 + i: byte for i, byte in enumerate(moved)}
 
 
-_BYTE_OF = _byte_alphabet()
+_NO_BYTE = 0xFFFF
+_BYTES = _byte_alphabet()
