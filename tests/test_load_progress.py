@@ -20,6 +20,7 @@ from bridle import LLM
 from bridle.config import ModelConfig
 from bridle.load_progress import LoggedSteps, PrintedSteps, on_download, shown, watched
 from bridle.model.loading import load_executor
+from bridle.serving.models.loading import load_model
 from bridle.serving.models.model_loader import ModelManager
 from bridle.serving.models.model_slot import Slot
 from tests.fakes import encoder_checkpoints, tiny_checkpoints
@@ -32,6 +33,13 @@ Told = list[tuple[str, float]]
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("bridle.load_progress")]
+
+
+def test_each_phase_of_loading_is_told_before_it_begins() -> None:
+    told: list[str] = []
+    load_model(ModelConfig("demo"), progress=lambda stage, share: told.append(stage)).close()
+    stages = list(dict.fromkeys(told))
+    assert stages[:3] == ["importing libraries", "reading the tokenizer", "finding the model"]
 
 
 # -- shown ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from bridle.controller_tools import Desk
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED
 from bridle.errors import InvalidRequest
-from bridle.load_progress import Report, watched
+from bridle.load_progress import Report, silent, watched
 from bridle.lora import AdapterPool, find_device
 from bridle.multimodal import ImageHosts, MediaReader, open_reader
 from bridle.serving.controller_runtime import ControlSettings, demanded_pool, finish_control, guess_num_logits
@@ -70,6 +70,8 @@ def load_parts(
     executors: ExecutorLoader | None,
 ) -> Parts:
     """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
+    report = progress or silent
+    report("importing libraries", 0.0)
     from bridle.backends import check_backend, load_executor
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling
@@ -85,6 +87,7 @@ def load_parts(
         starting = begin_control_of(config, path, control)
         if starting is not None:
             undo.callback(starting.abandon)
+        report("reading the tokenizer", 0.0)
         tokenizer = load_tokenizer(config, path)
         num_ids = guess_num_logits(path)
         if num_ids is not None:
