@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Numbers of streams, with what is aimed at: so many times llama.cpp's tokens per second.
 STREAMS = {1: 1.1, 4: 2.0, 16: 1.8}
 _SLOTS, _CONTEXT = 16, 1024
-_FIRST_ID, _NUM_IDS = 1_000, 20_000  # ordinary tokens of any vocabulary
+FIRST_ID, NUM_IDS = 1_000, 20_000  # ordinary tokens of any vocabulary
 _BUSY = 0.5  # more runnable processes than this, and the figures are not those of the programs
 _START, _SPEED = "start", "speed"
 
@@ -202,7 +202,7 @@ def _threads(settings: BenchSettings) -> list[str]:
 
 
 def _ids(rng: random.Random, number: int) -> list[int]:
-    return [rng.randrange(_FIRST_ID, _FIRST_ID + _NUM_IDS) for _ in range(number)]
+    return [rng.randrange(FIRST_ID, FIRST_ID + NUM_IDS) for _ in range(number)]
 
 
 def _scale(settings: BenchSettings) -> RealScale:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bridle.bench import load, real
+from bridle.bench import real
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.errors import EngineClosed, InvalidRequest
@@ -58,9 +58,8 @@ def settings(tmp_path: Path) -> BenchSettings:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_comparison_is_a_row(settings: BenchSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_IDLE_SECONDS", {True: 0.1})
-    monkeypatch.setattr(real, "_FIRST_ID", 10)
-    monkeypatch.setattr(real, "_NUM_IDS", 100)
+    monkeypatch.setattr(real, "FIRST_ID", 10)
+    monkeypatch.setattr(real, "NUM_IDS", 100)
     guesses = real.guesses(settings, MachineLimits(1e9, 1e9))
     console = Console(file=io.StringIO(), width=160)
     rows = real.measure(settings, console, Phases(guesses, console))["rows"]
