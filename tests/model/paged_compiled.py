@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import torch
 
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
-from bridle.model.kernels.paged import CHUNK, NEWS, AttentionCall
+from bridle.model.kernels.paged import CHUNK, JOIN_WARPS, NEWS
+from bridle.model.kernels.paged_call import AttentionCall
 from bridle.model.kv_cache import LayerCache
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -26,9 +28,14 @@ class Shape(NamedTuple):
     is_special: bool = False
 
 
-#: Qwen3 and Llama 3, gpt-oss, Gemma 2, Phi-2, and narrow values.
+#: Qwen3 and Llama 3, gpt-oss, Gemma 2, Phi-2, narrow values, and Qwen3-0.6B.
 SHAPES = (Shape(32, 8, 128, 128), Shape(64, 8, 64, 64, True), Shape(8, 4, 256, 256, True), Shape(32, 32, 80, 80))
-SHAPES += (Shape(16, 16, 192, 128),)
+SHAPES += (Shape(16, 16, 192, 128), Shape(16, 8, 128, 128))
+
+
+def num_buffers(kernel: Any) -> list[int]:
+    """Buffers of keys and of values in shared memory, which copies fill while others are multiplied."""
+    return [int(count) for count in re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x", kernel.asm["ttgir"])]
 
 
 def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
@@ -48,7 +55,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     pointers |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
     pointers |= dict.fromkeys(("scaling", "softcap"), "fp32")
     short, long = call.sizes(is_short=True), call.sizes(is_short=False)
-    join = {name: short[name] for name in ("value_dim", "block_value")} | {"num_warps": 1, "num_stages": 1}
+    join = {name: short[name] for name in ("value_dim", "block_value")} | {"num_warps": JOIN_WARPS, "num_stages": 1}
     special = {"has_sinks": shape.is_special}
     if shape == SHAPES[0]:
         take = {"block": NEWS, "num_warps": 4, "num_stages": 1}

@@ -27,6 +27,8 @@ from bridle.model.forward_context import AttentionOptions
 from bridle.model.h2d_copies import upload
 from bridle.model.kernels.block_table_slots import BlockTableSlots
 from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.paged_call import AttentionCall
+from bridle.model.kernels.prompts import MIN_TOKENS, PromptKernel
 from bridle.model.kv_cache import LayerCache
 
 #: Positions of a work.
@@ -35,36 +37,14 @@ CHUNK = 256
 MAX_SHORT = 32
 #: The widest head that fits into registers beside what else a program holds.
 MAX_DIM = 256
-#: Rows of a program: 16 is the least that tensor cores multiply.
-SHORT_ROWS, LONG_ROWS = 16, 64
 #: Bytes that parts may take at once. A step with more of them is done in turns.
 MAX_PART_BYTES = 128 << 20
+#: Warps of a program that joins parts, which it reads as a tile.
+JOIN_WARPS = 4
 #: New pages that one program takes.
 NEWS = 256
-#: No window at all.
-NO_WINDOW = (1 << 31) - 1
 
 Ints = npt.NDArray[np.int32]
-
-
-class Blocks(NamedTuple):
-    """Partition of a program's work: rows, keys per iteration, warps, iterations loaded ahead."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def blocks_for(is_short: bool, dim: int, item_size: int) -> Blocks:
-    """Sizes for heads as wide as `dim`, of values of the given number of bytes: what fits into registers and shared
-    memory."""
-    wide = dim > 128
-    if item_size == 4:  # float32 is multiplied without tensor cores
-        return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
-    if is_short:
-        return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 2)
-    return Blocks(LONG_ROWS, 64 if not wide else 32, 4 if not wide else 8, 2)
 
 
 class SequencePart(NamedTuple):
@@ -79,11 +59,20 @@ class SequencePart(NamedTuple):
     longest: int
 
 
+class PromptRow(NamedTuple):
+    """A sequence whose chunk is so long that a library's kernel may compute it."""
+
+    offset: int
+    length: int
+    context: int
+    seat: int
+
+
 @dataclass(slots=True)
 class PagedLayout:
-    """Layout of a step as the kernels read it, short sequences first: `words` holds `num_sequences` rows of
-    [offset, tokens, context, first part, seat], then works of [sequence, chunk], then `num_news` pages that the
-    block table on the device lacks, as [place, page]."""
+    """Layout of a step as the kernels read it, short sequences first and those of `prompts` last. `words` holds
+    `num_sequences` rows of [offset, tokens, context, first part, seat], then works of [sequence, chunk], then
+    `num_news` pages that the block table on the device lacks, as [place, page]."""
 
     words: Ints
     num_sequences: int
@@ -92,12 +81,13 @@ class PagedLayout:
     short: list[SequencePart]  # one entry per sequence
     num_long: int
     longest: int  # tokens of the longest one that is not short
+    prompts: list[PromptRow]  # the last of those that are not short
 
 
 def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) -> PagedLayout:
     """Describe a step's rows to the kernels, which have to be told all of it."""
     short = [row for row in rows if row.length <= MAX_SHORT]
-    long = [row for row in rows if row.length > MAX_SHORT]
+    long = sorted((row for row in rows if row.length > MAX_SHORT), key=lambda row: row.length >= MIN_TOKENS)
     ordered = short + long
     numbers, news = seats.place(ordered, block_size)
     sequences = np.empty((len(ordered), 5), np.int32)
@@ -117,7 +107,12 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
     works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
     words = np.concatenate([sequences.ravel(), works.ravel(), news.ravel()])
     longest = max((row.length for row in long), default=0)
-    return PagedLayout(words, len(ordered), num_works, len(news), entries, len(long), longest)
+    prompts = [
+        PromptRow(row.offset, row.length, row.context, int(seat))
+        for row, seat in zip(ordered, numbers, strict=False)
+        if row.length >= max(MIN_TOKENS, MAX_SHORT + 1)
+    ]
+    return PagedLayout(words, len(ordered), num_works, len(news), entries, len(long), longest, prompts)
 
 
 def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
@@ -155,6 +150,7 @@ class PagedKernel:
         self.packed_words: Tensor | None = None  # the layout's, on the device
         self.seats = BlockTableSlots()
         self.tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
+        self.prompts: PromptKernel | None = None  # computes the longest chunks, where a layer is one that it takes
 
     @cached_property
     def kernels(self) -> Any:
@@ -240,16 +236,25 @@ class PagedKernel:
                 chunk=CHUNK,
                 block_value=sizes["block_value"],
                 has_sinks=call.has_sinks,
-                num_warps=1,
+                num_warps=JOIN_WARPS,
             )
 
     def _attend_long(self, call: AttentionCall) -> None:
-        layout, sequences, _, _ = self._parts()
-        if not layout.num_long:
+        layout, _, _, _ = self._parts()
+        if layout.prompts and self.prompts is not None and self.prompts.takes(call.options, call.dim, call.value_dim):
+            self._attend_whole(call, layout.num_long - len(layout.prompts), min(layout.longest, MIN_TOKENS))
+            self._attend_prompts(call, self.prompts)
+        else:
+            self._attend_whole(call, layout.num_long, layout.longest)
+
+    def _attend_whole(self, call: AttentionCall, count: int, longest: int) -> None:
+        """The first `count` long sequences, of `longest` tokens at most, by the own kernel."""
+        if not count:
             return
+        layout, sequences, _, _ = self._parts()
         tables, width = self.tables, self.seats.width
         sizes = call.sizes(is_short=False)
-        grid = (-(-layout.longest * call.group // sizes["block_rows"]), call.kv_heads, layout.num_long)
+        grid = (-(-longest * call.group // sizes["block_rows"]), call.kv_heads, count)
         self.kernels.attend_whole[grid](
             *call.inputs(sequences, tables, call.sinks, call.out),
             len(layout.short),
@@ -261,6 +266,15 @@ class PagedKernel:
             **sizes,
         )
 
+    def _attend_prompts(self, call: AttentionCall, kernel: PromptKernel) -> None:
+        layout, tables = self._layout, self.tables
+        assert layout is not None
+        assert tables is not None
+        for offset, length, context, seat in layout.prompts:
+            keys, values = call.gathered(tables[seat], context)
+            part = slice(offset, offset + length)
+            call.out[part] = kernel.attend(call.query[part], keys, values, call.options)
+
     def _parts(self) -> tuple[PagedLayout, Tensor, Tensor, Tensor]:
         """The layout, and sequences, works and new pages on the device."""
         layout, words = self._layout, self.packed_words
@@ -268,48 +282,3 @@ class PagedKernel:
         assert words is not None
         ends = (5 * layout.num_sequences, 5 * layout.num_sequences + 2 * layout.num_works)
         return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
-
-
-class AttentionCall:
-    """Arguments of one layer's attention, as the kernels take them."""
-
-    def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
-        self._query, self._cache, self.out = query, cache, out
-        self.num_heads, self.dim = query.shape[1:]
-        self.kv_heads = cache.keys.shape[1]
-        self.group = self.num_heads // self.kv_heads
-        self.value_dim = cache.values.shape[-1]
-        self.window = NO_WINDOW if options.window is None else options.window
-        self.has_sinks = options.sinks is not None
-        self.sinks = out if options.sinks is None else options.sinks  # any pointer will do
-        self.has_softcap = options.softcap is not None
-        self.numbers = (options.scaling, self.window, options.softcap or 1.0)
-        self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
-        self._is_wide = is_wide
-
-    def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (self._query, self._cache.keys, self._cache.values, *more)
-
-    def sizes(self, *, is_short: bool) -> dict[str, Any]:
-        """Return the sizes that the kernels are compiled for."""
-        block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
-        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
-        return {
-            "group": self.group,
-            "dim": self.dim,
-            "value_dim": self.value_dim,
-            "page": self._cache.block_size,
-            "block_rows": blocks.rows,
-            "block_dim": block_dim,
-            "block_value": block_value,
-            "block_keys": blocks.keys,
-            "has_softcap": self.has_softcap,
-            "is_wide": self._is_wide,
-            "num_warps": blocks.warps,
-            "num_stages": blocks.stages,
-        }
-
-
-def block_of(dim: int) -> int:
-    """A power of two that holds a head, at least 16."""
-    return max(16, 1 << (dim - 1).bit_length())

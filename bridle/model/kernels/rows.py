@@ -16,7 +16,8 @@ from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry
 from bridle.model.kernels import paged
-from bridle.model.kernels.paged import AttentionCall, PagedKernel
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.paged_call import AttentionCall, block_of
 from bridle.model.kv_cache import LayerCache
 
 #: New pages that a step tells within its graph. More than that, as when a long sequence comes back, are told before it.
@@ -122,7 +123,7 @@ class RowsKernel:
             call.window,
             value_dim=call.value_dim,
             chunk=paged.CHUNK,
-            block_value=paged.block_of(call.value_dim),
+            block_value=block_of(call.value_dim),
             has_sinks=call.has_sinks,
-            num_warps=1,
+            num_warps=paged.JOIN_WARPS,
         )

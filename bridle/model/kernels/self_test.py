@@ -17,6 +17,8 @@ from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import AttentionKernel, create_kernel
 from bridle.model.kernels.cpu import CpuKernel
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.prompt_choice import choose_prompt_kernel
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache, LayerCache
 from bridle.model.sequence_state import CachedRequestState
@@ -38,6 +40,8 @@ def tried_kernel(
         return kernel
     problem = find_problem(kernel, geometry, dtype, device, block_size)
     if problem is None:
+        if isinstance(kernel, PagedKernel) and name == "auto":
+            choose_prompt_kernel(kernel, geometry, dtype, block_size)
         return kernel
     if name != "auto":
         raise UnsupportedModel(f"kernel {name!r} fails here, try 'auto': {problem}")

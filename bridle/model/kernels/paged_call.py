@@ -1,0 +1,90 @@
+"""Arguments of one layer's attention as the kernels of `paged` take them, and the sizes that these are compiled for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.kv_cache import LayerCache
+
+#: Rows of a program: 16 is the least that tensor cores multiply.
+SHORT_ROWS, LONG_ROWS = 16, 64
+#: No window at all.
+NO_WINDOW = (1 << 31) - 1
+
+
+class Blocks(NamedTuple):
+    """Partition of a program's work: rows, keys per iteration, warps, iterations loaded ahead."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def blocks_for(is_short: bool, dim: int, item_size: int) -> Blocks:
+    """Sizes for heads as wide as `dim`, of values of the given number of bytes: what fits into registers and shared
+    memory."""
+    wide = dim > 128
+    if item_size == 4:  # float32 is multiplied without tensor cores
+        return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
+    if is_short:
+        return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 3)  # for two buffers of keys and values
+    return Blocks(LONG_ROWS, 64 if not wide else 32, 4 if not wide else 8, 2)
+
+
+class AttentionCall:
+    """Arguments of one layer's attention, as the kernels take them."""
+
+    def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
+        self.query, self._cache, self.options, self.out = query, cache, options, out
+        self.num_heads, self.dim = query.shape[1:]
+        self.kv_heads = cache.keys.shape[1]
+        self.group = self.num_heads // self.kv_heads
+        self.value_dim = cache.values.shape[-1]
+        self.window = NO_WINDOW if options.window is None else options.window
+        self.has_sinks = options.sinks is not None
+        self.sinks = out if options.sinks is None else options.sinks  # any pointer will do
+        self.has_softcap = options.softcap is not None
+        self.numbers = (options.scaling, self.window, options.softcap or 1.0)
+        self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
+        self._is_wide = is_wide
+
+    def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (self.query, self._cache.keys, self._cache.values, *more)
+
+    def gathered(self, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [context, Hkv, D] of the sequence whose pages `table` has, side by side."""
+        size = self._cache.block_size
+        pages = table[: -(-context // size)]
+        keys, values = (
+            part.unflatten(0, (-1, size)).index_select(0, pages).flatten(0, 1)[:context]
+            for part in (self._cache.keys, self._cache.values)
+        )
+        return keys, values
+
+    def sizes(self, *, is_short: bool) -> dict[str, Any]:
+        """Return the sizes that the kernels are compiled for."""
+        block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
+        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
+        return {
+            "group": self.group,
+            "dim": self.dim,
+            "value_dim": self.value_dim,
+            "page": self._cache.block_size,
+            "block_rows": blocks.rows,
+            "block_dim": block_dim,
+            "block_value": block_value,
+            "block_keys": blocks.keys,
+            "has_softcap": self.has_softcap,
+            "is_wide": self._is_wide,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+
+def block_of(dim: int) -> int:
+    """A power of two that holds a head, at least 16."""
+    return max(16, 1 << (dim - 1).bit_length())

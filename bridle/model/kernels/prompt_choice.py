@@ -1,0 +1,141 @@
+"""The choice of the kernel that computes attention of long chunks, made while a model is loaded.
+
+The kernels of libraries are tried in a fixed order, so that the choice does not vary from start to start: the first
+that gives what the own kernel gives, and is no slower, computes chunks of `MIN_TOKENS` tokens or more. The own kernel
+computes all others, and these too if there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.model.batch_inputs import pack_step
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.prompts import MIN_TOKENS, PromptKernel, candidates
+from bridle.model.kv_cache import KVCache, LayerCache
+from bridle.model.sequence_state import CachedRequestState
+
+_log = logging.getLogger(__name__)
+
+#: Tokens and context of the trials of results, and of the one of speed.
+TRIALS = ((300, 300), (MIN_TOKENS, 700))
+SPEED_TRIAL = (2_048, 4_096)
+#: Half precision rounds weights before they are multiplied, and results.
+_TOLERANCE = 3e-2
+
+#: Seconds that a call takes.
+Timer = Callable[[Callable[[], object]], float]
+
+
+def choose_prompt_kernel(kernel: PagedKernel, geometry: Geometry, dtype: torch.dtype, block_size: int) -> None:
+    """Give `kernel` a library's kernel for long chunks, where one is to be had: on CUDA, in half precision."""
+    device = kernel.machine.device
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return
+    with torch.cuda.device(device):
+        kernel.prompts = first_that_does(candidates(dtype), kernel, geometry, dtype, block_size, event_seconds)
+
+
+@torch.inference_mode()
+def first_that_does(
+    found: Iterable[PromptKernel],
+    kernel: PagedKernel,
+    geometry: Geometry,
+    dtype: torch.dtype,
+    block_size: int,
+    seconds: Timer,
+) -> PromptKernel | None:
+    """The first of `found` that gives what `kernel` gives by itself, and is no slower; the log says why others are not
+    used."""
+    shapes = sorted(
+        {shape for shape in geometry.layers.values() if not (shape.has_softcap or shape.has_sinks)}, key=str
+    )
+    for candidate in found:
+        mine = [shape for shape in shapes if candidate.takes(_options(shape), shape.key_dim, shape.value_dim)]
+        if not mine:
+            continue
+        problem = _problem(candidate, kernel, mine, dtype, block_size, seconds)
+        if problem is None:
+            _log.info("attention of prompts of %d tokens or more: %s", MIN_TOKENS, candidate.name)
+            return candidate
+        _log.info("attention of prompts is not by %s: %s", candidate.name, problem)
+    return None
+
+
+def event_seconds(work: Callable[[], object]) -> float:
+    """Seconds of a call on the current CUDA device: the best of three, after one that is not counted."""
+    times = []
+    for _ in range(4):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(1e-3 * begin.elapsed_time(end))
+    return min(times[1:])
+
+
+def _problem(
+    candidate: PromptKernel,
+    kernel: PagedKernel,
+    shapes: list[LayerGeometry],
+    dtype: torch.dtype,
+    block_size: int,
+    seconds: Timer,
+) -> str | None:
+    """Return the problem with a library's kernel, or None."""
+    own, theirs = ((lambda by=by: _attend(kernel, by, *scene)) for by in (None, candidate))
+    try:
+        for shape in shapes:
+            for trial in TRIALS:
+                scene = _scene(kernel, shape, trial, dtype, block_size)
+                want, have = own().float(), theirs().float()
+                error, limit = float((want - have).abs().max()), _TOLERANCE * max(1.0, float(want.abs().max()))
+                if not error <= limit:  # what is not a number is an error, too
+                    return f"{trial[0]} of {trial[1]} tokens differ by {error:.3g} (limit {limit:.3g})"
+        scene = _scene(kernel, shapes[0], SPEED_TRIAL, dtype, block_size)
+        times = seconds(theirs), seconds(own)
+    except torch.OutOfMemoryError:
+        raise  # that may pass
+    except Exception as failure:  # a version, a device or a driver that it was not built for
+        return f"{type(failure).__name__}: {failure}"
+    return None if times[0] <= times[1] else f"it takes {1e3 * times[0]:.2f} ms, the own kernel {1e3 * times[1]:.2f}"
+
+
+def _scene(
+    kernel: PagedKernel, shape: LayerGeometry, trial: tuple[int, int], dtype: torch.dtype, block_size: int
+) -> tuple[Tensor, LayerCache, AttentionOptions]:
+    """A sequence's query, its cache of random numbers in pages out of order, and a step in which `kernel` has begun."""
+    (length, context), device = trial, kernel.machine.device
+    generator = torch.Generator().manual_seed(context)
+    num_blocks = -(-context // block_size)
+    cache = KVCache(Geometry({0: shape}, 1), num_blocks, block_size, dtype, device).layers[0]
+    for part in cache.parts:
+        part.copy_(torch.randn(part.shape, generator=generator))
+    mirror = CachedRequestState()
+    mirror.tokens = [0] * context
+    mirror.add_blocks(reversed(range(num_blocks)))
+    kernel.begin(pack_step([PlanRow(0, context - length, length)], [mirror], block_size, device))
+    query = torch.randn(length, shape.num_heads, shape.key_dim, generator=generator).to(device, dtype)
+    return query, cache, _options(shape)
+
+
+def _attend(
+    kernel: PagedKernel, by: PromptKernel | None, query: Tensor, cache: LayerCache, options: AttentionOptions
+) -> Tensor:
+    usual, kernel.prompts = kernel.prompts, by
+    try:
+        return kernel.attend(query, cache, options)
+    finally:
+        kernel.prompts = usual
+
+
+def _options(shape: LayerGeometry) -> AttentionOptions:
+    return AttentionOptions(shape.key_dim**-0.5, shape.window)

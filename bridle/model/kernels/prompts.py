@@ -1,0 +1,124 @@
+"""Attention of long chunks by kernels of libraries: one sequence at a time, over its keys and values side by side.
+
+These kernels are faster than `paged_prefill` on the GPUs that they are written for. They cannot read pages of any
+size, so a sequence's pages are gathered first, which is little next to the products of a long chunk. One call computes
+one sequence, so its result does not depend on the others of a step. `prompt_choice` says which of them is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from bridle.model.forward_context import AttentionOptions
+
+#: Tokens of a sequence in a step from which on a library's kernel is worth a gather and calls of its own.
+MIN_TOKENS = 256
+
+#: The query [L, Hq, D], keys and values [C, Hkv, D] and options to [L, Hq, D]: the last L of C tokens.
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptKernel:
+    """A library's kernel. `has_window`: it computes sliding windows."""
+
+    name: str
+    attend: Attend
+    has_window: bool = False
+
+    def takes(self, options: AttentionOptions, dim: int, value_dim: int) -> bool:
+        """Return whether it computes layers like this."""
+        is_plain = options.softcap is None and options.sinks is None
+        return is_plain and dim == value_dim and dim % 8 == 0 and (options.window is None or self.has_window)
+
+
+def candidates(dtype: torch.dtype) -> Iterator[PromptKernel]:
+    """The kernels that may be here, the fastest first."""
+    if dtype is torch.bfloat16 and find_spec("fa3_fwd_interface") is not None:
+        with suppress(Exception):  # built for another torch
+            function = import_module("fa3_fwd_interface").flash_attn_func
+            yield PromptKernel("FlashAttention-3", lambda *call: _flash3(function, *call))
+    yield PromptKernel("cuDNN", _cudnn)
+    if _has_varlen():
+        yield PromptKernel("varlen_attn", _varlen, has_window=True)
+    yield PromptKernel("FlashAttention-2", _flash)
+
+
+def _by_head(*parts: Tensor) -> Iterator[Tensor]:
+    """[L, H, D] to [1, H, L, D], views."""
+    return (part.transpose(0, 1).unsqueeze(0) for part in parts)
+
+
+def _flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """By torch's scaled dot products. The first token sees as much of the context as was there before."""
+    length, context = len(query), len(keys)
+    settings: dict[str, Any] = {"scale": options.scaling, "enable_gqa": query.shape[1] != keys.shape[1]}
+    settings |= {"is_causal": True} if length == context else {"attn_mask": causal_lower_right(length, context)}
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return scaled_dot_product_attention(*_by_head(query, keys, values), **settings)[0].transpose(0, 1)
+
+
+def _cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """cuDNN's, where the chunk is all of the context: torch hands it no mask that begins elsewhere."""
+    if len(query) != len(keys):
+        return _flash(query, keys, values, options)
+    settings: dict[str, Any] = {"scale": options.scaling, "enable_gqa": query.shape[1] != keys.shape[1]}
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = scaled_dot_product_attention(*_by_head(query, keys, values), is_causal=True, **settings)
+    return out[0].transpose(0, 1)
+
+
+def _varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """torch's FlashAttention-2 for packed sequences, of which there is one here."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    ends = torch.arange(2, dtype=torch.int32, device=query.device)
+    left = -1 if options.window is None else options.window - 1  # its window does not count the own token
+    out = varlen_attn(
+        query.contiguous(),
+        keys,
+        values,
+        ends * len(query),
+        ends * len(keys),
+        len(query),
+        len(keys),
+        scale=options.scaling,
+        window_size=(left, 0),
+        enable_gqa=query.shape[1] != keys.shape[1],
+    )
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _flash3(function: Any, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    out = function(
+        query.contiguous().unsqueeze(0),
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        softmax_scale=options.scaling,
+        causal=True,
+    )
+    out = out[0] if isinstance(out, tuple) else out  # some releases also give the sums of weights
+    assert isinstance(out, Tensor)
+    return out[0]
+
+
+def _has_varlen() -> bool:
+    """Return whether torch has the function, for grouped heads and for windows (2.12)."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"enable_gqa", "window_size"} <= set(inspect.signature(varlen_attn).parameters)

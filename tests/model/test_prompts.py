@@ -1,0 +1,191 @@
+"""Attention of long chunks by kernels of libraries: the trial that chooses one, and each kernel's call, on a CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, varlen
+
+from bridle.model.forward_context import AttentionOptions
+from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.kernels import paged, prompt_choice, prompts
+from bridle.model.kernels.paged import PagedKernel
+from bridle.model.kernels.paged_call import AttentionCall
+from bridle.model.kernels.prompts import PromptKernel
+from bridle.model.kernels.reference import ReferenceKernel
+from bridle.model.sequence_state import CachedRequestState
+from tests.model.attention_pool import CPU, Pool, attend
+
+PLAIN = LayerGeometry(4, 2, 16, 16)
+
+
+class TorchPaged(PagedKernel):
+    """The own kernel, of long chunks only, in plain torch: the first `count` sequences of a step's order."""
+
+    def take(self, news: Tensor, count: int) -> None:
+        assert self.tables is not None
+        pairs = news.view(-1, 2)[:count].long()
+        self.tables.view(-1)[pairs[:, 0]] = pairs[:, 1].int()
+
+    def _attend_whole(self, call: AttentionCall, count: int, longest: int) -> None:
+        assert self._layout is not None
+        assert self._step is not None
+        reference = ReferenceKernel()
+        reference.begin(self._step)
+        out = reference.attend(call.query, call._cache, call.options)
+        for offset, length, *_ in self._layout.words[: 5 * count].reshape(-1, 5).tolist():
+            assert length <= longest
+            call.out[offset : offset + length] = out[offset : offset + length]
+
+
+def exact(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """The last rows of a context over all before them, in plain torch."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (part.repeat_interleave(group, 1).float() for part in (keys, values))
+    scores = torch.einsum("lhd,chd->hlc", query.float(), keys) * options.scaling
+    place = torch.arange(len(keys))
+    own = place[-len(query) :, None]
+    seen = (place <= own) & (own - place < (options.window or len(keys)))
+    return torch.einsum("hlc,chd->lhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values).to(query.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "MIN_TOKENS", 24)
+    monkeypatch.setattr(paged, "MAX_SHORT", 0)
+    monkeypatch.setattr(prompt_choice, "TRIALS", ((30, 30), (24, 70)))
+    monkeypatch.setattr(prompt_choice, "SPEED_TRIAL", (24, 40))
+
+
+def chosen(*found: PromptKernel, shape: LayerGeometry = PLAIN, times: tuple[float, ...] = ()) -> str | None:
+    """The name of the kernel that the trial chooses. `times` are seconds of theirs and of the own kernel, in turns;
+    afterwards both are as fast."""
+    kernel, left = TorchPaged(CPU), iter(times)
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        return next(left, 1.0)
+
+    best = prompt_choice.first_that_does(found, kernel, Geometry({0: shape}, 2), torch.float16, 4, seconds)
+    assert kernel.prompts is None, "the trial leaves the kernel as it was"
+    return None if best is None else best.name
+
+
+def broken(*_call: Any) -> Tensor:
+    raise RuntimeError("built for another driver")
+
+
+def shifted(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+    """As kernels do whose causal mask begins at the upper left."""
+    return exact(query, keys[: len(query)], values[: len(query)], options)
+
+
+GOOD, WINDOWS = PromptKernel("good", exact), PromptKernel("windows", exact, has_window=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "settings", "want", "said"),
+    [
+        ((GOOD, WINDOWS), {}, "good", "or more: good"),
+        ((PromptKernel("broken", broken), WINDOWS), {}, "windows", "RuntimeError: built for another driver"),
+        ((PromptKernel("shifted", shifted), GOOD), {}, "good", "not by shifted: 24 of 70 tokens differ by"),
+        ((GOOD, WINDOWS), {"times": (2.0, 1.0)}, "windows", "it takes 2000.00 ms, the own kernel 1000.00"),
+        ((GOOD,), {"times": (2.0, 1.0)}, None, "not by good"),
+        ((GOOD, WINDOWS), {"shape": replace(PLAIN, window=9)}, "windows", "or more: windows"),
+        ((GOOD, WINDOWS), {"shape": replace(PLAIN, has_sinks=True)}, None, ""),
+        ((GOOD, WINDOWS), {"shape": LayerGeometry(4, 2, 24, 16)}, None, ""),
+    ],
+)
+def test_the_first_that_is_right_and_no_slower_is_chosen(
+    found: tuple[PromptKernel, ...],
+    settings: dict[str, Any],
+    want: str | None,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert chosen(*found, **settings) == want
+    assert said in caplog.text
+
+
+def test_a_lack_of_memory_is_no_verdict() -> None:
+    def full(*_call: Any) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        chosen(PromptKernel("full", full), GOOD)
+
+
+def test_only_chunks_of_that_length_go_to_it() -> None:
+    """The own kernel computes the others of the step, and every layer that the library's does not take."""
+    pool = Pool(PLAIN, 4, list(range(200)))
+    for _ in range(4):
+        pool.mirrors.append(CachedRequestState())
+        pool.computed.append(0)
+    pool.compute([pool.grow(3, 50)])
+    step, query = pool.compute([pool.grow(number, length) for number, length in enumerate((30, 5, 24, 40))])
+    calls: list[tuple[int, int]] = []
+
+    def noting(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+        calls.append((len(query), len(keys)))
+        return exact(query, keys, values, options)
+
+    kernel = TorchPaged(CPU)
+    kernel.prompts = PromptKernel("noting", noting)
+    for options, want in (
+        (AttentionOptions(0.25), [(30, 30), (24, 24), (40, 90)]),
+        (AttentionOptions(0.25, window=7), []),
+        (AttentionOptions(0.25, softcap=2.0), []),
+    ):
+        calls.clear()
+        reference = attend(ReferenceKernel(), pool, step, query, options)
+        torch.testing.assert_close(attend(kernel, pool, step, query, options), reference, atol=1e-5, rtol=1e-4)
+        assert calls == want
+
+
+def fake_varlen(*call: Any, **settings: Any) -> Tensor:
+    query, keys, values, ends, key_ends, longest, longest_context = call
+    assert ends.tolist() == [0, len(query)] == [0, longest]
+    assert key_ends.tolist() == [0, len(keys)] == [0, longest_context]
+    left, right = settings["window_size"]
+    assert right == 0
+    assert settings["enable_gqa"]
+    return exact(query, keys, values, AttentionOptions(settings["scale"], None if left < 0 else left + 1))
+
+
+def fake_flash3(query: Tensor, keys: Tensor, values: Tensor, *, softmax_scale: float, causal: bool) -> Tensor:
+    assert causal
+    return exact(query[0], keys[0], values[0], AttentionOptions(softmax_scale)).unsqueeze(0)
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn", "varlen", "flash3"])
+def test_calls_of_libraries_mean_what_layers_ask_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", fake_varlen)
+    monkeypatch.setattr(SDPBackend, "CUDNN_ATTENTION", SDPBackend.FLASH_ATTENTION)  # which a CPU has
+    kernels = {
+        "flash": prompts._flash,
+        "cudnn": prompts._cudnn,
+        "varlen": prompts._varlen,
+        "flash3": lambda *call: prompts._flash3(fake_flash3, *call),
+    }
+    windows = (None, 5) if name == "varlen" else (None,)
+    for (length, context), window in ((sizes, window) for sizes in ((9, 9), (4, 11)) for window in windows):
+        query = torch.randn(length, 4, 16)
+        keys, values = torch.randn(2, context, 2, 16)
+        options = AttentionOptions(0.3, window)
+        torch.testing.assert_close(kernels[name](query, keys, values, options), exact(query, keys, values, options))
+
+
+def test_the_fastest_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "find_spec", lambda name: name)
+    monkeypatch.setattr(prompts, "import_module", lambda name: SimpleNamespace(flash_attn_func=fake_flash3))
+    names = [kernel.name for kernel in prompts.candidates(torch.bfloat16)]
+    assert names == ["FlashAttention-3", "cuDNN", "varlen_attn", "FlashAttention-2"]
+    assert "FlashAttention-3" not in [kernel.name for kernel in prompts.candidates(torch.float16)]
