@@ -60,7 +60,7 @@ class AttentionCall:
         size = self._cache.block_size
         pages = table[: -(-context // size)]
         keys, values = (
-            part.unflatten(0, (-1, size)).index_select(0, pages).flatten(0, 1)[:context]
+            part.view(-1, size, *part.shape[1:]).index_select(0, pages).flatten(0, 1)[:context]
             for part in (self._cache.keys, self._cache.values)
         )
         return keys, values

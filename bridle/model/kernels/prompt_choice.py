@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,9 +73,10 @@ def first_that_does(
 
 def event_seconds(work: Callable[[], object]) -> float:
     """Seconds of a call on the current CUDA device: the best of three, after one that is not counted."""
-    times = []
+    event: Any = torch.cuda.Event
+    times: list[float] = []
     for _ in range(4):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
         end.record()
@@ -91,17 +94,16 @@ def _problem(
     seconds: Timer,
 ) -> str | None:
     """Return the problem with a library's kernel, or None."""
-    own, theirs = ((lambda by=by: _attend(kernel, by, *scene)) for by in (None, candidate))
     try:
         for shape in shapes:
             for trial in TRIALS:
                 scene = _scene(kernel, shape, trial, dtype, block_size)
-                want, have = own().float(), theirs().float()
+                want, have = (_attend(kernel, by, *scene).float() for by in (None, candidate))
                 error, limit = float((want - have).abs().max()), _TOLERANCE * max(1.0, float(want.abs().max()))
                 if not error <= limit:  # what is not a number is an error, too
                     return f"{trial[0]} of {trial[1]} tokens differ by {error:.3g} (limit {limit:.3g})"
         scene = _scene(kernel, shapes[0], SPEED_TRIAL, dtype, block_size)
-        times = seconds(theirs), seconds(own)
+        times = [seconds(partial(_attend, kernel, by, *scene)) for by in (candidate, None)]
     except torch.OutOfMemoryError:
         raise  # that may pass
     except Exception as failure:  # a version, a device or a driver that it was not built for

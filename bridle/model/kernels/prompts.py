@@ -56,28 +56,28 @@ def candidates(dtype: torch.dtype) -> Iterator[PromptKernel]:
     yield PromptKernel("FlashAttention-2", _flash)
 
 
-def _by_head(*parts: Tensor) -> Iterator[Tensor]:
-    """[L, H, D] to [1, H, L, D], views."""
-    return (part.transpose(0, 1).unsqueeze(0) for part in parts)
+def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask: Any) -> Tensor:
+    """torch's scaled dot products, over views [1, H, L, D] of [L, H, D]."""
+    query, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (query, keys, values))
+    is_grouped = query.shape[1] != keys.shape[1]
+    out = scaled_dot_product_attention(query, keys, values, scale=scaling, enable_gqa=is_grouped, **mask)
+    return out[0].transpose(0, 1)
 
 
 def _flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """By torch's scaled dot products. The first token sees as much of the context as was there before."""
+    """torch's FlashAttention-2. The first token sees as much of the context as was there before."""
     length, context = len(query), len(keys)
-    settings: dict[str, Any] = {"scale": options.scaling, "enable_gqa": query.shape[1] != keys.shape[1]}
-    settings |= {"is_causal": True} if length == context else {"attn_mask": causal_lower_right(length, context)}
+    mask = {"is_causal": True} if length == context else {"attn_mask": causal_lower_right(length, context)}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return scaled_dot_product_attention(*_by_head(query, keys, values), **settings)[0].transpose(0, 1)
+        return _by_head(query, keys, values, options.scaling, **mask)
 
 
 def _cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """cuDNN's, where the chunk is all of the context: torch hands it no mask that begins elsewhere."""
     if len(query) != len(keys):
         return _flash(query, keys, values, options)
-    settings: dict[str, Any] = {"scale": options.scaling, "enable_gqa": query.shape[1] != keys.shape[1]}
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        out = scaled_dot_product_attention(*_by_head(query, keys, values), is_causal=True, **settings)
-    return out[0].transpose(0, 1)
+        return _by_head(query, keys, values, options.scaling, is_causal=True)
 
 
 def _varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
