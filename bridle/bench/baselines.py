@@ -83,11 +83,12 @@ class EnginePeer:
             self._step(outputs)
         return watch.stop(list(outputs.values()))
 
-    def start(self, prompts: Prompts, num_new: int) -> None:
-        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to draw."""
+    def start(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> None:
+        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to draw: greedily,
+        or with `top_p`."""
         # The first sequences draw while the last one's prompt is still read.
         reading = sum(map(len, prompts)) // self._step_tokens + len(prompts)
-        outputs = self._add(prompts, reading + num_new)
+        outputs = self._add(prompts, reading + num_new, top_p)
         while not all(outputs.values()):
             self._step(outputs)
         self._outputs = outputs
@@ -116,9 +117,14 @@ class EnginePeer:
         while self.engine.has_work:
             self.engine.step()
 
-    def _add(self, prompts: Prompts, num_new: int) -> dict[str, list[int]]:
+    def _add(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> dict[str, list[int]]:
         """A request for each prompt; its output so far, by its id."""
-        sampling = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(
+            max_tokens=num_new,
+            temperature=0.0 if top_p is None else 1.0,
+            top_p=1.0 if top_p is None else top_p,
+            ignore_eos=True,
+        )
         outputs: dict[str, list[int]] = {}
         for prompt in prompts:
             self._num_requests += 1

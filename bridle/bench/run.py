@@ -26,7 +26,6 @@ BENCHMARKS = {
     "control": "what steering costs, next to no control",
     "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
     "of the memory-bandwidth limit",
-    "gpu": "a GPU: decoding, prompts, control, adapters, beside `generate`, a loop without an engine, and its limits",
     "load": "a server's start, for a model that is new here and for one that was loaded before, beside llama.cpp's",
     "real": "real models: start, prompts and 1, 4 and 16 streams, beside llama.cpp's server and its benchmark",
     "serve": "the HTTP server under load, beside the offline engine",

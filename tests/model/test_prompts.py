@@ -39,7 +39,7 @@ class TorchPaged(PagedKernel):
         assert self._step is not None
         reference = ReferenceKernel()
         reference.begin(self._step)
-        out = reference.attend(call.query, call._cache, call.options)
+        out = reference.attend(call.query, call.cache, call.options)
         for offset, length, *_ in self._layout.words[: 5 * count].reshape(-1, 5).tolist():
             assert length <= longest
             call.out[offset : offset + length] = out[offset : offset + length]
@@ -170,10 +170,10 @@ def test_calls_of_libraries_mean_what_layers_ask_for(name: str, monkeypatch: pyt
     monkeypatch.setattr(varlen, "varlen_attn", fake_varlen)
     monkeypatch.setattr(SDPBackend, "CUDNN_ATTENTION", SDPBackend.FLASH_ATTENTION)  # which a CPU has
     kernels = {
-        "flash": prompts._flash,
-        "cudnn": prompts._cudnn,
-        "varlen": prompts._varlen,
-        "flash3": lambda *call: prompts._flash3(fake_flash3, *call),
+        "flash": prompts.flash,
+        "cudnn": prompts.cudnn,
+        "varlen": prompts.varlen,
+        "flash3": lambda *call: prompts.flash3(fake_flash3, *call),
     }
     windows = (None, 5) if name == "varlen" else (None,)
     for (length, context), window in ((sizes, window) for sizes in ((9, 9), (4, 11)) for window in windows):

@@ -39,7 +39,7 @@ class AttentionCall:
     """Arguments of one layer's attention, as the kernels take them."""
 
     def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
-        self.query, self._cache, self.options, self.out = query, cache, options, out
+        self.query, self.cache, self.options, self.out = query, cache, options, out
         self.num_heads, self.dim = query.shape[1:]
         self.kv_heads = cache.keys.shape[1]
         self.group = self.num_heads // self.kv_heads
@@ -53,15 +53,15 @@ class AttentionCall:
         self._is_wide = is_wide
 
     def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (self.query, self._cache.keys, self._cache.values, *more)
+        return (self.query, self.cache.keys, self.cache.values, *more)
 
     def gathered(self, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
         """Keys and values [context, Hkv, D] of the sequence whose pages `table` has, side by side."""
-        size = self._cache.block_size
+        size = self.cache.block_size
         pages = table[: -(-context // size)]
         keys, values = (
             part.view(-1, size, *part.shape[1:]).index_select(0, pages).flatten(0, 1)[:context]
-            for part in (self._cache.keys, self._cache.values)
+            for part in (self.cache.keys, self.cache.values)
         )
         return keys, values
 
@@ -73,7 +73,7 @@ class AttentionCall:
             "group": self.group,
             "dim": self.dim,
             "value_dim": self.value_dim,
-            "page": self._cache.block_size,
+            "page": self.cache.block_size,
             "block_rows": blocks.rows,
             "block_dim": block_dim,
             "block_value": block_value,

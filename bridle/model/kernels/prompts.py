@@ -49,11 +49,11 @@ def candidates(dtype: torch.dtype) -> Iterator[PromptKernel]:
     if dtype is torch.bfloat16 and find_spec("fa3_fwd_interface") is not None:
         with suppress(Exception):  # built for another torch
             function = import_module("fa3_fwd_interface").flash_attn_func
-            yield PromptKernel("FlashAttention-3", lambda *call: _flash3(function, *call))
-    yield PromptKernel("cuDNN", _cudnn)
+            yield PromptKernel("FlashAttention-3", lambda *call: flash3(function, *call))
+    yield PromptKernel("cuDNN", cudnn)
     if _has_varlen():
-        yield PromptKernel("varlen_attn", _varlen, has_window=True)
-    yield PromptKernel("FlashAttention-2", _flash)
+        yield PromptKernel("varlen_attn", varlen, has_window=True)
+    yield PromptKernel("FlashAttention-2", flash)
 
 
 def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask: Any) -> Tensor:
@@ -64,7 +64,7 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask
     return out[0].transpose(0, 1)
 
 
-def _flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """torch's FlashAttention-2. The first token sees as much of the context as was there before."""
     length, context = len(query), len(keys)
     mask = {"is_causal": True} if length == context else {"attn_mask": causal_lower_right(length, context)}
@@ -72,15 +72,15 @@ def _flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOption
         return _by_head(query, keys, values, options.scaling, **mask)
 
 
-def _cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """cuDNN's, where the chunk is all of the context: torch hands it no mask that begins elsewhere."""
     if len(query) != len(keys):
-        return _flash(query, keys, values, options)
+        return flash(query, keys, values, options)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         return _by_head(query, keys, values, options.scaling, is_causal=True)
 
 
-def _varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+def varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """torch's FlashAttention-2 for packed sequences, of which there is one here."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -102,7 +102,7 @@ def _varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     return out
 
 
-def _flash3(function: Any, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
+def flash3(function: Any, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     out = function(
         query.contiguous().unsqueeze(0),
         keys.unsqueeze(0),

@@ -14,14 +14,16 @@ from typing import Any
 
 Figures = Iterator[dict[str, Any]]
 #: What the server needs beside what bridle's engine does.
-_NEEDED = ("fastapi", "pydantic", "sse_starlette", "starlette", "uvicorn")
+NEEDED = ("fastapi", "httptools", "pydantic", "starlette", "uvicorn", "websockets")
 _OPTIONS = ("--control", "off", "--no-prefix-caching")
 _MOST_PROMPT = 256
+#: Of the checkpoint: with less, the server warns that it refuses longer requests.
+_CONTEXT = 4_096
 
 
 def missing_for_serving() -> str | None:
     """Return the names of missing packages, or None if all are installed."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in NEEDED if find_spec(name) is None]
     return ", ".join(missing) or None
 
 
@@ -33,14 +35,14 @@ def serving(model: str, num_streams: int, max_tokens: int, has_time: Callable[[]
     from bridle.bench.engine import make_prompts
 
     if (missing := missing_for_serving()) is not None:
-        yield {"what": "serve", "left_out": f"the server needs {missing}"}
+        yield {"what": "serve", "failed": f"the server needs {missing}"}
         return
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as name:
         folder = Path(name)
         checkpoint = make_checkpoint(model, folder)
         write_tokenizer(checkpoint.path, checkpoint.vocab_size)
         prompts = make_prompts(2 * num_streams, checkpoint.vocab_size)
-        capacity = num_streams * (_MOST_PROMPT + max_tokens)
+        capacity = max(num_streams * (_MOST_PROMPT + max_tokens), _CONTEXT)
         offline = _offline(checkpoint, prompts, max_tokens, num_streams, capacity)
         yield {"what": "serve", "peer": "offline", "batch": num_streams, "tokens_per_second": offline}
         if has_time():
@@ -77,7 +79,8 @@ def _over_http(
         "batch": num_streams,
         "tokens_per_second": row.tokens_per_second,
         "ratio": row.tokens_per_second / offline,
-        "failed": row.failed + row.refused,
+        "failed_requests": row.failed + row.refused,
+        "failed": f"{row.failed + row.refused} requests failed" if row.failed + row.refused else None,
         "first_p50_ms": 1e3 * row.first_p50,
         "gap_p50_ms": 1e3 * row.gap_p50,
         "gap_p99_ms": 1e3 * row.gap_p99,

@@ -58,6 +58,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 _SPREAD = 0.02
 _BLOCK = 16
+#: Set aside for adapters: only then steps with some get graphs.
+_RESERVED = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def make_executor(
         num_blocks=-(-num_tokens // _BLOCK) + 2 * num_seqs,
         step_seqs=num_seqs,
         max_model_len=min(num_tokens, SHAPES[name]["max_position_embeddings"]),
+        reserved_memory=_RESERVED if device.type == "cuda" else None,
     )
     parameters = {id(weight): weight for weight in model.parameters()}
     num_values = sum(weight.numel() for weight in parameters.values())

@@ -12,7 +12,6 @@ from typing import Any
 
 from bridle.bench.adapters import make_adapters
 from bridle.bench.baselines import Stopwatch
-from bridle.bench.gpu_speed import WARM_UP, prompts_of
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Branch, Decision, Engine, Request
@@ -21,6 +20,7 @@ from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
+from scripts.card.speed import WARM_UP, prompts_of
 
 Figures = Iterator[dict[str, Any]]
 _CONTEXT = 64
@@ -167,7 +167,15 @@ def adapt(
             speed = _adapted(executor, batch, num_steps, mix, Path(folder) / str(number))
             ratio = speed["tokens_per_second"] / base["tokens_per_second"]
             share = f", 1 of {mix.stride} rows" if mix.stride > 1 else ""
-            yield {"what": f"{mix.num_adapters}, {mix.targets}{share}", "batch": batch, **speed, "ratio": ratio}
+            told = {"what": f"{mix.num_adapters}, {mix.targets}{share}", "batch": batch, **speed, "ratio": ratio}
+            if lacks_graphs(executor):
+                told["failed"] = "steps with adapters run without CUDA graphs"
+            yield told
+
+
+def lacks_graphs(executor: LocalExecutor) -> bool:
+    """Return whether steps with adapters are slower than they have to be: on CUDA they have graphs, as others."""
+    return executor.info.device.startswith("cuda") and not getattr(executor.runner.graphs, "adapted_sizes", ())
 
 
 def _engine_over(executor: LocalExecutor, **further: Any) -> Engine:

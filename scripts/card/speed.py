@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from bridle.bench.baselines import BaselineRun, ContinuousPeer, EnginePeer, GeneratePeer, Peer, Stopwatch
-from bridle.bench.gpu_models import SHAPES, Sizes, make_executor, make_model
-from bridle.bench.gpu_probe import Rates
 from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.errors import OutOfBlocks
 from bridle.model.batch_inputs import pack_step
 from bridle.model.executor import LocalExecutor
 from bridle.model.sequence_state import CachedRequestState
+from scripts.card.models import SHAPES, Sizes, make_executor, make_model
+from scripts.card.probe import Rates
 
 Figures = Iterator[dict[str, Any]]
 #: Steps before the clock starts: kernels are compiled, and the batch is full.
@@ -38,6 +38,7 @@ class Race:
     num_steps: int
     peer_steps: int
     max_tokens: int
+    filtered: tuple[int, ...] = ()  # batches that are also drawn with top-p
 
     def scenes(self) -> list[tuple[int, int]]:
         """Batches and contexts for whose tokens there is room."""
@@ -59,12 +60,14 @@ class Race:
 
 
 class BareLoop:
-    """Bridle's kernels over bridle's cache, and nothing else: every sequence takes the most probable token, no request
-    comes or goes, and nobody looks at a token before the last."""
+    """Bridle's kernels and graphs over bridle's cache, and nothing else: every sequence takes the most probable token,
+    no request comes or goes, and nobody looks at a token before the last."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._runner, self._size = executor.runner, executor.info.block_size
         self._device = torch.device(executor.info.device)
+        self.on_gpu = self._device.type == "cuda"
+        self.has_graph = False  # the last step's
 
     def run(self, batch: int, context: int, num_steps: int) -> BaselineRun:
         """`num_steps` steps of `batch` sequences behind `context` tokens, whatever the cache holds of those. Outputs
@@ -87,8 +90,11 @@ class BareLoop:
     def _step(self, mirrors: list[CachedRequestState], position: int, last: torch.Tensor | None) -> torch.Tensor:
         rows = [PlanRow(number, position, 1, num_logits=1) for number in range(len(mirrors))]
         words = getattr(self._runner.attention.kernel, "words", None)
-        step = pack_step(rows, mirrors, self._size, self._device, words)
-        if last is not None:
+        step = pack_step(rows, mirrors, self._size, self._device, words, self._runner.graphs)
+        self.has_graph = step.replay is not None
+        if last is not None and self.has_graph:
+            step.input_ids[0, : len(mirrors)].copy_(last)  # where the graph reads them
+        elif last is not None:
             step.input_ids = last.view(1, -1)
         return self._runner.run(step).argmax(-1)
 
@@ -100,15 +106,14 @@ def prompts_of(count: int, length: int, vocab_size: int) -> list[list[int]]:
     ]
 
 
-def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
-    """All figures of one model, one at a time; those for which there is no time left are left out."""
-    yield from _ours(plan, device, dtype, rates, has_time)
+def peers(plan: Race, device: torch.device, dtype: torch.dtype, has_time: Callable[[], bool]) -> Figures:
+    """transformers' figures of one model; those for which there is no time left are left out."""
+    yield from _generated(plan, device, dtype, has_time)
     gc.collect()  # or there would be two models, and a cache
-    if has_time():
-        yield from _generated(plan, device, dtype, has_time)
 
 
-def _ours(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
+def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has_time: Callable[[], bool]) -> Figures:
+    """Bridle's figures of one model; those for which there is no time left are left out."""
     executor, sizes = make_executor(plan.model, device, dtype, num_tokens=plan.num_tokens, num_seqs=max(plan.batches))
     peer, loop = EnginePeer(executor), BareLoop(executor)
     vocab_size = executor.info.vocab_size
@@ -117,6 +122,9 @@ def _ours(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, ha
         for batch, context in plan.scenes():
             if has_time():
                 yield _decoded(peer, loop, sizes, rates, plan, batch, context, vocab_size)
+        for batch in plan.filtered:
+            if has_time() and (batch, min(plan.contexts)) in plan.scenes():
+                yield _filtered(peer, plan, prompts_of(batch, min(plan.contexts), vocab_size))
         for count, length in plan.prompts:
             if has_time():
                 yield _read(peer, sizes, rates, prompts_of(count, length, vocab_size))
@@ -139,6 +147,8 @@ def _decoded(
     run = peer.advance_at_once(plan.num_steps)
     peer.finish()
     bare = loop.run(batch, context, plan.num_steps)
+    # Both have graphs, or the ratio says nothing of the engine.
+    lacks_graph = not loop.has_graph and loop.on_gpu
     floor = (sizes.step_bytes + sizes.token_bytes * batch * (context + plan.num_steps / 2)) / rates.copy_bytes
     step = run.seconds / plan.num_steps
     return {
@@ -154,7 +164,18 @@ def _decoded(
         "over_bare_loop": bare.seconds / run.seconds,
         "floor_ms": 1e3 * floor,
         "floor_share": floor / step,
+        "failed": "the bare loop runs without CUDA graphs" if lacks_graph else None,
     }
+
+
+def _filtered(peer: EnginePeer, plan: Race, prompts: list[list[int]]) -> dict[str, Any]:
+    """Decoding with a temperature and top-p."""
+    peer.start(prompts, plan.num_steps + WARM_UP, top_p=0.95)
+    peer.advance_at_once(WARM_UP)
+    step = peer.advance_at_once(plan.num_steps).seconds / plan.num_steps
+    peer.finish()
+    told = {"what": "decode", "peer": "bridle", "batch": len(prompts), "context": len(prompts[0]), "top_p": 0.95}
+    return told | {"tokens_per_second": len(prompts) / step, "step_ms": 1e3 * step}
 
 
 def _read(peer: EnginePeer, sizes: Sizes, rates: Rates, prompts: list[list[int]]) -> dict[str, Any]:
