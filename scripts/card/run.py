@@ -27,7 +27,7 @@ from scripts.card.parts import DEEP, FIRST, WHEELS_SECONDS, Part, chosen
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES, LOG = "gpu.jsonl", "log.txt"
 #: Under this a part is not begun. Seconds are kept for the table.
-_LEAST, _RESERVE = 5.0, 3.0
+LEAST, _RESERVE = 5.0, 3.0
 #: Between the signals that ask a group to end and that kill it.
 _GRACE = 3.0
 #: Limits of a toy, as a share of those on a GPU.
@@ -151,7 +151,7 @@ def run_all(
     end, outcomes = time.monotonic() + seconds - _RESERVE, []
     for part in parts:
         most = min(part.seconds, end - time.monotonic())
-        if most < _LEAST:
+        if most < LEAST:
             report.tell(part.name, {"left_out": "no time is left"})
             outcomes.append(Outcome(part.name, "left out", failures=["no time is left"]))
         else:
