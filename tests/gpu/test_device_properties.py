@@ -133,6 +133,24 @@ def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
         assert torch.equal(*found), f"with {num_tokens} tokens"
 
 
+@pytest.mark.gpu
+def test_steps_with_adapters_have_graphs_too() -> None:
+    """Where memory is set aside for adapters."""
+    executor = load_executor(
+        ModelConfig(
+            str(tiny_checkpoints.cached_checkpoint("llama")),
+            device="cuda",
+            dtype="bfloat16",
+            num_blocks=128,
+            reserved_memory=64 << 20,
+        )
+    )
+    assert isinstance(executor, LocalExecutor)
+    assert isinstance(executor.runner.graphs, StepGraphs)
+    assert executor.runner.graphs.adapted_sizes
+    executor.close()
+
+
 def filled_with(num_tokens: int, block_size: int, vocab_size: int) -> tuple[list[PlanRow], list[CachedRequestState]]:
     """Short prompts of `num_tokens` tokens in total, all of which give logits."""
     plans: list[PlanRow] = []
