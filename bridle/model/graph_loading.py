@@ -127,11 +127,7 @@ class GraphLoader:
 
     def _free(self) -> int:
         """Free memory, with what was let go of."""
-        device = self._runner.attention.cache.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-        return free_memory(device)
+        return free_memory(self._runner.attention.cache.device)
 
 
 def graph_loader(

@@ -2,7 +2,7 @@
 largest step, which is run.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-The most memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
+On a GPU the trial pool takes half of what is free at most, and is halved until the step fits beside it. The most memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
 from bridle.file_cache import FileCache
 from bridle.model.executor import LocalExecutor
 from bridle.model.kv_budget import SHARE, KVBudget, choose_room
-from bridle.model.memory import free_memory, run_with_peak, show_bytes
+from bridle.model.memory import free_memory, release_cached, run_with_peak, show_bytes
 from bridle.model.tensor_parallel import agree_on_least, num_ranks
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,10 @@ VARLEN_BLOCK_SIZE = 256
 LEAST_TOKENS = 256
 #: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
 _CPU_CONTEXT = 16
-_SHRINK = 0.9
+#: By how much a pool is made smaller beside which the largest step does not fit: the real one, and the trial.
+_SHRINK, _TRIAL_SHRINK = 0.9, 0.5
+#: The share of a GPU's free memory that the trial pool takes at most: the step's memory hardly depends on its context.
+_TRIAL_SHARE = 0.5
 #: The largest step of models with fewer bytes of weights is run in no time.
 LEAST_BYTES = 32 << 20
 
@@ -175,9 +178,7 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
     which is made smaller until it does."""
     beside, known = 0, recall_step(needs)
     if known is None:
-        trial = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
-        executor = allocate(trial)
-        known = _try_step(needs, executor)
+        executor, known = _run_trial(needs, allocate)
         remember_step(needs, known)
         beside = 0 if graph_bytes is None else graph_bytes(executor.info)
         allocate(1)  # lets go of the trial pool
@@ -188,9 +189,32 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
     executor = allocate(num_blocks)
     while needs.device.type == "cuda" and not _bears_step(needs, executor):
         num_blocks = _in_blocks(needs, int(num_blocks * _SHRINK) * needs.block_bytes)
-        executor = allocate(num_blocks)
+        executor = _replaced(needs, allocate, num_blocks)
     _tell(needs, _told_step(needs, found, step_bytes, free) + _told_graphs(beside), num_blocks, _why(room))
     return num_blocks
+
+
+def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tuple[LargestStep, int]]:
+    """Run the largest step in a trial pool, which is made smaller until the step fits beside it. Several ranks would
+    have to shrink alike, so a rank whose step fails ends."""
+    num_blocks = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
+    least = min(needs.blocks_for(needs.step_tokens) + needs.step_seqs, num_blocks)
+    executor = allocate(num_blocks)
+    while True:
+        try:
+            return executor, _try_step(needs, executor)
+        except OutOfBlocks:
+            if needs.device.type != "cuda" or num_ranks() > 1 or num_blocks == least:
+                raise
+        num_blocks = max(int(num_blocks * _TRIAL_SHRINK), least)
+        executor = _replaced(needs, allocate, num_blocks)
+
+
+def _replaced(needs: PoolNeeds, allocate: Allocate, num_blocks: int) -> LocalExecutor:
+    """An executor over a pool of this size, once the memory of the present one is free, for the driver as well."""
+    allocate(1)
+    release_cached(needs.device)
+    return allocate(num_blocks)
 
 
 def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
@@ -266,10 +290,11 @@ def _room(needs: PoolNeeds, free: int) -> KVBudget:
 
 
 def _most_blocks(needs: PoolNeeds) -> int:
-    """The largest pool that may be made for a while."""
+    """The largest pool that may be made for the trial."""
     free = max(free_memory(needs.device) - needs.reserved, 0)
     most = int(free * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
-    return _in_blocks(needs, min(most, needs.config.max_kv_memory or most))
+    num_blocks = _in_blocks(needs, min(most, needs.config.max_kv_memory or most))
+    return max(int(num_blocks * _TRIAL_SHARE), 1) if needs.device.type == "cuda" else num_blocks
 
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
@@ -279,7 +304,10 @@ def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
     """Run the largest step; returns it, and the bytes that it takes while it runs."""
-    context = max(_trial_context(needs) - needs.step_tokens, 0)
+    info = executor.info
+    beside = needs.step_seqs * needs.block_size  # a block for each of the others
+    room = info.num_blocks * needs.block_size - beside
+    context = max(min(_trial_context(needs), room) - needs.step_tokens, 0)
     executor.clear_kv(needs.blocks_for(context))
     try:
         return run_with_peak(

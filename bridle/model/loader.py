@@ -256,8 +256,8 @@ def build_executor(
         return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media)
 
     def allocate(num_blocks: int) -> LocalExecutor:
-        for size in (1, num_blocks + (graphs is not None)):  # the old pool is freed before the new one is made
-            runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
+        size = num_blocks + (graphs is not None)  # graphs have a block of nobody's
+        runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
         return over(num_blocks, standard)
 
     standard = _standard_sampler(device, dtype, info.vocab_size)

@@ -23,8 +23,10 @@ _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`, as far as the machine and this process's control group let it."""
+    """Bytes that can still be allocated on `device`, as far as the machine and this process's control group let it. A
+    GPU's driver counts what torch caches as taken, so that is given back first."""
     if device.type == "cuda":
+        release_cached(device)
         return int(torch.cuda.mem_get_info(device)[0])
     available = int(psutil.virtual_memory().available)
     room = memory_room()
@@ -53,15 +55,21 @@ def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 
 
 def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    gc.collect()
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
+    release_cached(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = run()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device)
-    torch.cuda.empty_cache()
+    release_cached(device)
     return result, max(peak - torch.cuda.memory_reserved(device), 0)
+
+
+def release_cached(device: torch.device) -> None:
+    """Return what nobody uses of torch's memory to the driver of a GPU: pools and graphs that were let go of."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def return_memory() -> None:
