@@ -49,13 +49,14 @@ class GraphLoader:
     ) -> None:
         self._runner, self._kernel, self._geometry, self._recorder = runner, kernel, geometry, recorder
         self._adapters = adapters
+        self._present: Recorder | None = None
 
     def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
         """The graphs over the pool that the model has now; None where there are none."""
         began, before = time.monotonic(), self._free()
         graphs, problem = self._try(info, report)
         if graphs is None:
-            self._free()
+            self._let_go()
             _log.warning("steps run without CUDA graphs: %s", problem)
             return None
         self._tell(graphs.sizes, "", began, before)
@@ -104,6 +105,8 @@ class GraphLoader:
             graphs = self._begin(info)
             num_bytes = self._taken(sizes_up_to(info.max_num_batched_tokens), graphs.capture, before)
         except Exception:
+            graphs = None  # they go first
+            self._let_go()
             return 0
         try:
             if self._adapters is not None:
@@ -123,7 +126,15 @@ class GraphLoader:
         return max(taken[0] + taken[-1] * (len(sizes) - 1), 0)
 
     def _begin(self, info: ExecutorInfo) -> StepGraphs:
-        return StepGraphs(self._runner, self._kernel, self._geometry, info, self._recorder(), self._adapters)
+        self._present = self._recorder()
+        return StepGraphs(self._runner, self._kernel, self._geometry, info, self._present, self._adapters)
+
+    def _let_go(self) -> None:
+        """Give back the memory of graphs that failed, whom nobody knows any more."""
+        present, self._present = self._present, None
+        if present is not None:
+            present.close()
+        self._free()
 
     def _free(self) -> int:
         """Free memory, with what was let go of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from bridle.errors import UnsupportedModel
 from bridle.malloc import return_free_memory
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
@@ -66,10 +69,14 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 
 def release_cached(device: torch.device) -> None:
     """Return what nobody uses of torch's memory to the driver of a GPU: pools and graphs that were let go of."""
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.synchronize(device)
+    if device.type != "cuda":
+        return
+    gc.collect()
+    torch.cuda.synchronize(device)
+    try:
         torch.cuda.empty_cache()
+    except RuntimeError as error:  # after a failed capture, torch may refuse it from now on
+        _log.warning("memory: torch keeps what it has cached on %s: %s", device, error)
 
 
 def return_memory() -> None:

@@ -6,8 +6,11 @@ number of the host's is the one that it was while recording.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +25,10 @@ class Recorder(Protocol):
         """Do the work, recording it; returns what does it again. Raises whatever tells that it cannot be recorded."""
         ...
 
+    def close(self) -> None:
+        """Give back what failed recordings hold, once nobody uses what was recorded."""
+        ...
+
 
 class CudaRecorder:
     """Captures CUDA graphs of one device, which are never replayed at the same time: they share their memory."""
@@ -30,15 +37,20 @@ class CudaRecorder:
         self._device = device
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._has_failed = False
 
     def record(self, work: Work) -> Work:
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            work()  # compiles kernels and chooses those of libraries, which cannot be captured
-            self._stream.synchronize()
-            graph = self._capture(work)
-        main.wait_stream(self._stream)
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                work()  # compiles kernels and chooses those of libraries, which cannot be captured
+                with refusing_waits():
+                    work()
+                self._stream.synchronize()
+                graph = self._capture(work)
+        finally:
+            main.wait_stream(self._stream)
         graph.replay()  # capturing does nothing
         replay: Work = graph.replay
         return replay
@@ -47,10 +59,73 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may go on
         try:
-            work()
+            with _without_collections():
+                work()
+            graph.capture_end()
         except BaseException:
-            with suppress(RuntimeError):  # it fails as the capture did
-                graph.capture_end()
+            self._undo(graph)
             raise
-        graph.capture_end()
         return graph
+
+    def _undo(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed. Up to torch 2.11 `capture_end` raises before the allocator leaves the graph's pool
+        (pytorch#180395); then nothing may empty the cache any more, in the whole process."""
+        self._has_failed = True
+        for end in (graph.capture_end, graph.reset):
+            with suppress(RuntimeError):  # it has ended, or fails as the capture did
+                end()
+        with suppress(RuntimeError, AttributeError):  # the allocator has left the pool
+            torch._C._cuda_endAllocateToPool(_index(self._device), self._pool)
+
+    def close(self) -> None:
+        """Some versions of torch leave the pool to a graph that was never captured (pytorch#190348)."""
+        if not self._has_failed:
+            return
+        self._has_failed = False
+        gc.collect()
+        with suppress(RuntimeError, AttributeError):
+            torch.cuda.empty_cache()
+            if any(tuple(each["segment_pool_id"]) == self._pool for each in torch.cuda.memory_snapshot()):
+                torch._C._cuda_releasePool(_index(self._device), self._pool)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@contextmanager
+def refusing_waits() -> Iterator[None]:
+    """Raise an error at the end of the block if this thread waited for the device. torch watches the whole process, so
+    it only warns, and other threads wait as ever."""
+    own, waits = threading.get_ident(), list[str]()
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", ".*synchronizing CUDA")
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], name: str, line: int, *more: Any) -> None:
+            if "synchronizing CUDA" not in str(message):
+                show(message, category, name, line, *more)
+            elif threading.get_ident() == own:
+                waits.append(f"{name}:{line}")
+
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    if waits:
+        raise RuntimeError(f"the step waits for the device in {waits[0]}, and cannot be captured")
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Freeing what a collection finds may be no part of a graph."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves, tree_leaves
 
 #: Operations that wait for the device.
-_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
 
 Work = Callable[[], None]
 
@@ -32,7 +32,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket.__name__ in _WAITS:
+        if func.overloadpacket.__name__ in WAITS:
             raise RuntimeError(f"{func} waits for the device and cannot be captured")
         made = func(*args, **kwargs)
         given = {_memory(leaf) for leaf in arg_tree_leaves(*args, **kwargs) if isinstance(leaf, Tensor)}
@@ -89,6 +89,9 @@ class TapeRecorder:
             tape.replay()
 
         return replay
+
+    def close(self) -> None:
+        """Nothing is left behind."""
 
 
 class TapedKernels:

@@ -192,6 +192,8 @@ def graphed(family: str) -> Trial:
             work()
             return lambda: trial.trace.launch("replay")
 
+        def close(self) -> None: ...
+
     runner, info = trial.executor.runner, trial.executor.info
     runner.attention.cache = KVCache(trial.geometry, info.num_blocks + 1, BLOCK, torch.bfloat16, META)
     with trial.traced():

@@ -31,6 +31,7 @@ from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import NEWS_ROOM, num_words, parts_of
 from bridle.model.sequence_state import CachedRequestState
 from bridle.model.static_step import StaticStep, StepCapacity
+from tests.model.tape import TapeRecorder
 from tests.sources import ROOT
 
 CPU = torch.device("cpu")
@@ -183,7 +184,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def loading(adapters: Any = None) -> GraphLoader:
     runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=SimpleNamespace(device=CPU)))
-    return GraphLoader(runner, PagedKernel(CPU), GEOMETRY, lambda: None, adapters)  # type: ignore[arg-type,return-value]
+    return GraphLoader(runner, PagedKernel(CPU), GEOMETRY, TapeRecorder, adapters)
 
 
 def test_graphs_are_captured_and_told(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from bridle.model.graph_loading import GraphLoader
 from bridle.model.kv_budget import MOST_CONTEXTS, SHARE
 from bridle.model.kv_profiling import PoolNeeds, fit_pool
 from bridle.testing.scripted import ScriptedExecutor
+from tests.model.tape import TapeRecorder
 from tests.model.cuda_memory import MIB, Card, Driven, GraphPool
 
 GIB = 1 << 30
@@ -75,7 +76,7 @@ class Machine:
         self.hidden: Any = None
         self.most_tokens = 0  # that a step has run
         self.runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=SimpleNamespace(device=CUDA)))
-        self.graphs = GraphLoader(self.runner, None, None, lambda: None)  # type: ignore[arg-type,return-value]
+        self.graphs = GraphLoader(self.runner, None, None, TapeRecorder)  # type: ignore[arg-type]
 
     def step(self, num_tokens: int) -> None:
         """The largest step: rows, gates, logits that are scored; the inputs of the head stay."""
