@@ -48,6 +48,13 @@ class SingleProduct:
                 part_of[:, columns.begin : columns.end].addmm_(hidden[:, ranks.begin : ranks.end], second)
 
 
+def _uploaded(values: Sequence[int], device: torch.device) -> Tensor:
+    """Indices on the device, which nobody waits for."""
+    if device.type == "cpu":
+        return torch.tensor(values)
+    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
+
+
 class StackedProduct:
     """Short segments of one layout, multiplied all at once. `slots[i]` is the place in the stack of segment i's
     weights."""
@@ -63,9 +70,9 @@ class StackedProduct:
         taken, given, targets = _indices(segments, slots, self._length)
         is_plain = taken == targets and num_rows == self._end - self._begin
         # Where each padded row is taken from; which padded rows count (None: all); and which rows of the step they are.
-        self._taken = None if is_plain else torch.tensor(taken, device=device)
-        self._given = torch.tensor(given, device=device) if is_padded else None
-        self._targets = None if is_plain else torch.tensor(targets if is_padded else taken, device=device)
+        self._taken = None if is_plain else _uploaded(taken, device)
+        self._given = _uploaded(given, device) if is_padded else None
+        self._targets = None if is_plain else _uploaded(targets if is_padded else taken, device)
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
         """As `SingleProduct.add`."""

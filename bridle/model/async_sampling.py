@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bridle.engine.scheduling.step_plan import PlanRow, StepResult, placeholder_for_row
 from bridle.errors import InternalError
+from bridle.model.h2d_copies import upload_list
 from bridle.model.sequence_state import CachedRequestState
 
 #: How often a forward that is waited for is looked at, in seconds.
@@ -81,7 +82,7 @@ class AsyncSampling:
         tokens = getattr(self._drawing, "tokens", None)
         if tokens is None:
             drawn = [_computed(token) for token in self._wait().tokens]
-            tokens = torch.tensor(drawn, dtype=ids.dtype, device=ids.device)
+            tokens = upload_list(drawn, ids.dtype, ids.device)
         rows = placeholder_for_row(ids).clamp_min(0)  # type: ignore[arg-type,attr-defined]  # the same arithmetic, on a tensor
         return torch.where(ids < 0, tokens.to(ids.dtype)[rows].clamp_min(0), ids)
 

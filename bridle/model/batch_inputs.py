@@ -16,22 +16,31 @@ from torch import Tensor
 
 from bridle.engine.multimodal.multimodal_inputs import Runs
 from bridle.engine.scheduling.step_plan import PlanRow
-from bridle.model.h2d_copies import upload
+from bridle.model.h2d_copies import aligned, in_sections, upload
 from bridle.model.sequence_state import CachedRequestState, Span
 
 
 @dataclass(slots=True)
 class PackedRow:
     """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
-    `context - length` to `context - 1`. `spans` says where positions 0 to `context - 1` lie in the cache. Tokens at
-    positions of the same pair of `mutual` (first, end) see each other in both directions."""
+    `context - length` to `context - 1`. Tokens at positions of the same pair of `mutual` (first, end) see each other in
+    both directions."""
 
     offset: int
     length: int
     context: int
-    spans: list[Span]
+    _spans: list[Span]  # empty until it is asked for
     mirror: CachedRequestState
     mutual: tuple[tuple[int, int], ...] = ()
+    block_size: int = 1
+
+    @property
+    def spans(self) -> list[Span]:
+        """Where positions 0 to `context - 1` lie in the cache. Only kernels of CPUs read it: a sequence in scattered
+        blocks has many."""
+        if not self._spans:
+            self._spans = self.mirror.spans(0, self.context, self.block_size)
+        return self._spans
 
     @property
     def start(self) -> int:
@@ -124,32 +133,36 @@ def pack_step(
     for plan, mirror in zip(plan_rows, mirrors, strict=True):
         start, length = plan.start, plan.num_scheduled
         end, offset = start + length, len(ids)
-        spans = mirror.spans(0, end, block_size)
-        rows.append(PackedRow(offset, length, end, spans, mirror, _mutual(mirror, start, end)))
+        rows.append(PackedRow(offset, length, end, [], mirror, _mutual(mirror, start, end), block_size))
         if length == 1:
             ids.append(mirror.tokens[start])
             positions.append(start)
-            slots.append(spans[-1][0] + spans[-1][1] - 1)
+            slots.append(mirror.blocks[start // block_size] * block_size + start % block_size)
         else:
             ids.extend(mirror.tokens[start:end])
             positions.extend(range(start, end))
-            for slot, count in mirror.spans(start, end, block_size):
-                slots.extend(range(slot, slot + count))
+            for index in range(start // block_size, -(-end // block_size)):
+                slot = (mirror.blocks[index] - index) * block_size  # of position 0, if all blocks were like this one
+                slots.extend(range(slot + max(start, index * block_size), slot + min(end, (index + 1) * block_size)))
         logits.extend(range(offset + length - plan.num_logits, offset + length))
     if packer is not None and packer.takes(plan_rows):
         apart = packer.pack(plan_rows, ids, positions, slots, logits, rows)
         if apart is not None:
             return apart
     extra = None if words is None else words(rows, block_size)
-    packed = upload(_merge(ids + positions + slots + logits, extra), device)  # one transfer for everything
+    columns = [np.array(values, np.int64) for values in (ids, positions, slots, logits)]
+    if extra is not None:
+        columns.append(np.pad(extra, (0, len(extra) % 2)).view(np.int64))
+    packed = upload(in_sections(columns), device)  # one transfer for everything
     total = len(ids)
-    end = 3 * total + len(logits)
+    step = aligned(total, 8)
+    end = 3 * step + aligned(len(logits), 8)
     seeing = [row for row in rows if row.mirror.media]
     return PackedStep(
         input_ids=packed[:total].unsqueeze(0),
-        position_ids=_places(rows, device) if _have_grids(seeing) else packed[total : 2 * total].unsqueeze(0),
-        slots=packed[2 * total : 3 * total],
-        logits_rows=packed[3 * total : end],
+        position_ids=_places(rows, device) if _have_grids(seeing) else packed[step : step + total].unsqueeze(0),
+        slots=packed[2 * step : 2 * step + total],
+        logits_rows=packed[3 * step : 3 * step + len(logits)],
         rows=rows,
         block_size=block_size,
         words=None if extra is None else packed[end:].view(torch.int32)[: len(extra)],
@@ -202,12 +215,3 @@ def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
     """Positions of times, rounded down, in the precision in which the library counts them."""
     return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)
 
-
-def _merge(numbers: list[int], extra: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int64]:
-    """[T ids, T positions, T slots, R rows], then `extra`, two to a number."""
-    if extra is None:
-        return np.array(numbers, np.int64)
-    merged = np.empty(len(numbers) + (len(extra) + 1) // 2, np.int64)
-    merged[: len(numbers)] = numbers
-    merged[len(numbers) :].view(np.int32)[: len(extra)] = extra
-    return merged

@@ -24,6 +24,7 @@ from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailab
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.async_sampling import AsyncSampling
 from bridle.model.batch_inputs import PackedStep, pack_step
+from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
 from bridle.model.media_device import LocalMedia
 from bridle.model.runner import ModelRunner
@@ -148,7 +149,8 @@ class LocalExecutor:
             if not 0 <= row < hidden.shape[0]:
                 raise InternalError(f"step {step} has {hidden.shape[0]} logits rows; row {row} is to be embedded")
         with torch.inference_mode():
-            picked = hidden[list(logits_rows)].float()  # [N, hidden]
+            rows = upload_list(logits_rows, torch.int64, hidden.device)
+            picked = hidden.index_select(0, rows).float()  # [N, hidden]
             vectors = functional.normalize(picked, dim=-1).cpu().numpy()
         return [array("f", vector.tobytes()) for vector in vectors]
 
@@ -243,7 +245,7 @@ def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
 
 @lru_cache(maxsize=16)
 def _columns(unnamed: PaddedVocab, device: torch.device) -> Tensor:
-    return torch.tensor(list(unnamed), device=device)
+    return upload_list(list(unnamed), torch.int64, device)
 
 
 def check_batch(batch: SampleBatch, num_rows: int) -> None:

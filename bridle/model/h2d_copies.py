@@ -14,6 +14,28 @@ import torch
 from torch import Tensor
 
 
+#: Sections of an upload begin at multiples of so many bytes: Triton compiles a kernel once more for pointers that do not,
+#: in the middle of serving.
+ALIGNMENT = 16
+
+
+def aligned(count: int, item_size: int) -> int:
+    """Return `count` with the items that fill up its last 16 bytes."""
+    each = ALIGNMENT // item_size
+    return -(-count // each) * each
+
+
+def in_sections(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Arrays of one type, one behind the other, each at an aligned place."""
+    dtype = parts[0].dtype
+    whole = np.zeros(sum(aligned(part.size, dtype.itemsize) for part in parts), dtype)
+    start = 0
+    for part in parts:
+        whole[start : start + part.size] = part.ravel()
+        start += aligned(part.size, dtype.itemsize)
+    return whole
+
+
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on `device`, which has it when it comes to use it; on a CPU it may be the same memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))

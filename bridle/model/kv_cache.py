@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
 from bridle.cpu_kernels.layers import LayerKV
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.h2d_copies import ALIGNMENT, upload
+from bridle.model.block_copies import BlockCopier, BlockPools
 
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
@@ -88,10 +91,13 @@ class LayerCache:
         first, second = (part.to(dtype) for part in restored)
         return first, second
 
+    def blocks_of(self, part: Tensor) -> Tensor:
+        """One of `parts` as [blocks, numbers]."""
+        return part.view(-1, self.block_size * part[0].numel())
+
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks; all are read before any is written."""
-        for pool in self.parts:
-            blocks = pool.view(-1, self.block_size * pool[0].numel())  # [blocks, numbers]
+        for blocks in map(self.blocks_of, self.parts):
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
@@ -112,7 +118,13 @@ class KVCache:
     """All layers' caches, keyed by layer number."""
 
     def __init__(
-        self, geometry: Geometry, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        geometry: Geometry,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        copier: BlockCopier | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -121,6 +133,10 @@ class KVCache:
             number: LayerCache(num_blocks, block_size, shape, dtype, device)
             for number, shape in geometry.layers.items()
         }
+        blocks = [layer.blocks_of(part) for layer in self.layers.values() for part in layer.parts]
+        is_even = all(each.stride(0) * each.element_size() % ALIGNMENT == 0 for each in blocks)
+        self._copier = copier if is_even else None
+        self._pools = None if self._copier is None else BlockPools(blocks, device)
 
     @property
     def num_bytes(self) -> int:
@@ -133,7 +149,12 @@ class KVCache:
                 part[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy block source to block target in every layer, for each (source, target) of `pairs`."""
-        sources, targets = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
+        """Copy block source to block target in every layer, for each (source, target) of `pairs`; all are read before
+        any is written."""
+        there = upload(np.array(pairs, np.int64), self.device)  # [N, 2]
+        sources, targets = map(set, zip(*pairs, strict=True))
+        if self._copier is not None and self._pools is not None and sources.isdisjoint(targets):
+            self._copier.copy(there, self._pools)
+            return
         for layer in self.layers.values():
-            layer.copy_blocks(sources, targets)
+            layer.copy_blocks(*there.unbind(1))

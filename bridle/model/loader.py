@@ -35,6 +35,7 @@ from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.graph_loading import graph_loader
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kernels.bidirectional import BidirectionalKernel
+from bridle.model.block_copies import tried_copier
 from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.language_model import PARTS, LanguageModel, class_of
@@ -246,6 +247,7 @@ def build_executor(
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
+    copier = tried_copier(device)
     graphs = graph_loader(config, runner, geometry, adapters)
     media = _media_device(model, dtype, device)
     runner.features = None if media is None else media.features
@@ -257,7 +259,7 @@ def build_executor(
 
     def allocate(num_blocks: int) -> LocalExecutor:
         size = num_blocks + (graphs is not None)  # graphs have a block of nobody's
-        runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device)
+        runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device, copier)
         return over(num_blocks, standard)
 
     standard = _standard_sampler(device, dtype, info.vocab_size)

@@ -17,6 +17,7 @@ from bridle.model.attention import PagedAttention
 from bridle.model.batch_inputs import PackedStep, Packer
 from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
+from bridle.model.h2d_copies import upload_list
 from bridle.model.hidden_states import HeadInput
 from bridle.model.language_model import LanguageModel
 from bridle.model.media_encoder import Features
@@ -89,7 +90,7 @@ class ModelRunner:
             found = self.features(sight.key)
             rows = found.rows if further is None else found.further[further]
             parts.append(rows[sight.first : sight.first + sight.length])
-        return torch.tensor(numbers, device=step.input_ids.device), torch.cat(parts)
+        return upload_list(numbers, torch.int64, step.input_ids.device), torch.cat(parts)
 
     def _call_with_sights(self, step: PackedStep) -> Tensor:
         assert self.features is not None

@@ -49,7 +49,7 @@ def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, voc
     """Return the problem with this sampler, or None."""
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(_NUM_LOGITS, vocab, generator=generator) * _SCALE).to(device, dtype)
-    batch = SampleBatch(0, _rows(vocab))
+    batch = SampleBatch(0, trial_rows(vocab))
     try:
         want, have = (each(logits, batch, lambda row: ([1, 2, 2, 3], 2)) for each in (StandardSampler(), sampler))
     except torch.OutOfMemoryError:
@@ -59,7 +59,7 @@ def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, voc
     return _difference(batch.rows, want, have)
 
 
-def _rows(vocab: int) -> list[SampleRow]:
+def trial_rows(vocab: int) -> list[SampleRow]:
     """Each kind of row with each row of logits, with a mask or a bias of its own now and then."""
     mask = bytes(range(1, 256)) * (vocab // (8 * 255) + 1)
     return [

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from bridle.model.batch_inputs import PackedRow, PackedStep
-from bridle.model.h2d_copies import Staging, upload
+from bridle.model.h2d_copies import Staging, aligned, upload
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import NEWS_ROOM, RowNumbers, num_words, parts_of
@@ -40,7 +41,7 @@ class StaticStep:
         self, kernel: PagedKernel, room: StepCapacity, block_size: int, spare_block: int, device: torch.device
     ) -> None:
         self._kernel, self._room, self._block_size = kernel, room, block_size
-        size = _COLUMNS * room.num_tokens + -(-num_words(room.num_tokens, room.num_works) // 2)
+        size = _COLUMNS * aligned(room.num_tokens, 8) + -(-num_words(room.num_tokens, room.num_works) // 2)
         self.words = torch.zeros(size, dtype=torch.int64, device=device)
         self._staging = Staging(self.words)
         nobody = CachedRequestState()
@@ -51,7 +52,7 @@ class StaticStep:
 
     def view(self, size: int) -> PackedStep:
         """The inputs of a forward pass over `size` tokens, all of which give logits."""
-        columns = self.words[: _COLUMNS * size].view(_COLUMNS, size)
+        columns = _columns(self.words, size)
         return PackedStep(
             input_ids=columns[0].unsqueeze(0),
             position_ids=columns[1].unsqueeze(0),
@@ -63,7 +64,7 @@ class StaticStep:
 
     def numbers(self, size: int) -> RowNumbers:
         """What attention reads for them."""
-        return parts_of(self.words[_COLUMNS * size :].view(torch.int32), size)
+        return parts_of(self.words[_COLUMNS * aligned(size, 8) :].view(torch.int32), size)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:
         """Return whether these are rows of short chunks without images, whose block tables fit."""
@@ -96,11 +97,12 @@ class StaticStep:
         numbers, news = self._kernel.seats.place([*rows, self._filler], self._block_size)
         seats = np.repeat(numbers, [*(row.length for row in rows), num_missing])
         words = self._staging.take()
-        words[: _COLUMNS * size].reshape(_COLUMNS, size)[:] = columns
-        parts = parts_of(words[_COLUMNS * size :].view(np.int32), size)
+        _columns(words, size)[:] = columns
+        start = _COLUMNS * aligned(size, 8)
+        parts = parts_of(words[start:].view(np.int32), size)
         self._write_news(parts.news, news, numbers[-1])
         _write_rows(parts, columns[1], chunks, seats)
-        self._staging.send(_COLUMNS * size + -(-num_words(size, num_works) // 2))
+        self._staging.send(start + -(-num_words(size, num_works) // 2))
         return True
 
     def _write_news(self, room: npt.NDArray[np.int32], news: npt.NDArray[np.int32], seat: int) -> None:
@@ -111,6 +113,12 @@ class StaticStep:
         count = min(len(news), NEWS_ROOM)
         room[:count] = news[:count]
         room[count:] = (seat * self._kernel.seats.width, self._spare)
+
+
+def _columns(words: Any, size: int) -> Any:
+    """The columns of `words`, a tensor or an array, each at an aligned place."""
+    step = aligned(size, 8)
+    return words[: _COLUMNS * step].reshape(_COLUMNS, step)[:, :size]
 
 
 def _write_rows(

@@ -8,6 +8,7 @@ number of the device's on the host, and for an event.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -287,19 +288,65 @@ class _Operations(TorchDispatchMode):
         return tensor if "put" in name else func(*args, **kwargs)
 
 
+class LaunchKeys:
+    """What Triton compiles kernels for: of each launch, the kernel and the kinds of its arguments. Signatures are read
+    from the sources of `modules`, so Triton need not be there."""
+
+    def __init__(self, *modules: str) -> None:
+        self._kernels: dict[str, tuple[dict[str, bool], set[str]]] = {}  # arguments, and those of no kind
+        self.found: list[tuple[object, ...]] = []
+        for module in modules:
+            path = ROOT / "bridle" / "model" / f"{module.replace('.', '/')}.py"
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef):
+                    self._kernels[node.name] = _signature(node)
+
+    def arg_names(self, name: str) -> tuple[str, ...]:
+        return tuple(self._kernels[name][0])
+
+    def launch(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names, unkinded = self._kernels[name]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        kinds = [
+            (each, value if names.get(each, True) else _kind(value, each in unkinded)) for each, value in given.items()
+        ]
+        self.found.append((name, *sorted(kinds)))
+
+
+def _signature(node: ast.FunctionDef) -> tuple[dict[str, bool], set[str]]:
+    names = {arg.arg: ast.unparse(arg.annotation or ast.Constant(0)) == "tl.constexpr" for arg in node.args.args}
+    keywords = [word for each in node.decorator_list if isinstance(each, ast.Call) for word in each.keywords]
+    unkinded = {name for word in keywords if word.arg == "do_not_specialize" for name in ast.literal_eval(word.value)}
+    return names, unkinded
+
+
+def _kind(value: Any, is_unkinded: bool) -> object:
+    """As Triton tells arguments apart: by type, and by what it may rely on."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), value.storage_offset() * value.element_size() % 16 == 0
+    if isinstance(value, int) and not isinstance(value, bool) and not is_unkinded:
+        return "1" if value == 1 else "int", value % 16 == 0
+    return type(value).__name__
+
+
 class Counted:
     """Triton kernels that are counted and not run: in the place of a module with kernels."""
 
-    def __init__(self, trace: DeviceTrace) -> None:
-        self._trace = trace
+    def __init__(self, trace: DeviceTrace, keys: LaunchKeys | None = None) -> None:
+        self._trace, self._keys = trace, keys
 
     def __getattr__(self, name: str) -> Any:
-        trace = self._trace
+        trace, keys = self._trace, self._keys
 
         class Launcher:
-            arg_names = ()  # of kernels that take theirs by name
+            arg_names = () if keys is None else keys.arg_names(name)  # of kernels that take theirs by name
 
             def __getitem__(self, _grid: object) -> Any:
-                return lambda *args, **kwargs: trace.launch(name)
+                def launch(*args: Any, **kwargs: Any) -> None:
+                    trace.launch(name)
+                    if keys is not None:
+                        keys.launch(name, args, kwargs)
+
+                return launch
 
         return Launcher()

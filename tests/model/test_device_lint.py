@@ -6,6 +6,8 @@ to do. A failure names the lines that ask for too much.
 
 from __future__ import annotations
 
+import ast
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +28,7 @@ from bridle.engine.scheduling.step_plan import (
     StepPlan,
     placeholder_for_row,
 )
+from bridle.engine.warm_up import run_largest_step
 from bridle.load_progress import silent
 from bridle.lora.adapter_kernel import TriedKernel
 from bridle.lora.fused import FusedKernel
@@ -33,6 +36,7 @@ from bridle.lora.weights import PlacedAdapter
 from bridle.model import dense_layer, dense_model, rope, support_checks
 from bridle.model.adapters import ModelAdapters
 from bridle.model.attention import PagedAttention
+from bridle.model.block_copies import BlockCopier, find_problem
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
@@ -46,11 +50,15 @@ from bridle.model.lora_layers import Sites
 from bridle.model.recorder import Work
 from bridle.model.runner import ModelRunner
 from bridle.model.sampler import StandardSampler
+from bridle.model.sampler_self_test import trial_rows
+from bridle.model.sequence_state import CachedRequestState
 from bridle.sampling import SamplingParams
 from tests.fakes import tiny_checkpoints
-from tests.model.device_trace import META, Counted, DeviceTrace, traced
+from tests.sources import ROOT
+from tests.model.device_trace import META, Counted, DeviceTrace, LaunchKeys, traced
 
 CPU = torch.device("cpu")
+MODEL = ROOT / "bridle" / "model"
 BLOCK = 4
 VOCAB = 300
 
@@ -71,7 +79,7 @@ class Trial:
         model = read_model(checkpoint, settings, dtype, CPU)
         geometry = discover_geometry(model, settings.num_hidden_layers, CPU)
         self.num_layers, self.geometry = len(geometry.layers), geometry
-        self.kernel = PagedKernel(META)
+        self.kernel, self.copier = PagedKernel(META), BlockCopier(META)
         model = model.to(META)
         with patch.object(dense_layer, "is_close", _agree), patch.object(dense_model, "is_close", _agree):
             lower_model(model, geometry)
@@ -89,6 +97,7 @@ class Trial:
         sampler = StandardSampler() if is_plain else self.sampler
         self.executor = LocalExecutor(info, runner, sampler, geometry.vocab_size, META)
         self._step = 0
+        self.keys: LaunchKeys | None = None  # of what is launched
 
     def forward(self, rows: list[PlanRow], copies: list[BlockCopy] | None = None) -> DeviceTrace:
         self._step += 1
@@ -111,8 +120,8 @@ class Trial:
     @contextmanager
     def traced(self) -> Iterator[DeviceTrace]:
         with traced() as trace:
-            self.trace, counted = trace, Counted(trace)
-            for each in (self.kernel, self.fused, self.sampler.drawer):
+            self.trace, counted = trace, Counted(trace, self.keys)
+            for each in (self.kernel, self.fused, self.sampler.drawer, self.copier):
                 each.__dict__["kernels"] = counted
             yield trace
 
@@ -183,9 +192,10 @@ def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
 # -- graphs ------------------------------------------------------------------------------------------------------
 
 
-def graphed(family: str) -> Trial:
+def graphed(family: str, keys: LaunchKeys | None = None) -> Trial:
     """One whose short steps have graphs, each of which is one launch."""
     trial = Trial(family)
+    trial.keys = keys
 
     class Recorder:
         def record(self, work: Work) -> Work:
@@ -195,8 +205,9 @@ def graphed(family: str) -> Trial:
         def close(self) -> None: ...
 
     runner, info = trial.executor.runner, trial.executor.info
-    runner.attention.cache = KVCache(trial.geometry, info.num_blocks + 1, BLOCK, torch.bfloat16, META)
     with trial.traced():
+        cache = KVCache(trial.geometry, info.num_blocks + 1, BLOCK, torch.bfloat16, META, trial.copier)
+        runner.attention.cache = cache
         runner.graphs = StepGraphs(runner, trial.kernel, trial.geometry, info, Recorder())
         runner.graphs.capture((4, 8), silent)
     return trial
@@ -249,7 +260,46 @@ def test_blocks_are_copied_before_the_replay() -> None:
     trace = trial.forward([prompt(0, 3)], [BlockCopy(7, 8)])
     assert sum(count for (what, _), count in trace.launches.items() if what == "replay") == 1
     assert list(trace.launches)[-1][0] == "replay"
-    trace.check(launches=1 + 4 * trial.num_layers, quick=1, slow=1)
+    trace.check(launches=2, quick=2)
+
+
+def test_a_copy_of_what_is_written_in_the_same_step_reads_it_before() -> None:
+    """One block is a target and a source: plain torch reads all of them first."""
+    trial = graphed("llama")
+    trace = trial.forward([prompt(0, 3)], [BlockCopy(7, 8), BlockCopy(8, 9)])
+    trace.check(launches=1 + 4 * trial.num_layers, quick=2)
+
+
+def test_spans_are_for_the_kernels_of_cpus() -> None:
+    """A prompt in scattered blocks has a span for each, and every step would build them anew."""
+    for trial in (Trial("llama"), graphed("llama")):
+        with patch.object(CachedRequestState, "spans", side_effect=AssertionError("spans of a GPU's step")):
+            scattered = PlanRow(
+                0, 0, 40, new_tokens=(5,) * 40, new_blocks=tuple(range(30, 10, -2)), num_prompt=40, num_logits=1
+            )
+            trial.forward([scattered])
+            last = PlanRow(0, 40, 1, num_kept=40, new_tokens=(7,), new_blocks=(3,), num_kept_blocks=10, num_logits=1)
+            trial.forward([last])
+
+
+#: Where a device's number may be made from the host's by a copy that waits: while loading, and in the oracle.
+_AT_LEISURE = {
+    *("kernels/reference.py", "parity.py", "pooling/self_test.py", "quality.py", "quantization/weights.py"),
+    "tensor_parallel.py",
+}
+
+
+def test_no_step_uploads_from_ordinary_memory() -> None:
+    """`torch.tensor(numbers, device=...)` waits until the GPU has come to it."""
+    slow = [
+        f"{path.relative_to(MODEL)}:{call.lineno}"
+        for path in sorted(MODEL.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) in ("torch.tensor", "torch.as_tensor")
+        and any(keyword.arg == "device" for keyword in call.keywords)
+    ]
+    assert [each for each in slow if each.split(":")[0] not in _AT_LEISURE] == []
 
 
 def test_tokens_that_are_being_drawn_are_put_into_a_graphs_memory() -> None:
@@ -270,6 +320,49 @@ def test_what_has_no_graph_is_launched_as_ever() -> None:
     per_layer, fixed = FORWARD["llama"]
     for rows in ([prompt(0, 9)], [prompt(1, 40, 20)]):
         trial.forward(rows).check(launches=per_layer * trial.num_layers + fixed + 1)
+
+
+# -- compiled kernels ----------------------------------------------------------------------------------------------
+
+
+#: Parameters that kernels draw with, one at a time and together.
+SAMPLED: tuple[dict[str, Any], ...] = (
+    *({"temperature": 0.0}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.1}),
+    *({"repetition_penalty": 1.1}, {"logit_bias": {5: 1.0, 9: 2.0}}, {"logprobs": 3}, {"top_p": 0.5, "logprobs": 1}),
+)
+
+
+def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
+    """Triton compiles a kernel for each kind of its arguments, which takes seconds that all requests wait for. Whatever
+    the numbers of rows, tokens, works and new pages are, their kinds are those of the largest step, of the sampler's
+    trial and of the graphs."""
+    modules = ("kernels.paged_kernels", "kernels.layer_kernels", "kernels.block_copy_kernels", "sampling.draw_kernels")
+    keys = LaunchKeys(*modules)
+    trial = graphed("llama", keys)
+    with trial.traced():
+        find_problem(trial.copier, META)
+        run_largest_step(trial.executor, 48, 16, 60)
+        logits = torch.empty(4, VOCAB, dtype=torch.bfloat16, device=META)
+        trial.sampler.draw(logits, SampleBatch(0, trial_rows(VOCAB)), lambda row: ([1, 2, 2, 3], 2))
+    compiled = set(keys.found)
+    assert len({name for name, *_ in compiled}) > 10
+    rng = random.Random(3)
+    for turn in range(30):
+        lengths = [rng.choice((1, 1, 2, 3, 9, 40)) for _ in range(rng.randint(1, 4))]
+        plans = [prompt(10 * turn + n, length, 12 * n) for n, length in enumerate(lengths)]
+        trial.forward([replace(plan, num_logits=1) for plan in plans])
+        drawn = [SampleRow(p.seq_id, n, SamplingParams(**rng.choice(SAMPLED))) for n, p in enumerate(plans)]
+        trial.draw(drawn)
+        trial.forward([next_token(plan) for plan in plans], [BlockCopy(60, 61), BlockCopy(60, 62)][: turn % 3])
+        assert not set(keys.found) - compiled, f"step {turn} of {lengths} tokens"
+
+
+def next_token(plan: PlanRow) -> PlanRow:
+    """A decode after that prompt, with a block of its own where it begins one."""
+    length = plan.num_scheduled
+    new = (63,) if length % BLOCK == 0 else ()
+    held = len(plan.new_blocks)
+    return PlanRow(plan.seq_id, length, 1, 1, length, (7,), held, new, length)
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------

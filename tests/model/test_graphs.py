@@ -145,7 +145,8 @@ def test_parts_fill_their_words(num_tokens: int, num_works: int) -> None:
     words = np.arange(num_words(num_tokens, num_works), dtype=np.int32)
     parts = parts_of(words, num_tokens)
     assert (parts.sequences.shape, parts.works.shape) == ((num_tokens, 5), (num_works, 2))
-    assert sum(part.size for part in parts) + num_tokens % 2 == words.size
+    assert all((part.ctypes.data - words.ctypes.data) % 16 == 0 for part in parts), "or kernels are compiled again"
+    assert 0 <= words.size - sum(part.size for part in parts) < 3 * 4
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from bridle.lora import adapter_kernel
 from bridle.model.batch_inputs import PackedRow
 from bridle.model.device_defaults import choose_dtype
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.h2d_copies import aligned
 from bridle.model.kernels import create_kernel, paged, self_test
 from bridle.model.kernels.block_table_slots import BlockTableSlots
 from bridle.model.kernels.cpu import CpuKernel
@@ -181,8 +182,9 @@ def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int,
     seats = BlockTableSlots()
     layout = lay_out(rows, size, seats)
     sequences = layout.words[: 5 * len(rows)].reshape(-1, 5)
-    works = layout.words[5 * len(rows) :][: 2 * layout.num_works].reshape(-1, 2)
-    news = layout.words[5 * len(rows) + 2 * layout.num_works :].reshape(layout.num_news, 2)
+    first = aligned(5 * len(rows), 4)
+    works = layout.words[first:][: 2 * layout.num_works].reshape(-1, 2)
+    news = layout.words[first + aligned(2 * layout.num_works, 4) :][: 2 * layout.num_news].reshape(-1, 2)
     ordered = sorted(rows, key=lambda row: row.length > paged.MAX_SHORT)
     num_short = len(layout.short)
     assert [tuple(one[:3]) for one in sequences] == [(row.offset, row.length, row.context) for row in ordered]

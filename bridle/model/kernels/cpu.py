@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
+from bridle.model.h2d_copies import upload_list
 from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kv_cache import LayerCache
 
@@ -147,7 +148,7 @@ class VisibleRow:
         self._slots: Tensor | None = None
         if len(spans) > 1:
             slots = [slot for begin, count in spans for slot in range(begin, begin + count)]
-            self._slots = torch.tensor(slots, device=device)
+            self._slots = upload_list(slots, torch.int64, device)
 
     def read(self, cache: LayerCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]: views where the KV is contiguous and of `dtype`."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from bridle.lora.fused import Machine
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
-from bridle.model.h2d_copies import upload
+from bridle.model.h2d_copies import aligned, in_sections, upload
 from bridle.model.kernels.block_table_slots import BlockTableSlots
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged_call import AttentionCall
@@ -105,7 +105,7 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
     counts = [entry.num_works for entry in entries]
     works[:, 0] = np.repeat(np.arange(len(entries)), counts)
     works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
-    words = np.concatenate([sequences.ravel(), works.ravel(), news.ravel()])
+    words = in_sections([sequences, works, news])
     longest = max((row.length for row in long), default=0)
     prompts = [
         PromptRow(row.offset, row.length, row.context, int(seat))
@@ -280,5 +280,51 @@ class PagedKernel:
         layout, words = self._layout, self.packed_words
         assert layout is not None
         assert words is not None
-        ends = (5 * layout.num_sequences, 5 * layout.num_sequences + 2 * layout.num_works)
-        return layout, words[: ends[0]], words[ends[0] : ends[1]], words[ends[1] :]
+        works = aligned(5 * layout.num_sequences, 4)
+        news = works + aligned(2 * layout.num_works, 4)
+        return layout, words[:works], words[works:news], words[news:]
+
+
+class AttentionCall:
+    """Arguments of one layer's attention, as the kernels take them."""
+
+    def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
+        self._query, self._cache, self.out = query, cache, out
+        self.num_heads, self.dim = query.shape[1:]
+        self.kv_heads = cache.keys.shape[1]
+        self.group = self.num_heads // self.kv_heads
+        self.value_dim = cache.values.shape[-1]
+        self.window = NO_WINDOW if options.window is None else options.window
+        self.has_sinks = options.sinks is not None
+        self.sinks = out if options.sinks is None else options.sinks  # any pointer will do
+        self.has_softcap = options.softcap is not None
+        self.numbers = (options.scaling, self.window, options.softcap or 1.0)
+        self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
+        self._is_wide = is_wide
+
+    def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (self._query, self._cache.keys, self._cache.values, *more)
+
+    def sizes(self, *, is_short: bool) -> dict[str, Any]:
+        """Return the sizes that the kernels are compiled for."""
+        block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
+        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
+        return {
+            "group": self.group,
+            "dim": self.dim,
+            "value_dim": self.value_dim,
+            "page": self._cache.block_size,
+            "block_rows": blocks.rows,
+            "block_dim": block_dim,
+            "block_value": block_value,
+            "block_keys": blocks.keys,
+            "has_softcap": self.has_softcap,
+            "is_wide": self._is_wide,
+            "num_warps": blocks.warps,
+            "num_stages": blocks.stages,
+        }
+
+
+def block_of(dim: int) -> int:
+    """A power of two that holds a head, at least 16."""
+    return max(16, 1 << (dim - 1).bit_length())

@@ -15,6 +15,7 @@ from torch import Tensor
 from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry
+from bridle.model.h2d_copies import aligned
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.paged_call import AttentionCall, block_of
@@ -37,10 +38,11 @@ class RowNumbers(NamedTuple):
 
 def parts_of(words: Any, num_tokens: int) -> RowNumbers:
     """The parts of int32 `words`, which are a tensor or an array; works come last."""
-    news, sequences = 2, 2 + 2 * NEWS_ROOM
-    works = sequences + 5 * num_tokens + num_tokens % 2
+    news = aligned(2, 4)
+    sequences = news + 2 * NEWS_ROOM
+    works = sequences + aligned(5 * num_tokens, 4)
     return RowNumbers(
-        words[:news],
+        words[:2],
         words[news:sequences].reshape(-1, 2),
         words[sequences : sequences + 5 * num_tokens].reshape(-1, 5),
         words[works:].reshape(-1, 2),
@@ -49,7 +51,7 @@ def parts_of(words: Any, num_tokens: int) -> RowNumbers:
 
 def num_words(num_tokens: int, num_works: int) -> int:
     """Return the number of int32 words of all parts."""
-    return 2 + 2 * NEWS_ROOM + 5 * num_tokens + num_tokens % 2 + 2 * num_works
+    return aligned(2, 4) + 2 * NEWS_ROOM + aligned(5 * num_tokens, 4) + 2 * num_works
 
 
 class Scratch:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bridle.model.batch_inputs import PackedStep
 from bridle.model.forward_context import AttentionOptions
+from bridle.model.h2d_copies import upload_list
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import LayerCache
 
@@ -42,8 +43,8 @@ class VarlenKernel:
         ends = [0]
         for row in step.rows:
             ends.append(row.offset + row.length)
-        self._ends = torch.tensor(ends, dtype=torch.int32, device=device)  # [N + 1]
-        self._contexts = torch.tensor([row.context for row in step.rows], dtype=torch.int32, device=device)  # [N]
+        self._ends = upload_list(ends, torch.int32, device)  # [N + 1]
+        self._contexts = upload_list([row.context for row in step.rows], torch.int32, device)  # [N]
         self._longest_row = max(row.length for row in step.rows)
         self._longest_context = max(row.context for row in step.rows)
         self._table = _block_table(step).to(device)

@@ -15,6 +15,7 @@ from torch import Tensor
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan, StepResult
 from bridle.errors import InternalError, ShardUnavailable
+from bridle.model.h2d_copies import upload_list
 from bridle.model.pooling.model import PooledModel
 
 
@@ -63,7 +64,7 @@ class PooledExecutor:
         for row in logits_rows:
             if not 0 <= row < vectors.shape[0]:
                 raise InternalError(f"step {step} has {vectors.shape[0]} texts; row {row} is to be embedded")
-        picked = vectors[list(logits_rows)].cpu().numpy()
+        picked = vectors.index_select(0, upload_list(logits_rows, torch.int64, vectors.device)).cpu().numpy()
         return [array("f", vector.tobytes()) for vector in picked]
 
     def reset(self) -> None:

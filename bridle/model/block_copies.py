@@ -1,0 +1,86 @@
+"""Copies blocks of a KV cache on CUDA: those of all layers, keys and values, in one launch, told in one upload.
+
+A fork copies its last block, and so does a sequence that writes to a block that others read. It is tried while loading;
+where that fails, plain torch copies, one part of a layer after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.lora.adapter_kernel import missing_for_triton
+from bridle.lora.fused import Machine
+from bridle.model.h2d_copies import upload
+
+_log = logging.getLogger(__name__)
+
+#: Words of 8 bytes that one program copies.
+WORDS = 1024
+_WORD = 8
+_TRIAL_BLOCKS, _TRIAL_SIZES = 5, (16, 1040)
+
+
+class BlockPools:
+    """Where pools lie whose blocks are copied together; each is [blocks, bytes of a block]."""
+
+    def __init__(self, pools: Sequence[Tensor], device: torch.device) -> None:
+        words = [pool.stride(0) * pool.element_size() // _WORD for pool in pools]
+        self.count, self.largest = len(pools), max(words)
+        self.table = upload(np.array([*zip(map(Tensor.data_ptr, pools), words, strict=True)], np.int64), device)
+
+
+class BlockCopier:
+    """Copies blocks of pools on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.machine = Machine(device)
+
+    @cached_property
+    def kernels(self) -> Any:
+        """Takes a moment, and Triton."""
+        from bridle.model.kernels import block_copy_kernels
+
+        return block_copy_kernels
+
+    def copy(self, pairs: Tensor, pools: BlockPools) -> None:
+        """Copy block source to block target of every pool, for each (source, target) of `pairs` [N, 2]. No target is
+        a source, too."""
+        grid = (pairs.shape[0], pools.count, -(-pools.largest // WORDS))
+        with self.machine.chosen():
+            self.kernels.copy_blocks[grid](pairs, pools.table, block=WORDS, num_warps=4)
+
+
+def tried_copier(device: torch.device) -> BlockCopier | None:
+    """The copier, as long as it copies right; None on CPUs, and where the log says why."""
+    missing = missing_for_triton(device)
+    if device.type != "cuda" or missing is not None:
+        return None  # attention has told about Triton
+    problem = find_problem(BlockCopier(device), device)
+    if problem is None:
+        return BlockCopier(device)
+    _log.warning("blocks on %s are copied in plain torch, one layer after the other: %s", device, problem)
+    return None
+
+
+def find_problem(copier: BlockCopier, device: torch.device) -> str | None:
+    """Return the problem with this copier, or None."""
+    try:
+        pools = [
+            torch.arange(_TRIAL_BLOCKS * size, device=device).view(_TRIAL_BLOCKS, size).clone() for size in _TRIAL_SIZES
+        ]
+        want = [pool[[0, 0, 2, 3, 3]] for pool in pools]
+        copier.copy(upload(np.array([(0, 1), (3, 4)], np.int64), device), BlockPools(pools, device))
+        if all(map(torch.equal, want, pools)):
+            return None
+    except torch.OutOfMemoryError:
+        raise  # that may pass
+    except Exception as failure:  # a compiler, its cache, a driver
+        return f"{type(failure).__name__}: {failure}"
+    return "the kernel copies other blocks"
