@@ -1,6 +1,7 @@
 """Captures a model's graphs while it is loaded, and tries each of them beside the same step without a graph.
 
-What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why.
+What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why. Of several
+ranks all have graphs, or none: what one waits for, all wait for. Only memory may lack in one of them, and that ends it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class GraphLoader:
                 graphs.capture_adapted(adapted_sizes_up_to(info.max_num_batched_tokens), report)
                 problem = find_problem(graphs, self._runner, info, adapters, key)
         except Exception as failure:
-            problem = f"{type(failure).__name__}: {failure}"
+            problem = _reason(failure)
         if problem is None:
             self._tell(graphs.adapted_sizes, " with adapters", began, before)
             return
@@ -94,7 +95,7 @@ class GraphLoader:
             graphs.capture(sizes_up_to(info.max_num_batched_tokens), report)
             problem = find_problem(graphs, self._runner, info)
         except Exception as failure:  # a library that waits for the device, a driver, no memory
-            return None, f"{type(failure).__name__}: {failure}"
+            return None, _reason(failure)
         return (graphs, None) if problem is None else (None, problem)
 
     def measure(self, info: ExecutorInfo) -> int:
@@ -104,7 +105,8 @@ class GraphLoader:
         try:
             graphs = self._begin(info)
             num_bytes = self._taken(sizes_up_to(info.max_num_batched_tokens), graphs.capture, before)
-        except Exception:
+        except Exception as failure:
+            _reason(failure)
             graphs = None  # they go first
             self._let_go()
             return 0
@@ -113,7 +115,7 @@ class GraphLoader:
                 sizes = adapted_sizes_up_to(info.max_num_batched_tokens)
                 num_bytes += self._taken(sizes, graphs.capture_adapted, self._free())
         except Exception as failure:
-            _log.debug("no CUDA graphs with adapters: %s", failure)
+            _log.debug("no CUDA graphs with adapters: %s", _reason(failure))
         return num_bytes
 
     def _taken(self, sizes: list[int], capture: Callable[[Sequence[int], Report], None], before: int) -> int:
@@ -158,9 +160,14 @@ def graph_loader(
     return None
 
 
+def _reason(failure: Exception) -> str:
+    """Return the failure in words. Raises it where other ranks, which have the memory, would wait for this one."""
+    if tensor_parallel.num_ranks() > 1 and isinstance(failure, torch.OutOfMemoryError):
+        raise failure
+    return f"{type(failure).__name__}: {failure}"
+
+
 def _missing(geometry: Geometry) -> str | None:
-    if tensor_parallel.num_ranks() > 1:
-        return "they need the whole model in one process"
     if any(max(shape.key_dim, shape.value_dim) > paged.MAX_DIM for shape in geometry.layers.values()):
         return f"they take heads up to {paged.MAX_DIM} wide"
     return None
@@ -179,7 +186,7 @@ def find_problem(
         if adapters is not None:
             plans = [replace(plan, adapter=key if number % 2 == 0 else None) for number, plan in enumerate(plans)]
         want, have = (_logits(plans, mirrors, runner, info, packer, adapters) for packer in (None, graphs))
-        if not is_close(want, have):
+        if not tensor_parallel.all_agree(is_close(want, have), want.device):
             return f"the one of {size} tokens gives other logits than the step without"
     return None
 

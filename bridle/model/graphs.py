@@ -32,6 +32,7 @@ from bridle.model.kernels.rows import RowsKernel, Scratch, room_for_parts
 from bridle.model.recorder import Recorder, Work
 from bridle.model.runner import ModelRunner
 from bridle.model.static_step import StaticStep, StepCapacity
+from bridle.model.tensor_parallel import all_agree
 
 _log = logging.getLogger(__name__)
 
@@ -175,9 +176,22 @@ class StepGraphs:
         usual, self._runner.attention = self._runner.attention, PagedAttention(self._cache, kernel)
         try:
             self._make_outputs(step)
-            return Graph(size, self._recorder.record(partial(self._compute, step, adapted)))
+            return Graph(size, self._recorded(partial(self._compute, step, adapted)))
         finally:
             self._runner.attention = usual
+
+    def _recorded(self, work: Work) -> Work:
+        """The work, recorded by all ranks. Memory that lacks is no matter of agreeing: that rank ends."""
+        replay, failure = None, None
+        try:
+            replay = self._recorder.record(work)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            failure = error
+        if not all_agree(replay is not None, self._cache.device) or replay is None:
+            raise failure or InternalError("another rank cannot capture it")
+        return replay
 
     def _make_outputs(self, step: PackedStep) -> None:
         """Memory for what the largest step gives; smaller ones give less."""

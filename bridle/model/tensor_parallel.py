@@ -1,11 +1,12 @@
 """One model over several processes: each keeps a part of every linear layer, as the library's own plan says.
 
 A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
-add up what they have. Attention heads fall to processes whole. All processes run the same passes in step; embeddings,
-norms and the head are kept by each. The number of this process, and the communication, come from `torch.distributed`.
+add up what they have. Attention heads fall to processes whole. The head is split by tokens, and each process gets the
+logits of all. All processes run the same passes in step; embeddings and norms are kept by each. The number of this process, and the communication, come from `torch.distributed`.
 
 Every form of a layer, the library's, the lean and the fused one, sums twice a pass, rows of the same size and type: so
-processes need not have chosen the same form. Trials of layers sum nothing (`unsummed`), since one process may try what
+processes need not have chosen the same form. Steps as CUDA graphs are filled up, so all processes have them or none has
+(`all_agree`). Trials of layers sum nothing (`unsummed`), since one process may try what
 another does not. On GPUs a sum is a command of the stream that computes, and nobody waits for it.
 """
 
@@ -19,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -105,6 +106,18 @@ def split_model(model: nn.Module, plan: dict[str, str]) -> None:
             _replace(body, name, _split(name, module, action, rank, count))
     if missing := sorted(set(plan) - found):
         raise UnsupportedModel(f"the plan names {missing[0]!r}, which {type(model).__name__} does not have")
+    _split_head(model, rank, count)
+
+
+def _split_head(model: Any, rank: int, count: int) -> None:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return  # some of the library's own, which is kept whole
+    part = VocabParallelHead(head, rank, count)
+    for root in (model, getattr(model, "inner", None)):
+        for name, module in list(root.named_modules()) if root is not None else ():
+            if module is head:
+                _replace(root, name, part)
 
 
 def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], count: int) -> float:
@@ -114,7 +127,7 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
     for name, size in tensor_bytes.items():
         layer = re.sub(r"\.\d+(?=\.|$)", ".*", name.rpartition(".")[0])
         total += size
-        kept += size / count if any(layer.endswith(pattern) for pattern in split) else size
+        kept += size / count if layer == "lm_head" or any(layer.endswith(pattern) for pattern in split) else size
     return kept / total if total else 1.0
 
 
@@ -192,6 +205,44 @@ class RowParallel(nn.Module):
         if is_summing.get():
             dist.all_reduce(out)
         return out if self.bias is None else out + self.bias
+
+
+class VocabParallelHead(nn.Module):
+    """A head whose tokens are spread over the processes. Each computes the logits of its part, the last ones perhaps of
+    no tokens, and all get those of all tokens."""
+
+    def __init__(self, head: nn.Linear, rank: int, count: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = head.in_features, head.out_features
+        self._rank, self._count = rank, count
+        size = -(-head.out_features // count)
+        self.weight = nn.Parameter(_rows_of(head.weight, rank, size), requires_grad=False)  # [V / ranks, hidden]
+        self.bias = None if head.bias is None else nn.Parameter(_rows_of(head.bias, rank, size), requires_grad=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., hidden] -> [..., V], the same in every process."""
+        part = nn.functional.linear(rows.reshape(-1, self.in_features), self.weight, self.bias)  # [R, V / ranks]
+        if is_summing.get():
+            whole = part.new_empty(self._count, *part.shape)
+            dist.all_gather_into_tensor(whole, part)
+        else:
+            whole = part.new_zeros(self._count, *part.shape)
+            whole[self._rank] = part
+        logits = whole.transpose(0, 1).reshape(part.shape[0], -1)[:, : self.out_features].contiguous()
+        return logits.view(*rows.shape[:-1], self.out_features)
+
+
+def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
+    """Rows `rank * size` and on of a weight [V, ...], `size` of them; zeros behind the last."""
+    part = weight.detach()[rank * size : (rank + 1) * size]
+    rows = part.new_zeros(size, *part.shape[1:])
+    rows[: len(part)] = part
+    return rows
+
+
+def all_agree(is_right: bool, device: torch.device) -> bool:
+    """Return whether all processes say so. Those that go different ways afterwards would wait for each other."""
+    return bool(agree_on_least(int(is_right), device))
 
 
 def agree_on_least(number: int, device: torch.device) -> int:

@@ -34,6 +34,7 @@ class Ranks:
     def __init__(self, count: int) -> None:
         self.count = count
         self.sums: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.gathers: list[tuple[int, ...]] = []  # the sizes of each rank's part of what rank 0 has gathered
         self._own = threading.local()
         self._given: list[Tensor] = [torch.empty(0)] * count
         self._meeting = threading.Barrier(count, timeout=PATIENCE)
@@ -54,6 +55,7 @@ class Ranks:
             "get_world_size": lambda: self.count,
             "is_initialized": lambda: True,
             "all_reduce": self._all_reduce,
+            "all_gather_into_tensor": self._all_gather,
         }
         with ExitStack() as stack, ThreadPoolExecutor(self.count) as threads:
             for name, stand_in in names.items():
@@ -63,6 +65,15 @@ class Ranks:
             for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
                 raise error
             return [each.result() for each in doing]
+
+    def _all_gather(self, whole: Tensor, part: Tensor) -> None:
+        self._given[self._own.rank] = part
+        self._meeting.wait()
+        made = torch.stack(list(self._given))
+        if self._own.rank == 0:
+            self.gathers.append(tuple(part.shape))
+        self._meeting.wait()
+        whole.copy_(made.view(whole.shape))
 
     def _all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         self._given[self._own.rank] = tensor

@@ -281,14 +281,24 @@ def _made(kernel: Any) -> Any:
     return kernel(CPU) if kernel is PagedKernel else kernel()
 
 
-def test_a_part_of_a_model_has_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_part_of_a_model_has_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = SimpleNamespace(device=torch.device("cuda"))
     runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=cache, kernel=PagedKernel(CPU)))
-    assert graph_loader(ModelConfig(), runner, GEOMETRY) is not None
     monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
-    assert graph_loader(ModelConfig(), runner, GEOMETRY) is None
-    assert "the whole model in one process" in caplog.text
+    assert graph_loader(ModelConfig(), runner, GEOMETRY) is not None
+
+
+def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for its sums."""
+    monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
+    monkeypatch.setattr(Graphs, "failing", 2)
+    assert loading().load(INFO) is None, "what all ranks find, they find alike"
+    monkeypatch.setattr(Graphs, "failure", torch.OutOfMemoryError("no memory"))
+    for ask in (loading().load, loading().measure):
+        with pytest.raises(torch.OutOfMemoryError):
+            ask(replace_tokens(2))
 
 
 # -- the properties

@@ -18,7 +18,7 @@ from bridle.model.dense_model import try_lower_model
 from bridle.model.device_defaults import choose_devices
 from bridle.model.forward_context import attention_handler
 from bridle.model.lora_layers import Sites
-from bridle.model.tensor_parallel import agree_on_least, share_of_bytes, unsummed
+from bridle.model.tensor_parallel import VocabParallelHead, agree_on_least, share_of_bytes, unsummed
 from tests.model.rank_threads import CPU, Ranks, part_of
 
 FAMILIES = ("gemma2", "llama", "mistral", "qwen2", "qwen3")
@@ -50,12 +50,34 @@ def test_lean_ranks_give_what_the_whole_model_gives(family: str) -> None:
         assert are_lean(model)
         assert geometry.layers[0].num_heads * 2 == model.config.num_attention_heads  # type: ignore[union-attr]
         ranks.sums.clear()  # of the dry forward pass
+        ranks.gathers.clear()
         return short_logits(model), len(geometry.layers)
 
     found = ranks.run(work)
     for have, _ in found:
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
     assert len(ranks.sums) == 2 * found[0][1], "trials add up nothing, a pass adds up twice a layer"
+    assert ranks.gathers == [(IDS.shape[1], want.shape[1] // 2)], "each has the logits of a half of the tokens"
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_heads_tokens_are_spread_over_ranks(count: int) -> None:
+    """... evenly or not, and with a bias; a trial has this rank's part alone."""
+    head = torch.nn.Linear(8, 11).requires_grad_(False)
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    size = -(-11 // count)
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        part = VocabParallelHead(head, rank, count)
+        assert part.weight.shape == (size, 8)
+        with unsummed():
+            alone = part(rows)
+        return part(rows.unsqueeze(0))[0], alone
+
+    for rank, (whole, alone) in enumerate(Ranks(count).run(work)):
+        torch.testing.assert_close(whole, head(rows))
+        assert not alone[:, : rank * size].any()
+        torch.testing.assert_close(alone[:, rank * size :][:, :size], head(rows)[:, rank * size :][:, :size])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
