@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridle.cli.signals import ending_at_once
@@ -41,6 +42,8 @@ def loaded_model(
                 from bridle.model.memory_estimate import settle_adapters
 
                 config, engine_config = settle_adapters(config, engine_config or EngineConfig())
+            elif config.reserved_memory is None:
+                config = replace(config, reserved_memory=0)  # none can come
             model = load_model(config, engine_config, progress=progress, control=control, tools=tools)
         stack.callback(model.close)
         _add_adapters(model, adapters)

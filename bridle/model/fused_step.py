@@ -8,7 +8,7 @@ weights, and what remains where Triton is missing or the trial fails.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from bridle.lora.fused import Machine
 from bridle.model.attention import PagedAttention
 from bridle.model.batch_inputs import pack_step
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh, is_close
+from bridle.model.float8 import RoundedRows, float8_of
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import KVCache
@@ -30,10 +31,14 @@ from bridle.model.sequence_state import CachedRequestState
 
 _log = logging.getLogger(__name__)
 
+Product = Callable[[Tensor], Tensor]
+
 #: The longest row that one program holds in registers, and the widest head.
 MAX_ROW, MAX_DIM = 1 << 14, 256
 #: Numbers of heads, and of gates, that one program takes.
 HEAD_NUMBERS, GATE_NUMBERS = 1024, 1024
+#: Numbers of a row of gates that a program rounds at once.
+ROUNDED_NUMBERS = 1 << 13
 #: Numbers of a row for each warp of a program.
 _WARP_NUMBERS, _MAX_WARPS = 512, 16
 _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
@@ -69,25 +74,51 @@ class FusedStep:
     def advance(self, rows: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """[T, hidden] -> [T, hidden], with the norm behind the layers; keys and values go to the cache."""
         with self._machine.chosen():
-            normed = self.add(rows, None, 1.0, None, self._layers[0].norm)[1]
-            for layer, following in zip(self._layers, self._norms, strict=True):
+            products = [layer.products for layer in self._layers]
+            takers = [float8_of(qkv) is not None for qkv, *_ in products[1:]] + [False]  # of what follows each layer
+            normed: Tensor | RoundedRows
+            normed = self.add(rows, None, 1.0, None, self._layers[0].norm, float8_of(products[0][0]) is not None)[1]
+            for layer, following, is_rounded in zip(self._layers, self._norms, takers, strict=True):
                 qkv, out, gate_up, down = layer.products
-                query = self.turn(layer, qkv(normed), angles, attend)
+                query = self.turn(layer, _multiply(qkv, normed), angles, attend)
                 attended = attend.kernel.attend(query, attend.cache.layers[layer.layer_idx], layer.options)
-                part = out(attended.view(rows.shape[0], -1))
-                rows, normed = self.add(rows, part, layer.share, layer.last_norm, layer.mlp_norm)
-                part = down(self.gate(layer, gate_up(normed)))
-                rows, normed = self.add(rows, part, layer.share, layer.mlp_last_norm, following)
+                part = self.multiply(out, attended.view(rows.shape[0], -1))
+                is_gate_rounded = float8_of(gate_up) is not None
+                rows, normed = self.add(rows, part, layer.share, layer.last_norm, layer.mlp_norm, is_gate_rounded)
+                part = self.gate_and_multiply(layer, _multiply(gate_up, normed), down)
+                rows, normed = self.add(rows, part, layer.share, layer.mlp_last_norm, following, is_rounded)
+        assert isinstance(normed, Tensor)
         return normed
 
+    def multiply(self, product: Product, rows: Tensor) -> Tensor:
+        """The product of rows [T, n], which one launch rounds before if it is in float8."""
+        if float8_of(product) is None:
+            return product(rows)
+        return _multiply(product, self.add(rows, None, 1.0, None, None, True)[1])
+
+    def gate_and_multiply(self, layer: DenseLayer, mixed: Tensor, down: Product) -> Tensor:
+        """[T, 2 * gates] -> [T, hidden]"""
+        return _multiply(down, self.gate(layer, mixed) if float8_of(down) is None else self.gate_rounded(layer, mixed))
+
     def add(
-        self, rows: Tensor, added: Tensor | None, share: float, added_norm: Norm | None, norm: Norm | None
-    ) -> tuple[Tensor, Tensor]:
-        """Rows [T, hidden] with what is added, and those normed; each the rows themselves where there is none."""
-        if added is None and norm is None:
+        self,
+        rows: Tensor,
+        added: Tensor | None,
+        share: float,
+        added_norm: Norm | None,
+        norm: Norm | None,
+        is_rounded: bool = False,
+    ) -> tuple[Tensor, Tensor | RoundedRows]:
+        """Rows [T, hidden] with what is added, and those normed, in float8 if they are to be; each the rows themselves
+        where there is none."""
+        if added is None and norm is None and not is_rounded:
             return rows, rows
         out = rows if added is None else torch.empty_like(rows)
         normed = out if norm is None else torch.empty_like(rows)
+        scales = None
+        if is_rounded:
+            normed = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
+            scales = rows.new_empty(rows.shape[0], 1, dtype=torch.float32)
         size = rows.shape[1]
         block = _power(size)
         self.kernels.add_and_norm[(rows.shape[0],)](
@@ -97,6 +128,7 @@ class FusedStep:
             rows if norm is None else norm.weight,
             out,
             normed,
+            rows if scales is None else scales,
             share,
             0.0 if added_norm is None else added_norm.eps,
             0.0 if norm is None else norm.eps,
@@ -105,9 +137,10 @@ class FusedStep:
             is_added=added is not None,
             has_added_norm=added_norm is not None,
             has_norm=norm is not None,
+            is_rounded=is_rounded,
             num_warps=warps_for(block),
         )
-        return out, normed
+        return out, normed if scales is None else RoundedRows(normed, scales)
 
     def turn(self, layer: DenseLayer, mixed: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Products [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]; keys and values go to the cache."""
@@ -148,6 +181,24 @@ class FusedStep:
             mixed, out, size=layer.num_gates, block=GATE_NUMBERS, is_gelu=layer.act is gelu_tanh, num_warps=4
         )
         return out
+
+    def gate_rounded(self, layer: DenseLayer, mixed: Tensor) -> RoundedRows:
+        """As `gate`, in float8."""
+        out = mixed.new_empty(mixed.shape[0], layer.num_gates, dtype=torch.float8_e4m3fn)
+        scales = mixed.new_empty(mixed.shape[0], 1, dtype=torch.float32)
+        block = min(_power(layer.num_gates), ROUNDED_NUMBERS)
+        sizes = {"size": layer.num_gates, "block": block, "is_gelu": layer.act is gelu_tanh}
+        self.kernels.gate_rounded[(mixed.shape[0],)](mixed, out, scales, **sizes, num_warps=warps_for(block))
+        return RoundedRows(out, scales)
+
+
+def _multiply(product: Product, rows: Tensor | RoundedRows) -> Tensor:
+    """The product of rows, or of rounded ones, which only products in float8 get."""
+    if isinstance(rows, Tensor):
+        return product(rows)
+    layer = float8_of(product)
+    assert layer is not None
+    return layer.multiply(rows)
 
 
 def try_fused_step(
@@ -208,7 +259,8 @@ def _kind(layer: DenseLayer) -> tuple[Any, ...]:
     """Return the properties that the kernels are compiled for."""
     norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm)
     sizes = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates)
-    return (*sizes, layer.act, layer.is_rotated, *(None if norm is None else norm.weight.dtype for norm in norms))
+    rounded = (float8_of(product) is not None for product in layer.products)
+    return (*sizes, *rounded, layer.act, layer.is_rotated, *(None if norm is None else norm.weight.dtype for norm in norms))
 
 
 @torch.inference_mode()

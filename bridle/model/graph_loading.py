@@ -147,14 +147,14 @@ def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
     """Return a loader of the model's CUDA graphs; None where steps run without. Unless that was asked for, or is
-    always so, the log says why. Only where memory is set aside for adapters, steps with them have graphs."""
+    always so, the log says why. Steps with adapters have graphs as well, unless none can come: where no memory is set
+    aside for them on purpose."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None
     if isinstance(kernel, PagedKernel) and (missing := _missing(geometry)) is None:
-        return GraphLoader(
-            runner, kernel, geometry, lambda: CudaRecorder(device), adapters if config.reserved_memory else None
-        )
+        may_come = config.reserved_memory != 0
+        return GraphLoader(runner, kernel, geometry, lambda: CudaRecorder(device), adapters if may_come else None)
     lacking = missing if isinstance(kernel, PagedKernel) else f"they need kernel 'paged', and not {kernel.name!r}"
     _log.info("steps run without CUDA graphs: %s", lacking)
     return None

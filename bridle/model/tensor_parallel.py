@@ -222,13 +222,14 @@ class VocabParallelHead(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """[..., hidden] -> [..., V], the same in every process."""
         part = nn.functional.linear(rows.reshape(-1, self.in_features), self.weight, self.bias)  # [R, V / ranks]
+        num_rows, size = part.shape
+        whole = part.new_zeros(self._count * num_rows, size)
         if is_summing.get():
-            whole = part.new_empty(self._count, *part.shape)
             dist.all_gather_into_tensor(whole, part)
         else:
-            whole = part.new_zeros(self._count, *part.shape)
-            whole[self._rank] = part
-        logits = whole.transpose(0, 1).reshape(part.shape[0], -1)[:, : self.out_features].contiguous()
+            whole[self._rank * num_rows :][:num_rows] = part
+        logits = whole.view(self._count, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
+        logits = logits[:, : self.out_features].contiguous()
         return logits.view(*rows.shape[:-1], self.out_features)
 
 

@@ -72,6 +72,18 @@ def test_products_are_those_of_the_numbers(made: tuple[CodeLinear, torch.Tensor]
     torch.testing.assert_close(layer(rows), want.float(), atol=1e-4 * float(want.abs().max()), rtol=0)
 
 
+@settings(max_examples=20)
+@given(made=layers(), num_rows=ROWS, seed=st.integers(0, 99))
+def test_long_prompts_are_multiplied_by_the_decoded_weight(
+    made: tuple[CodeLinear, torch.Tensor], num_rows: int, seed: int
+) -> None:
+    layer, number = made
+    rows = torch.randn(num_rows, layer.in_features, generator=torch.Generator().manual_seed(seed))
+    want = functional.linear(rows, number, layer.bias)
+    with patch.object(code_linear, "MAX_CODED", 0), patch.object(CodeLinear, "_multiply", side_effect=AssertionError):
+        torch.testing.assert_close(layer(rows), want, atol=1e-4 * float(want.abs().max()), rtol=0)
+
+
 @patch.object(Builder, "create_dot", dot_by_rows)
 @settings(max_examples=12)
 @given(made=layers(), num_rows=ROWS, data=st.data())

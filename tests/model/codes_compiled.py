@@ -32,5 +32,7 @@ def compile_all(capability: int, dtype: str, form: str) -> Iterator[Any]:
         tile = {**sizes, "block_rows": rows}
         yield compile_kernel(code_kernels.multiply_part, pointers, tile, capability, aligned, {})
         yield compile_kernel(code_kernels.multiply_whole, pointers, tile, capability, aligned, {})
+    whole = {name: value for name, value in sizes.items() if name not in ("has_bias", "is_wide")}
+    yield compile_kernel(code_kernels.decode, pointers, whole, capability, aligned, {})
     joined = {**sizes, "block_columns": JOINED_COLUMNS}
     yield compile_kernel(code_kernels.join_shares, pointers, joined, capability, aligned, {})

@@ -87,6 +87,7 @@ def loaded(family: str, **settings: Any) -> LocalExecutor:
         "step_tokens": 16,
         "step_seqs": 8,
         "warm_up": False,
+        "reserved_memory": 0,
     }
     config = ModelConfig(str(tiny_checkpoints.cached_checkpoint(family)), kernel="paged", **{**given, **settings})
     executor = load_executor(config)
@@ -200,7 +201,7 @@ def test_every_token_of_a_run_with_graphs_is_the_oracles(
     made: list[Any] = []
 
     def load(config: ModelConfig) -> Any:
-        own = replace(config, kernel="paged", step_tokens=16, warm_up=False)
+        own = replace(config, kernel="paged", step_tokens=16, warm_up=False, reserved_memory=0)
         made.append(load_late(own) if is_late else load_executor(own))
         return made[-1]
 

@@ -25,6 +25,7 @@ from bridle.model.check import check_model
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh
 from bridle.model.dense_model import try_lower_model
 from bridle.model.forward_context import attention_handler
+from bridle.model.float8 import RoundedRows
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel
@@ -52,6 +53,25 @@ STEP = FusedStep([], Norm(SimpleNamespace(weight=torch.ones(1), eps=1e-6)), CPU)
 
 def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 99), size=st.sampled_from([16, 48, 200]), has_norm=st.booleans())
+def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: int, has_norm: bool) -> None:
+    """... by the norm, by the gate, and alone; a row of zeros as well."""
+    rows, mixed = random(seed, 3, size).bfloat16(), random(seed + 1, 3, 2 * size).bfloat16()
+    rows[1] = mixed[1] = 0
+    norm = Norm(SimpleNamespace(weight=random(seed + 2, size).bfloat16(), eps=1e-6)) if has_norm else None
+    layer: Any = SimpleNamespace(num_gates=size, act=gelu_tanh if seed % 2 else silu)
+    with patch.object(fused_step, "ROUNDED_NUMBERS", 32):
+        made = [STEP.add(rows, None, 1.0, None, norm, True)[1], STEP.gate_rounded(layer, mixed)]
+    plain = [STEP.add(rows, None, 1.0, None, norm)[1], STEP.gate(layer, mixed)]
+    for rounded, want in zip(made, plain, strict=True):
+        assert isinstance(rounded, RoundedRows) and isinstance(want, Tensor)
+        scale = want.abs().amax(1, keepdim=True).float().div(448.0).clamp_min(1e-12)
+        torch.testing.assert_close(rounded.scales, scale, rtol=1e-6, atol=0)
+        have = rounded.values.float() * rounded.scales
+        torch.testing.assert_close(have, (want / scale).to(torch.float8_e4m3fn).float() * scale, rtol=0.07, atol=1e-6)
 
 
 class GemmaNorm(nn.Module):

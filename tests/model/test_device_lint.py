@@ -40,11 +40,13 @@ from bridle.model.block_copies import BlockCopier, find_problem
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
+from bridle.model.float8 import Float8Linear
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import discover_geometry
 from bridle.model.graphs import StepGraphs
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kv_cache import KVCache
+from bridle.model.linear import replace_linears
 from bridle.model.loader import lower_model, read_model
 from bridle.model.lora_layers import Sites
 from bridle.model.recorder import Work
@@ -72,7 +74,13 @@ class Trial:
     """The executor over a model that is on no device, its layers and its draws fused or plain torch."""
 
     def __init__(
-        self, family: str, dtype: torch.dtype = torch.bfloat16, *, is_fused: bool = True, is_plain: bool = False
+        self,
+        family: str,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        is_fused: bool = True,
+        is_plain: bool = False,
+        is_float8: bool = False,
     ) -> None:
         checkpoint = inspect_checkpoint(tiny_checkpoints.cached_checkpoint(family))
         settings = support_checks.read_config(checkpoint)
@@ -81,6 +89,9 @@ class Trial:
         self.num_layers, self.geometry = len(geometry.layers), geometry
         self.kernel, self.copier = PagedKernel(META), BlockCopier(META)
         model = model.to(META)
+        if is_float8:
+            head = model.get_output_embeddings()
+            replace_linears(model, lambda linear: linear is not head, Float8Linear.from_float)
         with patch.object(dense_layer, "is_close", _agree), patch.object(dense_model, "is_close", _agree):
             lower_model(model, geometry)
             cache = KVCache(geometry, 64, BLOCK, dtype, META)
@@ -161,6 +172,16 @@ def test_a_decode_step_in_plain_torch_is_one_upload_and_no_wait(family: str) -> 
     trial = Trial(family, is_fused=False)
     per_layer, fixed = PLAIN[family]
     decoded(trial, 5).check(launches=per_layer * trial.num_layers + fixed, quick=1)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_in_float8_attention_alone_is_rounded_by_a_launch_of_its_own(family: str) -> None:
+    """What norms and gates give is rounded as they write it."""
+    trial = Trial(family, is_float8=True)
+    per_layer, fixed = FORWARD[family]
+    trace = decoded(trial, 5)
+    assert sum(count for (what, _), count in trace.launches.items() if what == "_scaled_mm") == 4 * trial.num_layers
+    trace.check(launches=(per_layer + 1) * trial.num_layers + fixed, quick=1)
 
 
 def test_more_sequences_ask_for_no_more() -> None:

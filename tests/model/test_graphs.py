@@ -246,11 +246,11 @@ def test_graphs_with_adapters_that_cannot_be_take_nothing(
     assert loading(SimpleNamespace()).measure(INFO) == 300 + 3 * 10
 
 
-def test_adapters_have_graphs_where_memory_is_set_aside_for_them() -> None:
+def test_adapters_have_graphs_unless_none_can_come() -> None:
     cache = SimpleNamespace(device=torch.device("cuda"))
     runner: Any = SimpleNamespace(attention=SimpleNamespace(cache=cache, kernel=PagedKernel(CPU)))
     adapters: Any = SimpleNamespace()
-    for reserved, wanted in ((None, None), (1 << 20, adapters)):
+    for reserved, wanted in ((None, adapters), (1 << 20, adapters), (0, None)):
         made = graph_loader(ModelConfig(reserved_memory=reserved), runner, GEOMETRY, adapters)
         assert made is not None
         assert made._adapters is wanted

@@ -19,13 +19,27 @@ def _inverse_rms(squares: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.t
 
 
 @triton.jit
+def _store_rounded(
+    row: tl.tensor,  # [block], as it would be stored
+    to: tl.tensor,
+    scale: tl.tensor,
+    is_number: tl.tensor,
+) -> None:
+    """A row in float8, and its scale. Its largest number becomes 448, the largest that there is."""
+    top = tl.maximum(tl.max(tl.abs(row), 0) / 448.0, 1e-12)
+    tl.store(scale, top)
+    tl.store(to, (row / top).to(to.dtype.element_ty), is_number)
+
+
+@triton.jit
 def add_and_norm(
     rows: tl.tensor,  # [T, n]
     added: tl.tensor,  # [T, n]
     added_weight: tl.tensor,  # [n]
     weight: tl.tensor,  # [n]
     out: tl.tensor,  # [T, n] rows + share * norm(added)
-    normed: tl.tensor,  # [T, n] norm(out)
+    normed: tl.tensor,  # [T, n] norm(out), in float8 if it is rounded
+    scales: tl.tensor,  # [T] of what is rounded
     share: tl.tensor,
     added_eps: tl.tensor,
     eps: tl.tensor,
@@ -34,6 +48,7 @@ def add_and_norm(
     is_added: tl.constexpr,
     has_added_norm: tl.constexpr,
     has_norm: tl.constexpr,
+    is_rounded: tl.constexpr,
 ) -> None:
     """Add the output of one part of a layer to the rows, and compute the norm before the next part. Programs:
     tokens."""
@@ -52,7 +67,11 @@ def add_and_norm(
     if has_norm:
         row *= _inverse_rms(tl.sum(row * row, 0), size, eps)
         row *= tl.load(weight + number, is_number, 0.0).to(tl.float32)
-        tl.store(normed + at, row.to(normed.dtype.element_ty), is_number)
+        if not is_rounded:
+            tl.store(normed + at, row.to(normed.dtype.element_ty), is_number)
+    if is_rounded:
+        row = row.to(rows.dtype.element_ty).to(tl.float32)
+        _store_rounded(row, normed + at, scales + tl.program_id(0), is_number)
 
 
 @triton.jit
@@ -143,6 +162,23 @@ def turn_and_store(
 
 
 @triton.jit
+def _gated(
+    at: tl.tensor,
+    is_number: tl.tensor,
+    size: tl.constexpr,
+    is_gelu: tl.constexpr,
+) -> tl.tensor:
+    opened = tl.load(at, is_number, 0.0).to(tl.float32)
+    through = tl.load(at + size, is_number, 0.0).to(tl.float32)
+    inner = opened
+    if is_gelu:  # 0.5 + 0.5 tanh(z) is the logistic function of 2 z; 1.5957... is 2 sqrt(2 / pi)
+        inner = 1.5957691216057308 * (opened + 0.044715 * opened * opened * opened)
+    small = tl.exp(-tl.abs(inner))  # no large numbers
+    share = tl.where(inner < 0, small, 1.0) / (1.0 + small)
+    return opened * share * through
+
+
+@triton.jit
 def gate(
     mixed: tl.tensor,  # [T, 2 n]: gates, then what they let through
     out: tl.tensor,  # [T, n]
@@ -154,12 +190,30 @@ def gate(
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * block + tl.arange(0, block)
     is_number = number < size
-    at = mixed + token * (2 * size) + number
-    opened = tl.load(at, is_number, 0.0).to(tl.float32)
-    through = tl.load(at + size, is_number, 0.0).to(tl.float32)
-    inner = opened
-    if is_gelu:  # 0.5 + 0.5 tanh(z) is the logistic function of 2 z; 1.5957... is 2 sqrt(2 / pi)
-        inner = 1.5957691216057308 * (opened + 0.044715 * opened * opened * opened)
-    small = tl.exp(-tl.abs(inner))  # no large numbers
-    share = tl.where(inner < 0, small, 1.0) / (1.0 + small)
-    tl.store(out + token * size + number, (opened * share * through).to(out.dtype.element_ty), is_number)
+    row = _gated(mixed + token * (2 * size) + number, is_number, size, is_gelu)
+    tl.store(out + token * size + number, row.to(out.dtype.element_ty), is_number)
+
+
+@triton.jit
+def gate_rounded(
+    mixed: tl.tensor,  # [T, 2 n]
+    out: tl.tensor,  # [T, n] in float8
+    scales: tl.tensor,  # [T]
+    size: tl.constexpr,
+    block: tl.constexpr,
+    is_gelu: tl.constexpr,
+) -> None:
+    """As `gate`, rounded to float8. Programs: tokens. A row is computed twice: its scale follows from all of it."""
+    token = tl.program_id(0).to(tl.int64)
+    mine = mixed + token * (2 * size)
+    largest = tl.zeros((block,), tl.float32)
+    for first in range(0, size, block):
+        number = first + tl.arange(0, block)
+        row = _gated(mine + number, number < size, size, is_gelu).to(mixed.dtype.element_ty).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(row))
+    top = tl.maximum(tl.max(largest, 0) / 448.0, 1e-12)
+    tl.store(scales + token, top)
+    for first in range(0, size, block):
+        number = first + tl.arange(0, block)
+        row = _gated(mine + number, number < size, size, is_gelu).to(mixed.dtype.element_ty).to(tl.float32)
+        tl.store(out + token * size + number, (row / top).to(out.dtype.element_ty), number < size)

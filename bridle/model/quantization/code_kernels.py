@@ -246,3 +246,44 @@ def multiply_whole(
         total += tl.load(bias + column, is_column, 0.0).to(tl.float32)[None, :]
     to = row.to(tl.int64)[:, None] * num_columns + column[None, :]
     tl.store(out + to, total.to(out.dtype.element_ty), (row < num_rows)[:, None] & is_column[None, :])
+
+
+@triton.jit
+def decode(
+    words: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    order: tl.tensor,
+    out: tl.tensor,  # [inputs, columns]
+    num_inputs: tl.tensor,
+    num_columns: tl.tensor,
+    num_groups: tl.tensor,
+    group_runs: tl.tensor,
+    zero: tl.constexpr,
+    bits: tl.constexpr,
+    is_float: tl.constexpr,
+    has_zeros: tl.constexpr,
+    has_order: tl.constexpr,
+    block_columns: tl.constexpr,
+) -> None:
+    """The weight in floating point, transposed. Programs: blocks of slots, blocks of columns."""
+    block = tl.program_id(0)
+    column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
+    is_column = column < num_columns
+    number = tl.arange(0, RUN)
+    at_word = words + (number + block * RUN).to(tl.int64)[:, None] * num_columns + column[None, :]
+    packed = tl.load(at_word, is_column[None, :], 0)
+    for part in tl.static_range(32 // bits):
+        run = block * (32 // bits) + part
+        slot = number + run * RUN
+        place, is_input = slot, slot < num_inputs
+        if has_order:
+            place = tl.load(order + slot)
+            is_input = place >= 0
+        at = tl.minimum(run // group_runs, num_groups - 1) * num_columns + column
+        scale = tl.load(scales + at, is_column, 0.0).to(tl.float32)
+        value = _values(packed, zeros, at, is_column, part, zero, bits, is_float, has_zeros).to(tl.float32)
+        if is_float:
+            scale = scale * 256.0
+        to = out + place.to(tl.int64)[:, None] * num_columns + column[None, :]
+        tl.store(to, (value * scale[None, :]).to(out.dtype.element_ty), is_input[:, None] & is_column[None, :])

@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 #: Errors of a product as a share of its largest number.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
-#: Rows of the trials: of both ways of a kernel, and both sizes of its tiles.
-_TRIAL_ROWS = (1, 40, 70)
+#: Rows of the trials: of each way of a product, and both sizes of a kernel's tiles.
+_TRIAL_ROWS = (1, 40, 70, 300)
 
 
 def keeps_bits(device: torch.device) -> bool:
