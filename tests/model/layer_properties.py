@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import silu
+from triton.runtime import interpreter
 
 from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.lora.fused import is_interpreted
@@ -48,6 +49,7 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 DTYPES = st.sampled_from([torch.float32, torch.float16, torch.bfloat16])
 #: What one rounding explains, and what plain torch's several do.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+convert = interpreter._convert_float
 STEP = FusedStep([], Norm(SimpleNamespace(weight=torch.ones(1), eps=1e-6)), CPU)
 
 
@@ -55,6 +57,18 @@ def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def to_even(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
+    """In place of the interpreter's conversion to fewer bits, which halves a number whose rounding carries: as GPUs do
+    it, and torch."""
+    if input_dtype.name != "fp32" or output_dtype.name not in ("fp8e4nv", "bf16"):
+        return convert(input, input_dtype, output_dtype, rounding_mode)
+    is_small = output_dtype.name == "fp8e4nv"
+    numbers = torch.from_numpy(np.ascontiguousarray(input, np.float32))
+    made = numbers.to(torch.float8_e4m3fn if is_small else torch.bfloat16)
+    return made.view(torch.uint8 if is_small else torch.uint16).numpy()
+
+
+@patch.object(interpreter, "_convert_float", to_even)
 @settings(max_examples=20)
 @given(seed=st.integers(0, 99), size=st.sampled_from([16, 48, 200]), has_norm=st.booleans())
 def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: int, has_norm: bool) -> None:
@@ -70,8 +84,10 @@ def test_rows_in_float8_are_those_that_are_rounded_afterwards(seed: int, size: i
         assert isinstance(rounded, RoundedRows) and isinstance(want, Tensor)
         scale = want.abs().amax(1, keepdim=True).float().div(448.0).clamp_min(1e-12)
         torch.testing.assert_close(rounded.scales, scale, rtol=1e-6, atol=0)
-        have = rounded.values.float() * rounded.scales
-        torch.testing.assert_close(have, (want / scale).to(torch.float8_e4m3fn).float() * scale, rtol=0.07, atol=1e-6)
+        step = 0.07  # of two numbers in float8, where a last digit before decides
+        want = (want / scale).to(torch.float8_e4m3fn).float()
+        torch.testing.assert_close(rounded.values.float(), want, rtol=2 * step, atol=2**-9)
+        assert (rounded.values.float() == want).float().mean() > 0.98
 
 
 class GemmaNorm(nn.Module):
