@@ -214,4 +214,3 @@ def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
 def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
     """Positions of times, rounded down, in the precision in which the library counts them."""
     return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)
-

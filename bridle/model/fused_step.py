@@ -260,7 +260,13 @@ def _kind(layer: DenseLayer) -> tuple[Any, ...]:
     norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm)
     sizes = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.num_gates)
     rounded = (float8_of(product) is not None for product in layer.products)
-    return (*sizes, *rounded, layer.act, layer.is_rotated, *(None if norm is None else norm.weight.dtype for norm in norms))
+    return (
+        *sizes,
+        *rounded,
+        layer.act,
+        layer.is_rotated,
+        *(None if norm is None else norm.weight.dtype for norm in norms),
+    )
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """Captures a model's graphs while it is loaded, and tries each of them beside the same step without a graph.
 
-What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why. Of several
-ranks all have graphs, or none: what one waits for, all wait for. Only memory may lack in one of them, and that ends it.
+What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why. Of
+several ranks all have graphs, or none: what one waits for, all wait for. Only memory may lack in one of them, and that
+ends it.
 """
 
 from __future__ import annotations

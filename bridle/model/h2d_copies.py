@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-
-#: Sections of an upload begin at multiples of so many bytes: Triton compiles a kernel once more for pointers that do not,
-#: in the middle of serving.
+#: Sections of an upload begin at multiples of so many bytes: Triton compiles a kernel once more for pointers that do
+#: not, in the middle of serving.
 ALIGNMENT = 16
 
 

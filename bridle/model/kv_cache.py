@@ -16,9 +16,9 @@ from torch import Tensor
 
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
 from bridle.cpu_kernels.layers import LayerKV
+from bridle.model.block_copies import BlockCopier, BlockPools
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.h2d_copies import ALIGNMENT, upload
-from bridle.model.block_copies import BlockCopier, BlockPools
 
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:

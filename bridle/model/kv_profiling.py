@@ -2,7 +2,8 @@
 largest step, which is run.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-On a GPU the trial pool takes half of what is free at most, and is halved until the step fits beside it. The most memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
+On a GPU the trial pool takes half of what is free at most, and is halved until the step fits beside it. The most memory
+that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from bridle.load_progress import Report, part_of, silent
 from bridle.lora.adapter_kernel import create_adapter_kernel
 from bridle.model import attention, kv_profiling, memory, support_checks, tensor_parallel
 from bridle.model.adapters import ModelAdapters
+from bridle.model.block_copies import tried_copier
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import are_lean, lower_layers
 from bridle.model.device_defaults import (
@@ -35,7 +36,6 @@ from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.graph_loading import graph_loader
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kernels.bidirectional import BidirectionalKernel
-from bridle.model.block_copies import tried_copier
 from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.language_model import PARTS, LanguageModel, class_of

@@ -2,12 +2,13 @@
 
 A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
 add up what they have. Attention heads fall to processes whole. The head is split by tokens, and each process gets the
-logits of all. All processes run the same passes in step; embeddings and norms are kept by each. The number of this process, and the communication, come from `torch.distributed`.
+logits of all. All processes run the same passes in step; embeddings and norms are kept by each. The number of this
+process, and the communication, come from `torch.distributed`.
 
 Every form of a layer, the library's, the lean and the fused one, sums twice a pass, rows of the same size and type: so
 processes need not have chosen the same form. Steps as CUDA graphs are filled up, so all processes have them or none has
-(`all_agree`). Trials of layers sum nothing (`unsummed`), since one process may try what
-another does not. On GPUs a sum is a command of the stream that computes, and nobody waits for it.
+(`all_agree`). Trials of layers sum nothing (`unsummed`), since one process may try what another does not. On GPUs a sum
+is a command of the stream that computes, and nobody waits for it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
         sizes |= {"has_added_norm": has_norms, "has_norm": has_norms, "num_warps": warps_for(block)}
         for is_rounded in (False, True)[: 2 if capability >= 89 and dtype != "fp32" else 1]:
             kept = {"normed": "*fp8e4nv"} if is_rounded else {}
-            yield _compile(layer_kernels.add_and_norm, dtype, weight, sizes | {"is_rounded": is_rounded}, capability, kept)
+            yield _compile(
+                layer_kernels.add_and_norm, dtype, weight, sizes | {"is_rounded": is_rounded}, capability, kept
+            )
         block_dim = 1 << (shape.dim - 1).bit_length()
         sizes = {"num_heads": shape.num_heads, "kv_heads": shape.kv_heads, "dim": shape.dim, "block_dim": block_dim}
         sizes |= {"block_heads": max(1, HEAD_NUMBERS // block_dim), "has_norm": has_norms, "is_rotated": True}

@@ -25,8 +25,8 @@ from bridle.model.batch_inputs import pack_step
 from bridle.model.check import check_model
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, gelu_tanh
 from bridle.model.dense_model import try_lower_model
-from bridle.model.forward_context import attention_handler
 from bridle.model.float8 import RoundedRows
+from bridle.model.forward_context import attention_handler
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels import create_kernel
@@ -57,13 +57,13 @@ def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def to_even(input: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
+def to_even(given: Any, input_dtype: Any, output_dtype: Any, rounding_mode: Any) -> Any:
     """In place of the interpreter's conversion to fewer bits, which halves a number whose rounding carries: as GPUs do
     it, and torch."""
     if input_dtype.name != "fp32" or output_dtype.name not in ("fp8e4nv", "bf16"):
-        return convert(input, input_dtype, output_dtype, rounding_mode)
+        return convert(given, input_dtype, output_dtype, rounding_mode)
     is_small = output_dtype.name == "fp8e4nv"
-    numbers = torch.from_numpy(np.ascontiguousarray(input, np.float32))
+    numbers = torch.from_numpy(np.ascontiguousarray(given, np.float32))
     made = numbers.to(torch.float8_e4m3fn if is_small else torch.bfloat16)
     return made.view(torch.uint8 if is_small else torch.uint16).numpy()
 

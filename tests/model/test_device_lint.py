@@ -56,8 +56,8 @@ from bridle.model.sampler_self_test import trial_rows
 from bridle.model.sequence_state import CachedRequestState
 from bridle.sampling import SamplingParams
 from tests.fakes import tiny_checkpoints
-from tests.sources import ROOT
 from tests.model.device_trace import META, Counted, DeviceTrace, LaunchKeys, traced
+from tests.sources import ROOT
 
 CPU = torch.device("cpu")
 MODEL = ROOT / "bridle" / "model"

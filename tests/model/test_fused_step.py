@@ -43,7 +43,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def layer(**changes: Any) -> Any:
     norms = dict.fromkeys(("norm", "last_norm", "mlp_norm", "mlp_last_norm", "head_norm"), NORM)
     sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "num_gates": 16, "layer_idx": 0}
-    settings = {**norms, **sizes, "products": (), "act": gelu_tanh, "is_rotated": True, "down": SimpleNamespace(out_features=32)}
+    settings = {
+        **norms,
+        **sizes,
+        "products": (),
+        "act": gelu_tanh,
+        "is_rotated": True,
+        "down": SimpleNamespace(out_features=32),
+    }
     return SimpleNamespace(**{**settings, **changes})
 
 

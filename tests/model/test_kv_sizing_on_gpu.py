@@ -18,8 +18,8 @@ from bridle.model.graph_loading import GraphLoader
 from bridle.model.kv_budget import MOST_CONTEXTS, SHARE
 from bridle.model.kv_profiling import PoolNeeds, fit_pool
 from bridle.testing.scripted import ScriptedExecutor
-from tests.model.tape import TapeRecorder
 from tests.model.cuda_memory import MIB, Card, Driven, GraphPool
+from tests.model.tape import TapeRecorder
 
 GIB = 1 << 30
 CUDA = torch.device("cuda")

@@ -111,7 +111,7 @@ def test_work_is_done_twice_before_it_is_captured(gpu: Gpu) -> None:
 
 
 def test_what_waits_is_not_captured(gpu: Gpu) -> None:
-    with pytest.raises(RuntimeError, match="waits for the device in .*cannot be captured"):
+    with pytest.raises(RuntimeError, match=r"waits for the device in .*cannot be captured"):
         CudaRecorder(CUDA).record(lambda: print(torch.ones(2).sum().item()))
     assert not gpu.done, "no capture was begun"
 
@@ -138,7 +138,7 @@ def test_a_capture_that_fails_is_undone(gpu: Gpu, where: str) -> None:
             raise ValueError("in the middle")
 
     recorder = CudaRecorder(CUDA)
-    with pytest.raises(ValueError if where == "work" else RuntimeError, match="in the middle|previous error"):
+    with pytest.raises(ValueError if where == "work" else RuntimeError, match=r"in the middle|previous error"):
         recorder.record(work)
     assert gpu.done == ["begin", "left the pool"]
     torch.cuda.empty_cache()  # which torch refuses in the middle of a capture
