@@ -102,14 +102,18 @@ class GraphLoader:
     def measure(self, info: ExecutorInfo) -> int:
         """The bytes that all graphs take: the largest, and as much for each other one as the second takes beside it;
         those with adapters likewise. 0 where they cannot be captured; then `load` says why."""
+        try:
+            return self._measured(info)
+        finally:
+            self._let_go()
+
+    def _measured(self, info: ExecutorInfo) -> int:
         before = self._free()
         try:
             graphs = self._begin(info)
             num_bytes = self._taken(sizes_up_to(info.max_num_batched_tokens), graphs.capture, before)
         except Exception as failure:
-            _reason(failure)
-            graphs = None  # they go first
-            self._let_go()
+            _log.debug("no CUDA graphs: %s", _reason(failure))
             return 0
         try:
             if self._adapters is not None:

@@ -133,10 +133,11 @@ class KVCache:
             number: LayerCache(num_blocks, block_size, shape, dtype, device)
             for number, shape in geometry.layers.items()
         }
-        blocks = [layer.blocks_of(part) for layer in self.layers.values() for part in layer.parts]
-        is_even = all(each.stride(0) * each.element_size() % ALIGNMENT == 0 for each in blocks)
-        self._copier = copier if is_even else None
-        self._pools = None if self._copier is None else BlockPools(blocks, device)
+        self._copier, self._pools = copier, None
+        if copier is not None:
+            blocks = [layer.blocks_of(part) for layer in self.layers.values() for part in layer.parts]
+            is_even = all(each.stride(0) * each.element_size() % ALIGNMENT == 0 for each in blocks)
+            self._pools = BlockPools(blocks, device) if is_even else None
 
     @property
     def num_bytes(self) -> int:

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 
@@ -85,7 +85,8 @@ class CudaRecorder:
         gc.collect()
         with suppress(RuntimeError, AttributeError):
             torch.cuda.empty_cache()
-            if any(tuple(each["segment_pool_id"]) == self._pool for each in torch.cuda.memory_snapshot()):
+            segments: Any = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if any(tuple(each["segment_pool_id"]) == self._pool for each in segments):
                 torch._C._cuda_releasePool(_index(self._device), self._pool)
 
 
@@ -103,9 +104,16 @@ def refusing_waits() -> Iterator[None]:
         warnings.filterwarnings("always", ".*synchronizing CUDA")
         show = warnings.showwarning
 
-        def note(message: Warning | str, category: type[Warning], name: str, line: int, *more: Any) -> None:
+        def note(
+            message: Warning | str,
+            category: type[Warning],
+            name: str,
+            line: int,
+            file: TextIO | None = None,
+            text: str | None = None,
+        ) -> None:
             if "synchronizing CUDA" not in str(message):
-                show(message, category, name, line, *more)
+                show(message, category, name, line, file, text)
             elif threading.get_ident() == own:
                 waits.append(f"{name}:{line}")
 

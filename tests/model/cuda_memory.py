@@ -60,7 +60,7 @@ class Driven:
 
 
 class Card:
-    """A GPU with so many bytes, of which its context takes some."""
+    """A GPU of `total` bytes, of which its context takes some."""
 
     def __init__(self, total: int, context: int = 500 * MIB) -> None:
         self._total, self.driven, self.peak = total, context, 0
