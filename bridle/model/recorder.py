@@ -107,15 +107,15 @@ def refusing_waits() -> Iterator[None]:
         def note(
             message: Warning | str,
             category: type[Warning],
-            name: str,
-            line: int,
+            filename: str,
+            lineno: int,
             file: TextIO | None = None,
-            text: str | None = None,
+            line: str | None = None,
         ) -> None:
             if "synchronizing CUDA" not in str(message):
-                show(message, category, name, line, file, text)
+                show(message, category, filename, lineno, file, line)
             elif threading.get_ident() == own:
-                waits.append(f"{name}:{line}")
+                waits.append(f"{filename}:{lineno}")
 
         warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")

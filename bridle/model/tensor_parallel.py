@@ -115,8 +115,9 @@ def _split_head(model: Any, rank: int, count: int) -> None:
     if type(head) is not nn.Linear:
         return  # some of the library's own, which is kept whole
     part = VocabParallelHead(head, rank, count)
-    for root in (model, getattr(model, "inner", None)):
-        for name, module in list(root.named_modules()) if root is not None else ():
+    roots: list[nn.Module] = [model, model.inner] if isinstance(getattr(model, "inner", None), nn.Module) else [model]
+    for root in roots:
+        for name, module in list(root.named_modules()):
             if module is head:
                 _replace(root, name, part)
 
