@@ -13,7 +13,7 @@ MODULES = sorted((ROOT / "tests").rglob("*.py"))
 #: Uses of private names of the package in all tests together.
 MAX_PRIVATE = 99
 #: Names that the package shares with Python and its libraries.
-FOREIGN = {"_exit", "_getframe", "_replace", "_scaled_mm"}
+FOREIGN = {"_C", "_cuda_endAllocateToPool", "_cuda_releasePool", "_exit", "_getframe", "_replace", "_scaled_mm"}
 
 
 def private_names() -> set[str]:

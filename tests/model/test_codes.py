@@ -80,7 +80,7 @@ def test_many_rows_decode_the_weight_once(monkeypatch: pytest.MonkeyPatch) -> No
     layer = CodeLinear(make_codes(random_weight(0, 4, 24, 160, 32, False, False)), None, torch.bfloat16).to(meta)
     for num_rows, kernels in ((MAX_CODED, {"multiply_whole": 1}), (MAX_CODED + 1, {"decode": 1, "mm": 1})):
         with traced() as trace:
-            monkeypatch.setattr(code_linear, "_kernels", lambda trace=trace: Counted(trace))
+            monkeypatch.setattr(code_linear, "kernels", lambda trace=trace: Counted(trace))
             out = layer(torch.empty(num_rows, 160, dtype=torch.bfloat16, device=meta))
         assert out.shape == (num_rows, 24)
         assert {name: count for (name, _), count in trace.launches.items()} == kernels

@@ -32,7 +32,7 @@ ENOUGH, MIN_BLOCKS = 256, 4
 
 
 @cache
-def _kernels() -> Any:
+def kernels() -> Any:
     """Takes a moment, and Triton."""
     from bridle.model.quantization import code_kernels
 
@@ -99,12 +99,12 @@ class CodeLinear(nn.Module):
         sizes = {**self._form(is_wide), "block_rows": block_rows, "block_columns": COLUMNS}
         bias = out if self.bias is None else self.bias  # any pointer will do
         if num_shares == 1 or num_rows > MAX_SHORT:
-            whole = _kernels().multiply_whole[grid]
+            whole = kernels().multiply_whole[grid]
             whole(*self._inputs(rows), bias, out, *self._numbers(rows), num_shares, has_bias=bias is not out, **sizes)
             return
         sums = rows.new_empty(num_shares, num_rows, self.out_features, dtype=torch.float32)
-        _kernels().multiply_part[(*grid, num_shares)](*self._inputs(rows), sums, *self._numbers(rows), **sizes)
-        _kernels().join_shares[(num_rows, -(-self.out_features // JOINED_COLUMNS))](
+        kernels().multiply_part[(*grid, num_shares)](*self._inputs(rows), sums, *self._numbers(rows), **sizes)
+        kernels().join_shares[(num_rows, -(-self.out_features // JOINED_COLUMNS))](
             sums,
             bias,
             out,
@@ -120,7 +120,7 @@ class CodeLinear(nn.Module):
         numbers, form = self._numbers(rows), self._form(False)
         del form["is_wide"]
         grid = (self.num_blocks, -(-self.out_features // COLUMNS))
-        _kernels().decode[grid](*self._inputs(rows)[1:], weight, *numbers[1:5], **form, block_columns=COLUMNS)
+        kernels().decode[grid](*self._inputs(rows)[1:], weight, *numbers[1:5], **form, block_columns=COLUMNS)
         return rows @ weight if self.bias is None else torch.addmm(self.bias, rows, weight)
 
     def _inputs(self, rows: Tensor) -> tuple[Tensor, ...]:
