@@ -21,14 +21,16 @@ from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.lora.fused import TiledProduct, is_interpreted
 from bridle.model import adapter_tiles, loader
 from bridle.model.batch_inputs import pack_step
+from bridle.model.block_copies import BlockCopier, find_problem
 from bridle.model.executor import LocalExecutor
 from bridle.model.fused_step import FusedStep
-from bridle.model.geometry import Geometry
+from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.graph_loading import GraphLoader
 from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import RowsKernel, Scratch
+from bridle.model.kv_cache import KVCache
 from bridle.model.loading import load_executor
 from bridle.model.sequence_state import CachedRequestState
 from bridle.model.static_step import StaticStep, StepCapacity
@@ -184,6 +186,33 @@ def test_attention_is_bitwise_that_of_short_chunks(
     assert kernel.tables is not None
     held = [wide, have, static.words, kernel.tables, pool.layer.keys, pool.layer.values, *scratch.parts()]
     check_owned(touched, held if options.sinks is None else [*held, options.sinks])
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), num_pairs=st.integers(1, 5))
+def test_one_launch_copies_what_torch_copies_one_by_one(seed: int, num_pairs: int) -> None:
+    """... in every layer and no other block, also where a block is a source twice."""
+    rng = random.Random(seed)
+    targets = rng.sample(range(12), num_pairs)
+    sources = rng.choices(sorted({*range(12)} - {*targets}), k=num_pairs)
+    geometry = Geometry({0: LayerGeometry(4, 2, 16, 16), 1: LayerGeometry(8, 4, 64, 32)}, 2)
+    caches = [KVCache(geometry, 12, BLOCK, torch.bfloat16, CPU, copier) for copier in (None, BlockCopier(CPU))]
+    for number, layer in caches[0].layers.items():
+        for part, other in zip(layer.parts, caches[1].layers[number].parts, strict=True):
+            other.copy_(part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed))))
+    for cache in caches:
+        with watched() as touched:
+            cache.copy_blocks([*zip(sources, targets, strict=True)])
+    assert touched, "by the kernel"
+    parts = [[part for layer in cache.layers.values() for part in layer.parts] for cache in caches]
+    assert all(map(torch.equal, *parts))
+
+
+def test_the_copier_passes_its_trial() -> None:
+    assert find_problem(BlockCopier(CPU), CPU) is None
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------------
