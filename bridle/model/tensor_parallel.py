@@ -227,7 +227,10 @@ class VocabParallelHead(nn.Module):
         num_rows, size = part.shape
         whole = part.new_zeros(self._count * num_rows, size)
         if is_summing.get():
-            dist.all_gather_into_tensor(whole, part)
+            gather = (
+                getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            )  # its name before torch 2.13
+            gather(whole, part)
         else:
             whole[self._rank * num_rows :][:num_rows] = part
         logits = whole.view(self._count, num_rows, size).transpose(0, 1).reshape(num_rows, -1)

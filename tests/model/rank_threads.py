@@ -56,10 +56,11 @@ class Ranks:
             "is_initialized": lambda: True,
             "all_reduce": self._all_reduce,
             "all_gather_into_tensor": self._all_gather,
+            "all_gather_single": self._all_gather,
         }
         with ExitStack() as stack, ThreadPoolExecutor(self.count) as threads:
             for name, stand_in in names.items():
-                stack.enter_context(patch.object(dist, name, stand_in))
+                stack.enter_context(patch.object(dist, name, stand_in, create=True))
             doing = [threads.submit(one, rank) for rank in range(self.count)]
             errors = [error for each in doing if (error := each.exception()) is not None]
             for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
