@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
+from bridle.chat.reasoning import SWITCHES, switched
+from bridle.chat.roles import fitted, rules_of
 from bridle.chat.tool_choice import ToolChoice, offer_of
-from bridle.chat.tool_parsers.formats import as_the_template_reads
-from bridle.chat.tools_in_prompt import with_tools
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
@@ -62,14 +62,19 @@ class Conversation:
         found: dict[str, Any] = {}
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
-        if self.is_thinking is not None or self.thinking_budget is not None:
-            found["enable_thinking"] = bool(self.thinking_budget) if self.is_thinking is None else self.is_thinking
+        if self.thinking_budget is not None:
+            found |= {"enable_thinking": bool(self.thinking_budget), "thinking_budget": self.thinking_budget}
         if self.effort is not None:
             found["reasoning_effort"] = self.effort
+            found |= {"enable_thinking": False} if self.effort == "none" else {}
+        if self.is_thinking is not None:
+            found["enable_thinking"] = self.is_thinking
         for name in self.variables:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"chat_template_kwargs may not set {name[:80]!r}", "chat_template_kwargs")
-        return found | dict(self.variables)
+        found |= self.variables
+        is_on = switched(found)
+        return found if is_on is None else dict.fromkeys(SWITCHES, is_on) | found
 
 
 def continued(
@@ -178,6 +183,4 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
-    if template is None and any("tool_calls" in message for message in messages):
-        messages = as_the_template_reads(model.tokenizer, messages)
-    return messages
+    return messages if template is not None else fitted(messages, rules_of(model.tokenizer.chat_template))

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, prompt_text
+from bridle.chat.roles import THOUGHT_KEYS, thoughts_of
 from bridle.chat.stream_deltas import own_id
 from bridle.chat.tool_choice import ToolChoice
 from bridle.engine.request import Request
@@ -28,7 +29,7 @@ from bridle.tokenizer.content_tokens import encode_prompt, without_marks
 #: How many answers of a conversation are looked at, the latest first; each costs a rendering.
 _MAX_TRIES = 3
 #: What a message of the assistant may say beside what is compared.
-_COMPARED = frozenset({"role", "content", "tool_calls", "reasoning_content", "name"})
+_COMPARED = frozenset({"role", "content", "tool_calls", "name", *THOUGHT_KEYS})
 
 
 def keep_answers(
@@ -79,10 +80,10 @@ def _known(model: LoadedModel, user: str, message: Mapping[str, Any]) -> CachedT
 def _is_told(message: Mapping[str, Any], answer: CachedToolCall) -> bool:
     """Return whether a message equals the answer that its client received."""
     told, calls = answer.message, message["tool_calls"]
-    content, thoughts = message.get("content") or "", message.get("reasoning_content") or ""
+    content, thoughts = message.get("content") or "", thoughts_of(message)
     if any(value for name, value in message.items() if name not in _COMPARED):
         return False
-    if not isinstance(content, str) or not isinstance(thoughts, str) or len(calls) != len(told.calls):
+    if not isinstance(content, str) or len(calls) != len(told.calls):
         return False
     if content.strip() != told.content.strip() or thoughts.strip() != told.thoughts.strip():
         return False

@@ -71,7 +71,7 @@ _TAG = re.compile(r"[<\[][^<>\[\]\n]+[>\]]")
 def infer_thoughts(template: ChatTemplate) -> tuple[str, str, str, str] | None:
     """The tags that a chat template writes around reasoning, and the marks that it writes before and behind the answer
     (empty if none); None if it writes no reasoning, or not between tags."""
-    for options in ({}, dict.fromkeys(_SWITCHES, True)):
+    for options in ({}, dict.fromkeys(SWITCHES, True)):
         text = _thoughtful(template, options)
         before, thought, rest = text.partition(THOUGHT)
         between, content, after = rest.partition(CONTENT)
@@ -93,19 +93,19 @@ def _thoughtful(template: ChatTemplate, options: dict[str, bool]) -> str:
 
 
 #: The variables by which chat templates turn thoughts on and off.
-_SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")
 _PROBE = [{"role": "user", "content": "?"}]
 
 
 def switched(variables: Mapping[str, Any]) -> bool | None:
     """Return whether template variables turn reasoning on, or None if they do not say."""
-    return next((bool(variables[name]) for name in _SWITCHES if variables.get(name) is not None), None)
+    return next((bool(variables[name]) for name in SWITCHES if variables.get(name) is not None), None)
 
 
 def thinks_unasked(tokenizer: Tokenizer) -> bool:
     """Return whether a model reasons by default. Where its template writes another prompt once thoughts are turned
     on, they are off."""
-    on = dict.fromkeys(_SWITCHES, True)
+    on = dict.fromkeys(SWITCHES, True)
     try:
         plain, thoughtful = (tokenizer.chat_template.render(_PROBE, None, None, each) for each in ({}, on))
     except TemplateFailure:

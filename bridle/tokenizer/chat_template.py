@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,10 @@ class ChatTemplate:
                 return _render_apart(template, known)
             name = "tool_use" if tools and "tool_use" in self._sources else "default"
             program = self._programs.get(name) or self._compile(name)
-            if "functions" in program.source and tools:  # a name of its own that some templates read
-                known.setdefault("functions", json.dumps([tool.get("function", tool) for tool in tools]))
+            if "functions" in program.source:  # a name of its own that some templates read
+                known.setdefault("functions", json.dumps([tool.get("function", tool) for tool in tools or ()]))
+            if "datetime" in program.source:
+                known.setdefault("datetime", f"{datetime.now().astimezone():%Y-%m-%d}")
             try:
                 return program.render(known)
             except TemplateError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +18,7 @@ from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
 from bridle.chat.tool_parsers.presets import name_of, preset_or_file
-from bridle.chat.tool_parsers.probes import RenderChat, prober_of
+from bridle.chat.tool_parsers.probes import renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.tool_prompt import support_of
@@ -150,50 +149,7 @@ _NAMES: dict[type, str] = {Hermes: "hermes", Llama: "llama3_json", Mistral: "mis
 
 def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
     """The format that the model's chat template shows; None if it writes no calls."""
-    return infer_format(_renderer(tokenizer), tuple(map(tokenizer.token_text, tokenizer.eos_token_ids)))
-
-
-def _renderer(tokenizer: Tokenizer) -> RenderChat:
-    template = tokenizer.chat_template
-
-    def render(
-        messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
-    ) -> str:
-        return template.render(messages, tools, None, {}, add_generation_prompt)
-
-    return render
-
-
-#: How templates take calls of earlier turns, as long as their tokenizers are there.
-_STYLES: WeakKeyDictionary[Tokenizer, tuple[bool, bool]] = WeakKeyDictionary()
-
-
-def as_the_template_reads(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages in which earlier calls have the form that the model's template can write: some templates take arguments
-    only as JSON text, some write calls only where there is no content."""
-    if tokenizer not in _STYLES:
-        prober = prober_of(_renderer(tokenizer))
-        _STYLES[tokenizer] = (False, False) if prober is None else (prober.is_text, prober.is_null)
-    is_text, is_null = _STYLES[tokenizer]
-    return [_written(message, is_text, is_null) for message in messages] if is_text or is_null else messages
-
-
-def _written(message: dict[str, Any], is_text: bool, is_null: bool) -> dict[str, Any]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    content = message.get("content")
-    made = [_with_text(call) for call in calls] if is_text else calls
-    return {**message, "content": None if is_null and not content else content, "tool_calls": made}
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as JSON text."""
-    function = call.get("function", call)
-    arguments = function.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    changed = {**function, "arguments": text}
-    return {**call, "function": changed} if "function" in call else changed
+    return infer_format(renderer_of(tokenizer.chat_template), tuple(map(tokenizer.token_text, tokenizer.eos_token_ids)))
 
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bridle.errors import InvalidRequest, UnsupportedModel
+
+if TYPE_CHECKING:
+    from bridle.tokenizer.chat_template import ChatTemplate
 
 USER = "zquestion"
 CONTENT = "zanswer"
@@ -37,6 +40,17 @@ class RenderChat(Protocol):
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
     ) -> str:
         raise NotImplementedError
+
+
+def renderer_of(template: ChatTemplate) -> RenderChat:
+    """Renders messages by a template as it is."""
+
+    def render(
+        messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
+    ) -> str:
+        return template.render(messages, tools, None, {}, add_generation_prompt)
+
+    return render
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +82,18 @@ class Prober:
 
     def turn(self, calls: Sequence[ProbeCall] = (), content: str = "", thought: str = "") -> str | None:
         """The text of an assistant's turn behind the user's message; None if the template refuses it."""
+        message = self.message(calls, content)
+        if thought:
+            message |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
+        return self._behind_user([message], add_generation_prompt=False)
+
+    def message(self, calls: Sequence[ProbeCall], content: str = "") -> dict[str, Any]:
+        """An assistant's message with calls."""
         is_null = self.is_null and calls and not content
         message: dict[str, Any] = {"role": "assistant", "content": None if is_null else content}
         if calls:
             message["tool_calls"] = [self._call(number, each) for number, each in enumerate(calls)]
-        if thought:
-            message |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
-        return self._behind_user([message], add_generation_prompt=False)
+        return message
 
     def generation_prompt(self) -> str | None:
         """The text that begins the assistant's turn, behind the user's message."""

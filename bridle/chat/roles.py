@@ -1,0 +1,268 @@
+"""Roles of messages as a chat template takes them.
+
+Templates differ: some know one system message or none, some refuse two messages of the same role in a row, and each has
+its own name for earlier reasoning. A template is rendered with probes once. Conversations are changed only where their
+template would refuse or drop a message, by these rules:
+
+1. `developer` is `system` for a template that does not write it.
+2. Where only the first system message counts, all instructions become one, joined by a blank line. Where none counts,
+   they stand in front of the first message of the user.
+3. Where roles must alternate, neighbours of the same role are joined by a blank line. What a user says right behind the
+   result of a tool is added to that result.
+4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.
+5. Reasoning of earlier answers has the name that the template reads. It is left out beside content and calls if the
+   template refuses all three.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+from bridle.chat.tool_parsers.probes import (
+    CONTENT,
+    KEYS,
+    SAMPLES,
+    THOUGHT,
+    TOOLS,
+    USER,
+    ProbeCall,
+    Prober,
+    RenderChat,
+    prober_of,
+    renderer_of,
+)
+from bridle.errors import InvalidRequest, UnsupportedModel
+
+if TYPE_CHECKING:
+    from bridle.tokenizer.chat_template import ChatTemplate
+
+Message = dict[str, Any]
+Messages = list[Message]
+
+#: The names under which clients and templates have the reasoning of a message.
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+_FIRST, _SECOND = "zsystema", "zsystemb"
+_INSTRUCTIONS = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRules:
+    """What a template takes. `system` says which system messages count; a template `needs_user` if it refuses or drops
+    instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no content beside them."""
+
+    has_developer: bool = False
+    system: Literal["all", "first", "none"] = "all"
+    needs_user: bool = False
+    alternates: bool = False
+    user_follows_tool: bool = True
+    tool_parts: bool = False
+    thought_key: str = THOUGHT_KEYS[0]
+    thought_excludes_content: bool = False
+    is_text: bool = False
+    is_null: bool = False
+
+
+#: Rules that were found out, as long as their templates are there.
+_KNOWN: WeakKeyDictionary[ChatTemplate, RoleRules] = WeakKeyDictionary()
+
+
+def rules_of(template: ChatTemplate) -> RoleRules:
+    """The rules of a template, inferred once. Slow the first time."""
+    if template not in _KNOWN:
+        _KNOWN[template] = infer_rules(renderer_of(template))
+    return _KNOWN[template]
+
+
+def thoughts_of(message: Mapping[str, Any]) -> str:
+    """The reasoning of a message, under whichever name."""
+    return next((each for key in THOUGHT_KEYS if isinstance(each := message.get(key), str) and each), "")
+
+
+# -- inference ---------------------------------------------------------------------------------------------------
+
+
+def infer_rules(render: RenderChat) -> RoleRules:
+    """Find out by rendering."""
+    prober = prober_of(render)
+    trial = _Trial(render, prober)
+    if not trial.writes([_said("user", USER)], USER):
+        return RoleRules(True, tool_parts=True)  # it takes nothing like the probes
+    both = [_said("system", _FIRST), _said("system", _SECOND), _said("user", USER)]
+    later = [_said("user", USER), _said("assistant", CONTENT), _said("system", _SECOND), _said("user", "zmore")]
+    one = [_said("system", _FIRST), _said("user", USER)]
+    takes_all = trial.writes(both, _FIRST, _SECOND) and trial.writes([_said("system", _FIRST), *later], _FIRST, _SECOND)
+    thought_key = next(filter(trial.knows_thought, THOUGHT_KEYS), THOUGHT_KEYS[0])
+    return RoleRules(
+        has_developer=trial.writes([_said("developer", _FIRST), _said("user", USER)], _FIRST),
+        system="all" if takes_all else "first" if trial.writes(one, _FIRST) else "none",
+        needs_user=not trial.writes(one[:1], _FIRST),
+        alternates=not trial.writes([_said("user", USER), _said("user", "zmore")], USER, "zmore"),
+        user_follows_tool=trial.has_no_calls or trial.writes([*trial.call(), _said("user", "zmore")], "zmore"),
+        tool_parts=not trial.has_no_calls and trial.takes_parts(),
+        thought_key=thought_key,
+        thought_excludes_content=trial.refuses_thought_with_content(thought_key),
+        is_text=prober is not None and prober.is_text,
+        is_null=prober is not None and prober.is_null,
+    )
+
+
+def _said(role: str, content: Any) -> Message:
+    return {"role": role, "content": content}
+
+
+class _Trial:
+    """Renders short conversations, with tools where the template writes calls."""
+
+    def __init__(self, render: RenderChat, prober: Prober | None) -> None:
+        self._render, self._prober = render, prober
+        self.has_no_calls = prober is None
+
+    def text(self, messages: Messages, tools: bool = False) -> str | None:
+        """The prompt; None if the template refuses it."""
+        try:
+            return self._render(messages, TOOLS if tools else None, messages[-1]["role"] != "assistant")
+        except (InvalidRequest, UnsupportedModel):
+            return None
+
+    def writes(self, messages: Messages, *words: str) -> bool:
+        """Return whether all of `words` are in the prompt."""
+        text = self.text(messages, any("tool_calls" in each for each in messages))
+        return text is not None and all(word in text for word in words)
+
+    def call(self, result: Any = "zresult", **extra: Any) -> Messages:
+        """A question, a call and its result."""
+        assert self._prober is not None
+        message = self._prober.message([ProbeCall(0, {KEYS[0]: SAMPLES["string"]})]) | extra
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": result}
+        return [_said("user", USER), message, result | {"name": message["tool_calls"][0]["function"]["name"]}]
+
+    def takes_parts(self) -> bool:
+        text = self.text(self.call([{"type": "text", "text": "zresult"}, {"type": "image"}]), tools=True)
+        return (
+            text is not None and "zresult" in text and "'type'" not in text and '"type"' not in text.rpartition(USER)[2]
+        )
+
+    def knows_thought(self, key: str) -> bool:
+        turn = [_said("user", USER), _said("assistant", CONTENT) | {key: THOUGHT}]
+        return self.writes(turn, THOUGHT) or (
+            not self.has_no_calls and self.writes(self.call(**{key: THOUGHT}), THOUGHT)
+        )
+
+    def refuses_thought_with_content(self, key: str) -> bool:
+        if self.has_no_calls or not self.writes(self.call(content=CONTENT)):
+            return False
+        return not self.writes(self.call(content=CONTENT, **{key: THOUGHT}))
+
+
+# -- application -------------------------------------------------------------------------------------------------
+
+
+def fitted(messages: Messages, rules: RoleRules) -> Messages:
+    """The messages as the template takes them."""
+    made = [_with_calls(_with_thoughts(message, rules), rules) for message in messages]
+    if not rules.has_developer:
+        made = [each | {"role": "system"} if each["role"] == "developer" else each for each in made]
+    if rules.system != "all":
+        made = _one_instruction(made, rules)
+    if rules.needs_user and made and all(each["role"] in _INSTRUCTIONS for each in made):
+        made = [each | {"role": "user"} for each in made]
+    if not rules.tool_parts:
+        made = [part for each in made for part in _without_media(each)]
+    return _alternating(made, rules)
+
+
+def _with_thoughts(message: Message, rules: RoleRules) -> Message:
+    if message["role"] != "assistant" or not any(key in message for key in THOUGHT_KEYS):
+        return message
+    thoughts = thoughts_of(message)
+    rest = {key: value for key, value in message.items() if key not in THOUGHT_KEYS}
+    is_refused = rules.thought_excludes_content and message.get("content") and message.get("tool_calls")
+    return rest if is_refused or not thoughts else rest | {rules.thought_key: thoughts}
+
+
+def _with_calls(message: Message, rules: RoleRules) -> Message:
+    """Earlier calls in the form that the template can write."""
+    calls = message.get("tool_calls")
+    if not calls or not (rules.is_text or rules.is_null):
+        return message
+    content = None if rules.is_null and not message["content"] else message["content"]
+    made = [_with_text(call) for call in calls] if rules.is_text else calls
+    return message | {"content": content, "tool_calls": made}
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call with its arguments as JSON text."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    changed = {**function, "arguments": text}
+    return {**call, "function": changed} if "function" in call else changed
+
+
+def _one_instruction(messages: Messages, rules: RoleRules) -> Messages:
+    """The messages with all instructions in one place. Instructions that have media stay where they are."""
+    found = [each for each in messages if each["role"] in _INSTRUCTIONS and _is_text(each["content"])]
+    if not found or (rules.system == "first" and len(found) == 1 and messages[0] is found[0]):
+        return messages
+    rest = [each for each in messages if not any(each is one for one in found)]
+    content = found[0]["content"]
+    for each in found[1:]:
+        content = joined(content, each["content"])
+    user = next((number for number, each in enumerate(rest) if each["role"] == "user"), None)
+    if rules.system == "first" or user is None:
+        return [found[0] | {"content": content}, *rest]
+    rest[user] = rest[user] | {"content": joined(content, rest[user]["content"])}
+    return rest
+
+
+def _without_media(message: Message) -> Messages:
+    """A result of a tool as text, and a message of the user with its media if there are any."""
+    content = message["content"]
+    if message["role"] != "tool" or not isinstance(content, list):
+        return [message]
+    texts = "\n".join(part["text"] for part in content if "text" in part)
+    result = message | {"content": texts}
+    return [result] if _is_text(content) else [result, {"role": "user", "content": content_media(content)}]
+
+
+def content_media(content: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a content that are no text."""
+    return [dict(part) for part in content if "text" not in part]
+
+
+def _alternating(messages: Messages, rules: RoleRules) -> Messages:
+    if not rules.alternates and rules.user_follows_tool:
+        return messages
+    made: Messages = []
+    for message in messages:
+        before = made[-1] if made else {}
+        if _joins(before, message, rules):
+            made[-1] = before | {"content": joined(before["content"], message["content"])}
+        else:
+            made.append(message)
+    return made
+
+
+def _joins(before: Message, message: Message, rules: RoleRules) -> bool:
+    pair = before.get("role"), message["role"]
+    if pair == ("tool", "user"):
+        return not rules.user_follows_tool and (rules.tool_parts or _is_text(message["content"]))
+    if not rules.alternates or pair not in (("user", "user"), ("assistant", "assistant")):
+        return False
+    return not any(key in each for each in (before, message) for key in ("tool_calls", *THOUGHT_KEYS))
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Two contents with a blank line between them."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}" if first and second else first or second
+    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else list(each) for each in (first, second)]
+    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]] if all(parts) else parts[0] or parts[1]
+
+
+def _is_text(content: Any) -> bool:
+    return content is None or isinstance(content, str) or all("text" in part for part in content)

@@ -1,0 +1,102 @@
+"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.chat.roles`. Others stay as
+they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridle.chat.conversation import Conversation
+from bridle.chat.roles import fitted, rules_of
+from bridle.errors import InvalidRequest
+from bridle.tokenizer.chat_template import ChatTemplate, prepare
+from tests.fakes.role_templates import ALTERNATING, FIRST_SYSTEM, NO_SYSTEM, ONLY_FIRST_SYSTEM, PARTS, any_role
+
+CALL = {"id": "callid001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+MEDIA = [{"type": "text", "text": "seen"}, {"type": "image"}]
+
+
+def said(*turns: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def written(source: str, messages: list[dict[str, Any]]) -> str:
+    template = ChatTemplate(source, {})
+    return template.render(fitted(messages, rules_of(template)), None, None, {}, False)
+
+
+SYSTEMS = said(("system", "a"), ("user", "b"), ("assistant", "c"), ("system", "d"), ("developer", "e"), ("user", "f"))
+TOOL = [*said(("user", "q")), {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        (any_role(), SYSTEMS, "<system>a<user>b<assistant>c<system>d<system>e<user>f"),
+        (FIRST_SYSTEM, SYSTEMS, "<system>a\n\nd\n\ne<user>b<assistant>c<user>f"),
+        (ONLY_FIRST_SYSTEM, SYSTEMS, "<system>a\n\nd\n\ne<user>b<assistant>c<user>f"),
+        (NO_SYSTEM, SYSTEMS, "<user>a\n\nd\n\ne\n\nb<assistant>c<user>f"),
+        (FIRST_SYSTEM, said(("user", "b"), ("system", "a")), "<system>a<user>b"),
+        (FIRST_SYSTEM, said(("developer", "a"), ("user", "b")), "<system>a<user>b"),
+        (ALTERNATING, said(("user", "a"), ("user", "b"), ("assistant", "c"), ("assistant", "d"), ("user", "e")),
+         "<user>a\n\nb<assistant>c\n\nd<user>e"),
+        (NO_SYSTEM, said(("system", "a")), "<user>a"),
+        (ALTERNATING, [*TOOL, *said(("tool", "r"), ("user", "s"))], "<user>q<call>f<tool>r\n\ns"),
+        (any_role(), [*TOOL, *said(("tool", MEDIA), ("user", "s"))],
+         "<user>q<assistant><call>f<tool>seen<user>IMAGE<user>s"),
+        (PARTS, [*TOOL, *said(("tool", MEDIA), ("user", "s"))], "<user>q<assistant><call>f<tool>seenIMAGE<user>s"),
+    ],
+)  # fmt: skip
+def test_messages_are_merged_as_the_template_needs_it(source: str, messages: list[dict[str, Any]], text: str) -> None:
+    assert written(source, messages) == text
+
+
+def test_what_no_rule_covers_is_refused_with_the_words_of_the_template() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        written(ALTERNATING, said(("assistant", "a"), ("user", "b")))
+
+
+@pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_earlier_reasoning_has_the_name_that_the_template_reads(given: str, key: str) -> None:
+    source = any_role(f"{{{{ '(' ~ m.{key} ~ ')' if m.{key} }}}}")
+    messages = [*said(("user", "a")), {"role": "assistant", "content": "b", given: "why"}]
+    assert written(source, messages) == "<user>a<assistant>(why)b"
+
+
+def test_reasoning_is_left_out_where_the_template_refuses_it_beside_content_and_calls() -> None:
+    refusal = "{{ raise_exception('no') if m.thinking and m.content and m.tool_calls }}{{ m.thinking }}"
+    source = any_role(refusal)
+    call = {"role": "assistant", "content": "b", "thinking": "why", "tool_calls": [CALL]}
+    assert written(source, [*said(("user", "a")), call]) == "<user>a<assistant>b<call>f"
+    assert written(source, [*said(("user", "a")), call | {"content": ""}]) == "<user>a<assistant>why<call>f"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [
+        ({}, {}),
+        ({"is_thinking": False}, {"enable_thinking": False, "thinking": False}),
+        ({"effort": "high"}, {"reasoning_effort": "high"}),
+        ({"effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
+        ({"thinking_budget": 5}, {"thinking_budget": 5, "enable_thinking": True, "thinking": True}),
+        (
+            {"thinking_budget": 0, "is_thinking": True},
+            {"thinking_budget": 0, "enable_thinking": True, "thinking": True},
+        ),
+        ({"variables": {"thinking": True}}, {"thinking": True, "enable_thinking": True}),
+        ({"is_thinking": True, "variables": {"enable_thinking": False}}, {"enable_thinking": False, "thinking": False}),
+    ],
+)
+def test_settings_of_thinking_reach_the_template_under_the_names_that_it_reads(
+    settings: dict[str, Any], variables: dict[str, Any]
+) -> None:
+    assert Conversation([], **settings).options() == variables
+
+
+def test_the_messages_of_the_caller_stay_as_they_are() -> None:
+    messages = prepare([{"role": "system", "content": "a"}, *said(("user", "b"), ("system", "c"))])
+    before = [dict(each) for each in messages]
+    written(NO_SYSTEM, messages)
+    assert messages == before
