@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
-from bridle.chat.tool_parsers import call_reader
+from bridle.chat.tool_parsers import held_call
 from bridle.chat.tool_parsers.call_format import CallFormat, TaggedArguments, parse_format, to_dict
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
@@ -193,11 +193,11 @@ def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest
     """Each of these ends could be the call's; each try parses all of the text before it."""
     form, parsed = form_of("functions with parameters"), []
 
-    def counted(form: TaggedArguments, text: str, schema: object) -> dict[str, Any]:
+    def counted(form: TaggedArguments, text: str, schema: object, is_cut: bool) -> dict[str, Any]:
         parsed.append(len(text))
-        return read_tagged(form, text, schema)
+        return read_tagged(form, text, schema, is_cut)
 
-    monkeypatch.setattr(call_reader, "read_tagged", counted)
+    monkeypatch.setattr(held_call, "read_tagged", counted)
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\n" + "</parameter> x</function>\n</tool_call>" * 3_000
     reader, found = CallFormatReader(form, RULES), ParsedMessage()
     for start in range(0, len(text), 64):

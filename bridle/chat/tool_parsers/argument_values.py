@@ -56,6 +56,12 @@ def read_value(text: str, schema: object) -> Any:
     raise ValueError(f"{text[:80]!r} is none of {sorted(types)}")
 
 
+def typed(value: Any, schema: object) -> Any:
+    """A value as its schema says, where all values are written between quotes."""
+    types = types_of(schema)
+    return read_value(value, schema) if isinstance(value, str) and types and "string" not in types else value
+
+
 def _json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)

@@ -63,7 +63,8 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `call` is a pattern of literals and fields. With `name_key` the call is a JSON object that has the name under this
     key and the arguments under `arguments_key` (`name_key` "" means that the name itself is the key of the arguments).
     `is_bare` means that no markup begins a call: an output is calls from its first character on, or text.
-    `max_calls` is 1 where the template refuses further calls.
+    `max_calls` is set where the template refuses further calls, or writes them in another way. With `is_prompted` the
+    prompt ends with the opening of a call; what the model writes instead is `content_open` behind it, and content.
     """
 
     call: tuple[str, ...]
@@ -75,6 +76,8 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments_key: str = "arguments"
     is_bare: bool = False
     max_calls: int | None = None
+    is_prompted: bool = False
+    content_open: str = ""
     source: str = "template"
 
     @property
@@ -90,7 +93,12 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def trigger(self) -> str:
         """The markup that begins calls, without white space and brackets of JSON; empty for bare calls."""
-        return markup(self.section_open) or markup(self.opening)
+        return "" if self.is_bare else markup(self.section_open) or markup(self.opening)
+
+    @property
+    def end_mark(self) -> str:
+        """The markup that ends a call, without braces of JSON."""
+        return self.closing.strip().lstrip("}").strip()
 
     def literals(self) -> tuple[str, ...]:
         """All literal texts of the format. Special tokens among them must be visible in outputs."""

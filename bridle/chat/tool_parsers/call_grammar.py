@@ -38,17 +38,23 @@ class CallGrammar(ArgumentGrammar):
         self._rules = []
         self._call_rules(functions)
         limit = min(max_calls, self._form.max_calls or max_calls)
-        section = self._section(self._form.section_open, limit)
-        return "\n".join([f"start: {section}", *self._rules, ""])
+        return "\n".join([f"start: {self._whole_section(limit)}", *self._rules, ""])
 
     def may_call(self, functions: Sequence[Function]) -> str:
         """The grammar of an output in which calls, if there are any, are right."""
         self._rules = []
         self._call_rules(functions)
+        if self._form.is_bare:
+            self._rules.append(r"TEXT: /\s*([^\s\{\[](?s:.)*)?/")
+            whole = self._whole_section(self._form.max_calls or MAX_CALLS)
+            return "\n".join([f"start: {whole} | TEXT", *self._rules, ""])
+        if self._form.is_prompted:
+            whole = self._whole_section(self._form.max_calls or MAX_CALLS)
+            plain = self._literal(self._form.content_open.removeprefix(self._form.opening))
+            self._rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*){_pattern(self._form.opening)}(?s:.*)/")
+            self._rules.append(f"free[suffix={quoted(self._form.opening)}]: /(?s:.*)/")
+            return "\n".join([f"start: {whole} | {plain} (TAIL | free {whole})", *self._rules, ""])
         trigger, section = self._split_section()
-        if self._form.is_bare or not trigger:
-            self._rules.append(r"TEXT: /\s*([^\s\{](?s:.)*)?/")
-            return "\n".join([f"start: {section} | TEXT", *self._rules, ""])
         if trigger in self._specials:
             self._rules.append("FREE: /(?s:.*)/")
             return "\n".join([f"start: (FREE {self._literal(trigger)} {section})* FREE", *self._rules, ""])
@@ -62,14 +68,26 @@ class CallGrammar(ArgumentGrammar):
         limit = form.max_calls or MAX_CALLS
         whole = form.section_open or form.opening
         special = next((text for text in self._specials if whole.startswith(text)), None)
-        trigger = special or (whole[: min(self._first_special(whole), len(form.trigger))] if form.trigger else "")
+        trigger = special or whole[: min(self._first_special(whole), len(form.trigger))]
         rest = whole[len(trigger) :]
         if form.section_open:
             return trigger, self._section(rest, limit)
+        return trigger, self._first_and_more(rest, limit)
+
+    def _whole_section(self, max_calls: int) -> str:
+        """Calls from their first character on, but for what stood in the prompt."""
+        return (
+            self._first_and_more("", max_calls)
+            if self._form.is_prompted
+            else self._section(self._form.section_open, max_calls)
+        )
+
+    def _first_and_more(self, opening: str, max_calls: int) -> str:
+        """Calls whose first one begins with `opening`."""
         self._rules.append("first: " + " | ".join(f"first_{number}" for number in range(self._num_functions)))
-        self._rules += [f"first_{number}: {self._call(each, rest)}" for number, each in enumerate(self._functions)]
-        more = f" ({self._literal(form.separator)} one){{0,{limit - 1}}}" if limit > 1 else ""
-        return trigger, f"first{more}"
+        self._rules += [f"first_{number}: {self._call(each, opening)}" for number, each in enumerate(self._functions)]
+        more = f" ({self._literal(self._form.separator)} one){{0,{max_calls - 1}}}" if max_calls > 1 else ""
+        return f"first{more}"
 
     def _section(self, opening: str, max_calls: int) -> str:
         form = self._form

@@ -1,40 +1,19 @@
 """Reads calls out of growing text, in any format that is described by a `CallFormat`.
 
 Text outside of calls is content. From the markup that begins calls on, text is held until it is clear what it is: a
-call, or content after all. Spaces and line breaks around markup may differ from what the template writes.
+call, or content after all. Spaces and line breaks around markup may differ from what the template writes. Where no
+markup begins calls, the output is calls from its first character on, or it is content.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
+from bridle.chat.stream_deltas import ANY_CALL, CallRules, Content, StreamDelta, held_back
+from bridle.chat.tool_parsers.call_format import CallFormat, PythonArguments, markup
+from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided
+from bridle.chat.tool_parsers.held_call import HeldCall
 
-from bridle.chat.stream_deltas import (
-    ANY_CALL,
-    CallArguments,
-    CallRules,
-    Content,
-    StreamDelta,
-    ToolCallStart,
-    held_back,
-    new_call_id,
-)
-from bridle.chat.tool_parsers.argument_values import QuotedReader, read_keywords
-from bridle.chat.tool_parsers.call_format import (
-    CallFormat,
-    JsonArguments,
-    PythonArguments,
-    QuotedArguments,
-    TaggedArguments,
-    markup,
-)
-from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided, end_pattern, read_header
-from bridle.chat.tool_parsers.json_call import JsonCallReader
-from bridle.chat.tool_parsers.tagged_arguments import read_tagged
-
-#: Characters that are parsed to find the end of one call. Behind an end that was tried, text is parsed again.
-_MAX_PARSED = 2 << 20
+#: Stands in front of bare calls of some models; a special token, which outputs do not show unless asked to.
+PYTHON_TAG = "<|python_tag|>"
 
 
 class CallFormatReader:
@@ -43,13 +22,17 @@ class CallFormatReader:
     def __init__(self, form: CallFormat, rules: CallRules = ANY_CALL) -> None:
         self._form, self._rules = form, rules
         self._trigger = form.trigger
+        self._opening = markup(form.opening)
         self._marks = _marks_between(form)
-        self._held = ""
+        self._between_marks = " \t\n,;" if form.is_bare else " \t\n,"
+        self._held = form.opening if form.is_prompted else ""
+        self._is_own = form.is_prompted  # the first opening stood in the prompt, and is never told
         self._space = ""  # after a call
         self._skipped = ""  # markup that was passed since the last call or content
-        self._in_calls = False
+        self._in_calls = form.is_bare
+        self._is_text = False  # to its end
         self._num_calls = 0
-        self._call: _HeldCall | None = None
+        self._call: HeldCall | None = None
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
         """What became certain with `text`; with `is_last` nothing follows."""
@@ -66,8 +49,8 @@ class CallFormatReader:
         return self._between(pieces, is_last) if self._in_calls else self._outside(pieces, is_last)
 
     def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        before, found, after = self._held.partition(self._trigger)
-        keep = 0 if found or is_last else held_back(before, self._trigger)
+        before, found, after = self._held.partition(self._trigger) if not self._is_text else (self._held, "", "")
+        keep = 0 if found or is_last or self._is_text else held_back(before, self._trigger)
         self._say(before[: len(before) - keep], pieces)
         self._held = found + after if found else before[len(before) - keep :]
         self._in_calls = bool(found)
@@ -75,28 +58,38 @@ class CallFormatReader:
 
     def _between(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         """In front of a call, or behind one: pass markup and white space."""
-        rest = self._held.lstrip(" \t\n,")
-        if self._form.name_key is not None and not any(map(rest.startswith, self._marks)):
-            rest = rest.lstrip(" \t\n,[")
+        rest = self._held.lstrip(self._between_marks)
+        begin = len(self._held) - len(rest)
+        if self._form.content_open and rest.startswith(self._form.content_open):
+            self._held, self._in_calls, self._is_own = rest.removeprefix(self._form.content_open), False, False
+            return bool(self._held)
+        if self._form.content_open and self._form.content_open.startswith(rest) and not is_last:
+            return False
         if self._opens(rest):
-            self._call = _HeldCall(self._form, self._rules, self._num_calls)
-            self._skipped += self._held[: len(self._held) - len(rest)]
+            self._call = HeldCall(self._form, self._rules, self._num_calls)
+            self._skipped += self._held[:begin]
             self._call.text, self._held = rest, ""
             return True
         for mark in self._marks:
             if rest.startswith(mark):
-                end = len(self._held) - len(rest) + len(mark)
-                self._skipped, self._held = self._skipped + self._held[:end], self._held[end:]
+                self._skipped += self._held[: begin + len(mark)]
+                self._held = self._held[begin + len(mark) :]
                 return True
-        if not is_last and (not rest or any(mark.startswith(rest) for mark in self._all_marks)):
+        if not is_last and (not rest or any(mark.startswith(rest) for mark in (*self._marks, self._opening))):
             return False
+        return self._leave(rest, pieces, is_last)
+
+    def _leave(self, rest: str, pieces: list[StreamDelta], is_last: bool) -> bool:
+        """No call comes: what was passed in front of calls is content after all, and behind calls it is not."""
         self._in_calls = False
+        self._is_text = self._form.is_bare
         if self._num_calls:
-            self._space, self._skipped = "", ""  # the markup behind calls is no content
+            self._space = ""
         else:
             self._say(self._skipped, pieces)
-            self._skipped = ""
-        if is_last and not rest:
+        self._skipped = ""
+        if is_last and not rest and (self._num_calls or not self._held):
+            self._held = ""
             return False
         held, self._held = self._held, ""
         # What could not go on begins like markup that was passed over already: the first character is content.
@@ -104,30 +97,26 @@ class CallFormatReader:
         self._held = held[1:]
         return bool(self._held)
 
-    @property
-    def _all_marks(self) -> tuple[str, ...]:
-        return (*self._marks, markup(self._form.opening))
-
     def _opens(self, rest: str) -> bool:
-        mark = markup(self._form.opening)
-        if mark:
-            return rest.startswith(mark)
+        if self._opening:
+            return rest.startswith(self._opening)
         if self._form.name_key is not None:
             return rest.startswith("{")
-        return bool(BARE_NAME.match(rest)) and (bool(self._skipped) or self._num_calls > 0)
+        return bool(BARE_NAME.match(rest)) and (bool(self._skipped.strip()) or self._num_calls > 0)
 
-    def _in_call(self, call: _HeldCall, pieces: list[StreamDelta], is_last: bool) -> bool:
+    def _in_call(self, call: HeldCall, pieces: list[StreamDelta], is_last: bool) -> bool:
         text, self._held = self._held, ""
         try:
             rest = call.push(text, pieces, is_last)
         except Undecided:
             return False
         except NotACall:
-            self._call, self._in_calls = None, False
-            self._say(self._skipped + call.text, pieces)
-            self._skipped = ""
-            return False
-        self._call, self._held, self._skipped = None, rest, ""
+            self._call, self._in_calls, self._is_text = None, False, self._form.is_bare
+            told, self._held = call.given_up()
+            self._say(self._skipped + told.removeprefix(self._trigger if self._is_own else ""), pieces)
+            self._skipped, self._is_own = "", False
+            return bool(self._held)
+        self._call, self._held, self._skipped, self._is_own = None, rest, "", False
         self._num_calls, self._space = self._num_calls + 1, ""
         return True
 
@@ -142,101 +131,10 @@ class CallFormatReader:
 
 def _marks_between(form: CallFormat) -> tuple[str, ...]:
     """Markup that may stand between calls, the longest first."""
-    opening = markup(form.opening)
     found = {markup(form.section_open), form.section_close.strip(), markup(form.separator)}
-    found |= {form.section_close.strip().lstrip("]").strip(), _end_markup(form.closing)}
-    if form.name_key is not None or isinstance(form.arguments, PythonArguments):
+    found |= {form.section_close.strip().lstrip("]").strip(), form.end_mark}
+    if form.section_open.rstrip().endswith("[") or isinstance(form.arguments, PythonArguments):
         found |= {"]", "["}
-    return tuple(sorted(found - {"", opening}, key=len, reverse=True))
-
-
-def _end_markup(closing: str) -> str:
-    """The part of a call's end that is no JSON."""
-    return closing.strip().lstrip("}").strip()
-
-
-class _HeldCall:
-    """One call, read from its markup on. `text` is all of it, as long as it may turn out to be content."""
-
-    def __init__(self, form: CallFormat, rules: CallRules, number: int) -> None:
-        self._form, self._rules, self._number = form, rules, number
-        self.text = ""
-        self._json: JsonCallReader | None = None
-        self._name: str | None = None
-        self._body = 0  # where the arguments begin
-        self._looked = 0  # up to where an end was looked for
-        self._num_parsed = 0  # characters
-
-    def push(self, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
-        """Read on; the text behind the call once it is over. Raises `Undecided` or `NotACall`."""
-        fresh = self.text + text if self._json is None else text
-        self.text = fresh if self._json is None else self.text + text
-        if self._json is None and self._name is None:
-            self._begin(is_last)
-            fresh = self.text[self._body :]
-        if self._json is not None:
-            return self._in_json(self._json, fresh, pieces, is_last)
-        return self._in_body(pieces, is_last)
-
-    def _begin(self, is_last: bool) -> None:
-        if self._form.name_key is not None:
-            mark = markup(self._form.opening)
-            found = re.compile(r"\s*").match(self.text, len(mark))
-            assert found is not None
-            self._body = found.end()
-            self._json = JsonCallReader(self._number, self._rules, keys=_keys_of(self._form))
-            return
-        name, self._body = read_header(self._form, self.text, is_last)
-        if not self._rules.allow(name):
-            raise NotACall
-        self._name = name
-        if isinstance(self._form.arguments, JsonArguments):
-            self._json = JsonCallReader(self._number, self._rules, name)
-
-    def _in_json(self, call: JsonCallReader, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
-        pieces += call.push(text, is_last)
-        if not call.is_over:
-            raise Undecided
-        if call.is_bad:
-            raise NotACall
-        return call.rest
-
-    def _in_body(self, pieces: list[StreamDelta], is_last: bool) -> str:
-        assert self._name is not None
-        end = end_pattern(self._form)
-        for found in end.finditer(self.text, max(self._looked, self._body)):
-            self._looked = found.end()
-            self._num_parsed += found.start() - self._body
-            try:
-                arguments = self._arguments(self.text[self._body : found.start()])
-                value = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-            except ValueError:
-                if self._num_parsed >= _MAX_PARSED:
-                    raise NotACall from None
-                continue
-            self._tell(value, pieces)
-            return self.text[found.end() :]
-        if is_last:
-            raise NotACall
-        self._looked = max(self._looked, self._body, len(self.text) - len(self._form.closing) - 8)
-        raise Undecided
-
-    def _arguments(self, text: str) -> dict[str, Any]:
-        schema = self._rules.schemas.get(self._name or "")
-        match self._form.arguments:
-            case TaggedArguments() as tagged:
-                return read_tagged(tagged, text, schema)
-            case PythonArguments():
-                return read_keywords(text)
-            case QuotedArguments(quote=quote):
-                return QuotedReader(text, quote).fields()
-        raise NotACall
-
-    def _tell(self, value: str, pieces: list[StreamDelta]) -> None:
-        assert self._name is not None
-        pieces.append(ToolCallStart(self._number, self._name, new_call_id()))
-        pieces.append(CallArguments(self._number, value))
-
-
-def _keys_of(form: CallFormat) -> tuple[str, str] | None:
-    return (form.name_key, form.arguments_key) if form.name_key else None
+    if form.is_bare:
+        found |= {PYTHON_TAG}
+    return tuple(sorted(found - {"", markup(form.opening)}, key=len, reverse=True))

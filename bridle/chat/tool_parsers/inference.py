@@ -12,6 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
+from bridle.chat.stream_deltas import CallRules, ParsedMessage
 from bridle.chat.tool_parsers.call_format import (
     ARGUMENTS,
     FIELDS,
@@ -26,8 +29,9 @@ from bridle.chat.tool_parsers.call_format import (
     QuotedArguments,
     TaggedArguments,
 )
+from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.probe_texts import STRINGS, VALUES, calls_text
-from bridle.chat.tool_parsers.probes import IDS, KEYS, NAMES, SAMPLES, ProbeCall, Prober, RenderChat, prober_of
+from bridle.chat.tool_parsers.probes import CONTENT, IDS, KEYS, NAMES, SAMPLES, ProbeCall, Prober, RenderChat, prober_of
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix, trimmed_opening, whole_tags
 
 _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
@@ -40,7 +44,39 @@ def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> CallFormat |
     if prober is None:
         return None
     probes = _probe(prober, ends)
-    return None if probes is None else _infer(prober, probes, ends)
+    form = None if probes is None else _infer(prober, probes, ends)
+    return None if form is None else _tried(prober, form, ends)
+
+
+def _tried(prober: Prober, form: CallFormat, ends: tuple[str, ...]) -> CallFormat | None:
+    """The format, if it reads what the template writes for every type of argument. Where the template writes further
+    calls in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas:
+    the models write them."""
+    if isinstance(form.arguments, PythonArguments):
+        return form
+    full = [ProbeCall(0, dict(zip(_MANY_KEYS, SAMPLES.values(), strict=True)))]
+    if not _reads(form, calls_text(prober, full, ends), full):
+        return None
+    for count in (3, 2, 1):
+        calls = [ProbeCall(number, STRINGS) for number in range(count)]
+        text = calls_text(prober, calls, ends)
+        if text is not None and _reads(form, text, calls):
+            return form if count == 3 or form.max_calls else replace(form, max_calls=count)
+    return None
+
+
+_MANY_KEYS = ("zkeya", "zkeyb", "zkeyc", "zkeyd", "zkeye", "zkeyf")
+_TYPED = {"properties": {key: {"type": kind} for key, kind in zip(_MANY_KEYS, SAMPLES, strict=True)}}
+_SCHEMAS = dict.fromkeys(NAMES, _TYPED)
+
+
+def _reads(form: CallFormat, text: str | None, calls: list[ProbeCall]) -> bool:
+    rules = CallRules(
+        frozenset(NAMES), is_held=True, schemas=_SCHEMAS if set(calls[0].arguments) == set(_MANY_KEYS) else {}
+    )
+    found = ParsedMessage().add(CallFormatReader(form, rules).push(text or "", is_last=True))
+    read = [(call.name, json.loads(call.arguments)) for call in found.calls if call.arguments.endswith("}")]
+    return read == [(NAMES[call.number], dict(call.arguments)) for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +107,22 @@ def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> CallFormat
     found = _json_parts(probes.one, NAMES[0], 0) or _other_parts(prober, probes, ends)
     if found is None:
         return None
-    pattern, arguments = found
-    if isinstance(arguments, JsonArguments):
-        form = _with_neighbours(pattern, arguments, probes)
-    else:
-        form = _with_neighbours(pattern, arguments, probes, STRINGS)
-    return _as_json_object(form)
+    form = _as_json_object(_with_neighbours(*found, probes))
+    if form.trigger or form.is_bare:
+        return form
+    if isinstance(form.arguments, PythonArguments) and form.section_open.strip() == "[":
+        return replace(form, is_bare=True)
+    return _prompted(prober, form)
+
+
+def _prompted(prober: Prober, form: CallFormat) -> CallFormat | None:
+    """The format of calls between which stands what also ends the prompt."""
+    mark = form.separator.strip()
+    if not mark or not (prober.generation_prompt() or "").endswith(mark):
+        return None
+    before = (prober.turn(content=CONTENT) or "").partition(CONTENT)[0]
+    plain = before[before.rfind(mark) :] if mark in before else ""
+    return replace(form, call=(mark, *form.call), separator="", is_prompted=True, content_open=plain)
 
 
 Parts = tuple[str, ...]
@@ -106,9 +152,7 @@ def _split(text: str, name: str, number: int) -> Parts:
     return tuple(part for part in _FIELD.split(text) if part)
 
 
-def _with_neighbours(
-    pattern: Parts, arguments: Arguments, probes: _Probes, strings: dict[str, str] | None = None
-) -> CallFormat:
+def _with_neighbours(pattern: Parts, arguments: Arguments, probes: _Probes) -> CallFormat:
     """The format, with what surrounds and separates several calls."""
     if probes.two is None:
         return CallFormat(pattern, arguments, max_calls=1)
@@ -223,11 +267,11 @@ def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tupl
     middle, _, rest = rest.partition(VALUES[0])
     between, _, tail = rest.partition(KEYS[1])
     tail = tail.partition(VALUES[1])[2]
-    if middle.startswith("=") and middle[1:] in ("'", '"') and head.endswith("("):
-        whole = head + ARGUMENTS + tail[1:]
+    if middle in ("=", "='", '="') and head.endswith("("):
+        whole = head + ARGUMENTS + tail[len(middle) - 1 :]
         return _split(whole, NAMES[0], 0), PythonArguments()
     middles = _middles(prober, ends)
-    if middle.startswith(":") and len(middle) > 1 and middles.get("integer") == ":":
+    if middle.startswith(":") and len(middle) > 1 and middles.get("integer") in (":", middle):
         quote = middle[1:]
         return _split(head + ARGUMENTS + tail[len(quote) :], NAMES[0], 0), QuotedArguments(quote)
     return _tagged_parts(head, head_end, middle, between, tail, middles)
@@ -297,11 +341,5 @@ def _as_json_object(form: CallFormat) -> CallFormat:
     if arguments_key is None or (name_key is None and arguments_key != "zname"):
         return form
     is_bare = not (form.section_open + text[:start]).strip("[ \n")
-    form = replace_struct(form, name_key=name_key or "", arguments_key=arguments_key if name_key else "")
-    return replace_struct(form, is_bare=is_bare)
-
-
-def replace_struct(form: CallFormat, **changes: Any) -> CallFormat:
-    """A copy with other fields."""
-    fields = {name: getattr(form, name) for name in form.__struct_fields__}
-    return CallFormat(**(fields | changes))
+    keys = {"name_key": name_key or "", "arguments_key": arguments_key if name_key else ""}
+    return replace(form, **keys, is_bare=is_bare)

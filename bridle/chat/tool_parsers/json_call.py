@@ -18,23 +18,27 @@ from bridle.chat.stream_deltas import ANY_CALL, CallArguments, CallRules, Stream
 _IN_STRING = re.compile(r'"|\\(?s:.)')
 _IN_OBJECT = re.compile(r'["{}\[\]<]')
 _BEFORE = re.compile(r"\S")
-_USUAL_KEYS = ("name", "arguments")
+USUAL_KEYS = ("name", "arguments")
+_STRING = r'("(?:[^"\\]|\\.)*")'
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{')
 
 
 class JsonCallReader:
     """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
     `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone.
-    `keys` are those of name and arguments; None means that the name is the key of the arguments."""
+    `keys` are those of name and arguments; None means that the name is the key of the arguments. A call that the end of
+    the output cuts off is told as far as it goes, unless `end`, the markup behind a call, is empty or within it."""
 
     def __init__(
         self,
         number: int,
         rules: CallRules = ANY_CALL,
         name: str | None = None,
-        keys: tuple[str, str] | None = _USUAL_KEYS,
+        keys: tuple[str, str] | None = USUAL_KEYS,
+        end: str = "",
     ) -> None:
         self.number = number
+        self._end_mark = end
         self._rules = rules
         self._name = name
         self._keys = keys
@@ -106,7 +110,7 @@ class JsonCallReader:
         """An inner object begins: the arguments, if the name is known and one of those that may be called."""
         if self._rules.is_held:
             return
-        head = _HEAD.fullmatch(self._text, 0, self._position + 1) if self._keys == _USUAL_KEYS else None
+        head = _HEAD.fullmatch(self._text, 0, self._position + 1) if self._keys == USUAL_KEYS else None
         name = self._name or (_decoded(head[1]) if head is not None else None)
         if isinstance(name, str) and self._rules.allow(name):
             self._is_begun, self._shown = True, self._position
@@ -126,10 +130,22 @@ class JsonCallReader:
             return
         text = self._text[:end]
         call = self._whole(text) if self._name is None else _arguments_alone(self._name, text)
+        if call is None and end == len(self._text) and self._depth and self._end_mark and self._end_mark not in text:
+            call = self._cut(text)
         if call is None or not self._rules.allow(call[0]):
             self.is_bad, self.text = True, text
             return
         pieces += [ToolCallStart(self.number, call[0], new_call_id()), CallArguments(self.number, call[1])]
+
+    def _cut(self, text: str) -> tuple[str, str] | None:
+        """Name and arguments of a call that breaks off within its arguments."""
+        if self._name is not None:
+            return self._name, text.strip()
+        name, key = self._keys or ("", "")
+        head = _HEAD if self._keys == USUAL_KEYS else _head_of(name, key)
+        found = head.match(text)
+        called = None if found is None else _decoded(found[1])
+        return None if found is None or not isinstance(called, str) else (called, text[found.end() - 1 :])
 
     def _whole(self, text: str) -> tuple[str, str] | None:
         if self._keys is None:
@@ -139,6 +155,15 @@ class JsonCallReader:
             ((name, value),) = fields.items()
             return name, json.dumps(value, ensure_ascii=False)
         return _whole_call(text, *self._keys)
+
+
+def _head_of(name: str, arguments: str) -> re.Pattern[str]:
+    """What stands in front of the arguments of a call under these keys; without keys, the name is a key."""
+    if not name:
+        return re.compile(r"\s*\{\s*" + _STRING + r"\s*:\s*\{")
+    others = rf'(?:"(?!{re.escape(name)}")\w+"\s*:\s*"[^"]*"\s*,\s*)*'
+    own, key = (rf'"{re.escape(each)}"\s*:\s*' for each in (name, arguments))
+    return re.compile(r"\s*\{\s*" + others + own + _STRING + r"\s*,\s*" + key + r"\{")
 
 
 def _whole_call(text: str, name_key: str, arguments_key: str) -> tuple[str, str] | None:

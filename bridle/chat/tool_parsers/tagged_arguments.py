@@ -14,12 +14,18 @@ _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
 _NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
 
 
-def read_tagged(form: TaggedArguments, text: str, schema: object = None) -> dict[str, Any]:
-    """Arguments one by one. Raises `ValueError` for what is written otherwise."""
+def read_tagged(form: TaggedArguments, text: str, schema: object = None, is_cut: bool = False) -> dict[str, Any]:
+    """Arguments one by one. Raises `ValueError` for what is written otherwise; where the text `is_cut` off, the
+    arguments in front of that are all."""
     found: dict[str, Any] = {}
     at = 0
     while (at := _skip(text, at)) < len(text):
-        key, value, at = _argument(form, text, at, schema)
+        try:
+            key, value, at = _argument(form, text, at, schema)
+        except ValueError:
+            if is_cut:
+                break
+            raise
         found[key] = value
     return found
 

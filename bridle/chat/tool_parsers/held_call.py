@@ -1,0 +1,130 @@
+"""One call in growing text, in any format: its head, and its arguments to their end."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from bridle.chat.stream_deltas import CallArguments, CallRules, StreamDelta, ToolCallStart, new_call_id
+from bridle.chat.tool_parsers.argument_values import QuotedReader, property_schema, read_keywords, typed
+from bridle.chat.tool_parsers.call_format import (
+    CallFormat,
+    JsonArguments,
+    PythonArguments,
+    QuotedArguments,
+    TaggedArguments,
+    markup,
+)
+from bridle.chat.tool_parsers.call_header import NotACall, Undecided, end_pattern, read_header
+from bridle.chat.tool_parsers.json_call import USUAL_KEYS, JsonCallReader
+from bridle.chat.tool_parsers.tagged_arguments import read_tagged
+
+#: Characters that are parsed to find the end of one call. Behind an end that was tried, text is parsed again.
+_MAX_PARSED = 2 << 20
+_SPACE = re.compile(r"\s*")
+
+
+class HeldCall:
+    """One call, read from its markup on. `text` is all of it, as long as it may turn out to be content."""
+
+    def __init__(self, form: CallFormat, rules: CallRules, number: int) -> None:
+        self._form, self._rules, self._number = form, rules, number
+        self.text = ""
+        self._json: JsonCallReader | None = None
+        self._name: str | None = None
+        self._body = 0  # where the arguments begin
+        self._looked = 0  # up to where an end was looked for
+        self._num_parsed = 0  # characters
+        self._has_end = False
+
+    def push(self, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
+        """Read on; the text behind the call once it is over. Raises `Undecided` or `NotACall`."""
+        fresh = self.text + text if self._json is None else text
+        if self._json is None:
+            self.text = fresh
+        if self._json is None and self._name is None:
+            self._begin(is_last)
+            fresh = self.text[self._body :]
+        if self._json is not None:
+            return self._in_json(self._json, fresh, pieces, is_last)
+        return self._in_body(pieces, is_last)
+
+    def given_up(self) -> tuple[str, str]:
+        """What turned out to be no call: the text that is content for sure, and what has to be read again."""
+        if self._json is not None:
+            return self.text[: self._body] + self._json.text, self._json.rest
+        if self._name is not None:
+            return self.text, ""
+        known = max(len(markup(self._form.opening)), 1)
+        return self.text[:known], self.text[known:]
+
+    def _begin(self, is_last: bool) -> None:
+        end = "" if self._form.is_bare else self._form.end_mark or self._form.trigger
+        if self._form.name_key is not None:
+            found = _SPACE.match(self.text, len(markup(self._form.opening)))
+            assert found is not None
+            self._body = found.end()
+            self._json = JsonCallReader(self._number, self._rules, keys=_keys_of(self._form), end=end)
+            return
+        name, self._body = read_header(self._form, self.text, is_last)
+        if not self._rules.allow(name):
+            raise NotACall
+        self._name = name
+        if isinstance(self._form.arguments, JsonArguments):
+            self._json = JsonCallReader(self._number, self._rules, name, end=end)
+
+    def _in_json(self, call: JsonCallReader, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
+        pieces += call.push(text, is_last)
+        if not call.is_over:
+            raise Undecided
+        if call.is_bad:
+            raise NotACall
+        return call.rest
+
+    def _in_body(self, pieces: list[StreamDelta], is_last: bool) -> str:
+        end = end_pattern(self._form)
+        for found in end.finditer(self.text, max(self._looked, self._body)):
+            self._looked, self._has_end = found.end(), True
+            self._num_parsed += found.start() - self._body
+            try:
+                value = json.dumps(self._arguments(found.start()), ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                if self._num_parsed >= _MAX_PARSED:
+                    raise NotACall from None
+                continue
+            self._tell(value, pieces)
+            return self.text[found.end() :]
+        if is_last and (self._has_end or self._form.is_bare):
+            raise NotACall
+        if is_last:  # cut off: told as far as it goes
+            self._tell(json.dumps(self._arguments(len(self.text), is_cut=True), ensure_ascii=False)[:-1], pieces)
+            return ""
+        self._looked = max(self._looked, self._body, len(self.text) - len(self._form.closing) - 8)
+        raise Undecided
+
+    def _arguments(self, end: int, is_cut: bool = False) -> dict[str, Any]:
+        """The arguments up to a place in the text. Of those that are cut off only tagged ones are read."""
+        text, schema = self.text[self._body : end], self._rules.schemas.get(self._name or "")
+        match self._form.arguments:
+            case TaggedArguments() as tagged:
+                return read_tagged(tagged, text, schema, is_cut)
+            case _ if is_cut:
+                return {}
+            case PythonArguments():
+                return read_keywords(text)
+            case QuotedArguments(quote=quote):
+                found = QuotedReader(text, quote).fields()
+                return {key: typed(value, property_schema(schema, key)) for key, value in found.items()}
+        raise NotACall
+
+    def _tell(self, value: str, pieces: list[StreamDelta]) -> None:
+        assert self._name is not None
+        pieces.append(ToolCallStart(self._number, self._name, new_call_id()))
+        pieces.append(CallArguments(self._number, value))
+
+
+def _keys_of(form: CallFormat) -> tuple[str, str] | None:
+    if form.name_key == USUAL_KEYS[0] and form.arguments_key in (USUAL_KEYS[1], "parameters"):
+        return USUAL_KEYS
+    return (form.name_key, form.arguments_key) if form.name_key else None
