@@ -38,7 +38,7 @@ from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.multimodal import has_remote
-from bridle.outputs import ChatMessage, CompletionOutput
+from bridle.outputs import ChatMessage, CompletionOutput, FinishReason
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, RewindPolicy
 from bridle.serving.requests.request_builder import EventOptions
@@ -71,20 +71,22 @@ class ChatRequest:
     rendered: str = ""
     channels: Harmony | None = None
 
-    def reader(self, is_whole: bool = False) -> TurnReader:
-        """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one."""
+    def reader(self, is_whole: bool = False, is_cut: bool = True) -> TurnReader:
+        """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one; unless the
+        output `is_cut` off at its limit of tokens, such a call is content."""
         schemas = {function.name: function.parameters for function in self.functions}
-        rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas)
+        rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas, is_cut)
         kind = self.format or self.channels
         tools = None if kind is None else kind.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
-    def message(self, text: str) -> ChatMessage:
+    def message(self, output: CompletionOutput) -> ChatMessage:
         """A whole output, told apart."""
+        text, is_cut = output.text, output.finish_reason is FinishReason.LENGTH
         if self.format is None and self.tags is None and self.channels is None:
             return ChatMessage(content=text)
-        return ParsedMessage().add(self.reader(is_whole=True).push(text, is_last=True))
+        return ParsedMessage().add(self.reader(is_whole=True, is_cut=is_cut).push(text, is_last=True))
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
         """Remember the outputs of a request that is over, told apart, for the conversation that continues from them."""

@@ -33,7 +33,7 @@ class ChatRun:
         """Tell the ended outputs apart."""
         found = []
         for each in output.outputs:
-            each.message = self.turn.message(each.text)
+            each.message = self.turn.message(each)
             found.append((replace(each), each.message))
             ending = next(filter(each.text.endswith, self.turn.ends), "")
             each.text = each.text.removesuffix(ending)

@@ -10,14 +10,12 @@ from weakref import WeakKeyDictionary
 from bridle.chat.stream_deltas import ANY_CALL, CallRules, ToolReader
 from bridle.chat.tool_parsers.call_format import CallFormat, JsonArguments, to_dict
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
-from bridle.chat.tool_parsers.call_reader import CallFormatReader
+from bridle.chat.tool_parsers.call_reader import PYTHON_TAG, CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
 from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
-from bridle.chat.tool_parsers.hermes import OPEN, Hermes
 from bridle.chat.tool_parsers.inference import infer_format
-from bridle.chat.tool_parsers.llama import PYTHON_TAG, Llama
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
-from bridle.chat.tool_parsers.presets import name_of, preset_or_file
+from bridle.chat.tool_parsers.presets import PRESETS, name_of, preset_or_file
 from bridle.chat.tool_parsers.probes import renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest
@@ -71,7 +69,7 @@ class InferredFormat:
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
         inner = CallFormatReader(self.form, rules)
-        return with_bare_calls(inner, rules) if self._bare_calls else inner
+        return with_bare_calls(inner, rules) if self._bare_calls and not self.form.is_bare else inner
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         return Form(CallGrammar(self.form, self._specials).must_call(functions, max_calls), bool(self._specials))
@@ -106,7 +104,7 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat:
         found = Hermes(tokenizer.chat_settings.bare_calls) if is_told else _by_words(tokenizer)
         _log.info(
             "the chat template writes no tool calls that are understood; read as %s, --tool-format sets another format",
-            type(found).__name__.lower(),
+            described_as(found)["name"],
         )
         return found
     return _named(form, tokenizer)
@@ -117,10 +115,6 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
     needs."""
     bare = tokenizer.chat_settings.bare_calls
     match preset_or_file(name):
-        case "hermes":
-            return Hermes(bare)
-        case "llama3_json":
-            return Llama()
         case "mistral":
             return _mistral(tokenizer)
         case "harmony":
@@ -137,14 +131,19 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
 
 def described(tokenizer: Tokenizer) -> dict[str, Any]:
     """Plain data about the format of calls: its name, and what is known of it beside."""
-    match format_of(tokenizer):
+    return described_as(format_of(tokenizer))
+
+
+def described_as(kind: ToolFormat) -> dict[str, Any]:
+    """The same of a format."""
+    match kind:
         case InferredFormat(form=form):
             return {"name": name_of(form), **to_dict(form)}
         case found:
             return {"name": _NAMES[type(found)]}
 
 
-_NAMES: dict[type, str] = {Hermes: "hermes", Llama: "llama3_json", Mistral: "mistral", Harmony: "harmony"}
+_NAMES: dict[type, str] = {Mistral: "mistral", Harmony: "harmony"}
 
 
 def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
@@ -153,13 +152,10 @@ def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
 
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
-    """The reader of a format: three common ones have their own, which also forgive what small models get wrong."""
-    bare = tokenizer.chat_settings.bare_calls
-    if form.trigger == OPEN and form.name_key == "name":
-        return Hermes(bare)
-    if form.trigger == MARK or form.is_bare:
-        return _by_words(tokenizer)
-    return InferredFormat(form, _specials(tokenizer), bare)
+    """The reader of a format: Mistral's models write two, whichever their template shows."""
+    if form.trigger == MARK:
+        return _mistral(tokenizer)
+    return InferredFormat(form, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:
@@ -173,14 +169,17 @@ def _mistral(tokenizer: Tokenizer) -> Mistral:
 
 def _by_words(tokenizer: Tokenizer) -> ToolFormat:
     """The format that words of the template or of the vocabulary tell."""
-    template, bare = tokenizer.template_text, tokenizer.chat_settings.bare_calls
-    if OPEN in template:
-        return Hermes(bare)
-    if MARK in template or tokenizer.id_of(MARK) is not None:
+    template = tokenizer.template_text
+    if HERMES.trigger not in template and (MARK in template or tokenizer.id_of(MARK) is not None):
         return _mistral(tokenizer)
-    if PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template:
-        return Llama()
-    return Hermes(bare)
+    told = [form for form in PRESETS.values() if form.trigger and form.trigger in template]
+    is_llama = PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template
+    usual = PRESETS["llama3_json"] if is_llama else HERMES
+    form = HERMES if HERMES in told else max(told, key=lambda each: len(each.trigger), default=usual)
+    return InferredFormat(form, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
+
+
+HERMES = PRESETS["hermes"]
 
 
 def shows_special_tokens(kind: ToolFormat) -> bool:

@@ -60,7 +60,7 @@ class HeldCall:
         return self.text[:known], self.text[known:]
 
     def _begin(self, is_last: bool) -> None:
-        end = "" if self._form.is_bare else self._form.end_mark or self._form.trigger
+        end = "" if self._form.is_bare or not self._rules.tells_cut else self._form.end_mark or self._form.trigger
         if self._form.name_key is not None:
             found = _SPACE.match(self.text, len(markup(self._form.opening)))
             assert found is not None
@@ -95,7 +95,7 @@ class HeldCall:
                 continue
             self._tell(value, pieces)
             return self.text[found.end() :]
-        if is_last and (self._has_end or self._form.is_bare):
+        if is_last and (self._has_end or self._form.is_bare or not self._rules.tells_cut):
             raise NotACall
         if is_last:  # cut off: told as far as it goes
             self._tell(json.dumps(self._arguments(len(self.text), is_cut=True), ensure_ascii=False)[:-1], pieces)

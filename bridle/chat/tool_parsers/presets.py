@@ -26,7 +26,7 @@ from bridle.chat.tool_parsers.call_format import (
 from bridle.errors import InvalidRequest
 
 #: Formats with readers of their own.
-Own = Literal["hermes", "llama3_json", "mistral", "harmony"]
+Own = Literal["mistral", "harmony"]
 _MAX_FILE = 64 << 10
 
 
@@ -134,6 +134,7 @@ PRESETS: dict[str, CallFormat] = {
     ),
     "glm47": _tagged(("<tool_call>", NAME), "</tool_call>", ("<arg_key>", "</arg_key><arg_value>", "</arg_value>")),
     "granite": _objects("<|tool_call|>[", "]"),
+    "hermes": _object("<tool_call>\n", "\n</tool_call>", "\n"),
     "internlm": _object("<|action_start|><|plugin|>\n", "<|action_end|>\n", keys=("name", "parameters")),
     "jamba": _objects("<tool_calls>[", "]</tool_calls>"),
     "kimi_k2": _named(
@@ -145,6 +146,15 @@ PRESETS: dict[str, CallFormat] = {
         "<|tool_call_start|>[",
         "]<|tool_call_end|>",
         ", ",
+        source="preset",
+    ),
+    "llama3_json": CallFormat(
+        ('{"name": "', NAME, '", "parameters": ', ARGUMENTS, "}"),
+        JsonArguments(),
+        separator="; ",
+        name_key="name",
+        arguments_key="parameters",
+        is_bare=True,
         source="preset",
     ),
     "llama4_pythonic": CallFormat(
@@ -174,6 +184,9 @@ PRESETS: dict[str, CallFormat] = {
     ),
     "nemotron_v2": _objects("<TOOLCALL>[", "]</TOOLCALL>"),
     "phi4_mini_json": _objects("functools[", "]"),
+    "pythonic": CallFormat(
+        (NAME, "(", ARGUMENTS, ")"), PythonArguments(), "[", "]", ", ", is_bare=True, source="preset"
+    ),
     "qwen3_coder": _tagged(
         ("<tool_call>\n<function=", NAME, ">"),
         "\n</function>\n</tool_call>",
@@ -188,6 +201,16 @@ PRESETS: dict[str, CallFormat] = {
         between="\n",
         literals="python",
     ),
+    "xlam": CallFormat(
+        ('{"name": "', NAME, '", "arguments": ', ARGUMENTS, "}"),
+        JsonArguments(),
+        "[",
+        "]",
+        ", ",
+        name_key="name",
+        is_bare=True,
+        source="preset",
+    ),
     "solar_open": _named(
         "<|tool_call:begin|>",
         ID,
@@ -199,7 +222,7 @@ PRESETS: dict[str, CallFormat] = {
         section=("<|tool_calls|>", "<|calls|>"),
     ),
 }
-OWN: tuple[Own, ...] = ("hermes", "llama3_json", "mistral", "harmony")
+OWN: tuple[Own, ...] = ("mistral", "harmony")
 #: Further names of formats.
 ALIASES = {
     **dict.fromkeys(("qwen", "qwen25", "qwen3", "granite4", "ernie45", "bielik", "mimo"), "hermes"),

@@ -98,7 +98,7 @@ class _Answer:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        found = self.turn.message(output.text)
+        found = self.turn.message(output)
         self.turn.keep(self.generation.model, self.generation.parts[0].request, [(output, found)])
         message = self._message(blocks(found))
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()

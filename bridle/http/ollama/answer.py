@@ -66,7 +66,7 @@ class OllamaAnswer:
         """Return the answer of a call that does not stream."""
         (part,) = self.generation.parts
         output = part.outputs[0]
-        found = self.turn.message(output.text)
+        found = self.turn.message(output)
         self.turn.keep(self.generation.model, part.request, [(output, found)])
         calls = [_call(number, call.id, call.name, call.arguments) for number, call in enumerate(found.calls)]
         logprobs = self._logprobs(tuple(output.token_ids), output.logprobs)

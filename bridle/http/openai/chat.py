@@ -113,7 +113,7 @@ class _Answer:
             if self.search is not None:
                 choices += self._beams(part, self.search)
                 continue
-            found = [(output, self.turn.message(output.text)) for output in part.outputs]
+            found = [(output, self.turn.message(output)) for output in part.outputs]
             choices += [self._choice(part, output, message) for output, message in found]
             self.turn.keep(self.generation.model, part.request, found)
         choices.sort(key=itemgetter("index"))
@@ -128,7 +128,7 @@ class _Answer:
         """The best answers, each with its `score`."""
         tokenizer, sampling = self.generation.model.tokenizer, self.turn.sampling
         beams = found_beams(tokenizer, part.collector.output, search, sampling, sampling.n)
-        return [self._choice(part, beam, self.turn.message(beam.text), is_beam=True) for beam in beams]
+        return [self._choice(part, beam, self.turn.message(beam), is_beam=True) for beam in beams]
 
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""

@@ -92,7 +92,7 @@ class ResponseWriter:
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
-        self._reader = self.turn.reader(is_whole=True)
+        self._reader = self.turn.reader(is_whole=True, is_cut=self._status == "incomplete")
         self._items.add(self._reader.push(output.text, is_last=True))
         self._items.close(self._status)
         self._keep()

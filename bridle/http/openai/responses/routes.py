@@ -76,7 +76,7 @@ async def _compacted(body: CompactBody, serving: RequestLifecycle, book: Respons
     asked = [*said, {"role": "user", "content": _ASK}]
     changes = {"input": asked, "tools": None, "tool_choice": None, "text": None, "stream": None}
     generation, turn = await begin(body.model_copy(update=changes), serving, SUMMARY_TOKENS)
-    summary = turn.message(generation.parts[0].outputs[0].text).content
+    summary = turn.message(generation.parts[0].outputs[0]).content
     name = serving.story.id
     item = {"type": "compaction", "id": f"cmp_{name}", "encrypted_content": packed(summary)}
     return {
