@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from bridle.chat.stream_deltas import held_back
 from bridle.chat.tool_parsers.presets import reasoning_tags
-from bridle.chat.tool_parsers.probes import CONTENT, THOUGHT
+from bridle.chat.tool_parsers.probes import (
+    CONTENT,
+    KEYS,
+    NAMES,
+    SAMPLES,
+    THOUGHT,
+    TOOLS,
+    ProbeCall,
+    Prober,
+    renderer_of,
+)
 from bridle.controllers.thinking import THOUGHT_TAGS
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedModel
 
@@ -44,7 +55,7 @@ def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
     if name != "auto" and chosen is None:
         return None
     for opening, closing, lead, tail in _shown(tokenizer) if chosen is None else [chosen]:
-        first, last = tokenizer.id_of(opening), tokenizer.id_of(closing)
+        first, last = tokenizer.id_of(_TAG_OF_CHANNEL.sub(r"\1", opening)), tokenizer.id_of(closing)
         if first is not None and last is not None:
             are_special = not tokenizer.special_token_ids.isdisjoint((first, last))
             return ThinkTags(opening, closing, first, last, are_special, lead, tail)
@@ -64,31 +75,43 @@ def _shown(tokenizer: Tokenizer) -> list[tuple[str, str, str, str]]:
 
 
 #: A tag that begins thoughts, and any tag.
-_OPENING = re.compile(r"[<\[][^<>\[\]\n]*(?:think|reason)[^<>\[\]\n]*[>\]]\s*\Z", re.IGNORECASE)
+_OPENING = re.compile(
+    r"(?:[<\[][^<>\[\]\n]*(?:think|reason)[^<>\[\]\n]*[>\]]|<[^<>\n]*channel[^<>\n]*>\w*th[io]\w+)\s*\Z", re.IGNORECASE
+)
+#: A channel is opened by a token, and named by text behind it.
+_TAG_OF_CHANNEL = re.compile(r"\A(<[^<>\n]*channel[^<>\n]*>)\w+\Z")
+_ANSWER = re.compile(r"(<[^<>\s]*response[^<>\s]*>)\s*\Z", re.IGNORECASE)
 _TAG = re.compile(r"[<\[][^<>\[\]\n]+[>\]]")
 
 
 def infer_thoughts(template: ChatTemplate) -> tuple[str, str, str, str] | None:
     """The tags that a chat template writes around reasoning, and the marks that it writes before and behind the answer
     (empty if none); None if it writes no reasoning, or not between tags."""
-    for options in ({}, dict.fromkeys(SWITCHES, True)):
-        text = _thoughtful(template, options)
+    for options, has_call in product(({}, dict.fromkeys(SWITCHES, True)), (False, True)):
+        text = _thoughtful(template, options, has_call)
         before, thought, rest = text.partition(THOUGHT)
-        between, content, after = rest.partition(CONTENT)
+        between, content, after = rest.partition(NAMES[0] if has_call else CONTENT)
         opening, closing = _OPENING.search(before), _TAG.match(between.strip())
         if thought and content and opening is not None and closing is not None:
             lead = between.strip()[closing.end() :].strip()
+            if has_call:
+                before, _, after = _thoughtful(template, options, False).partition(CONTENT)
+                lead = found[1] if (found := _ANSWER.search(before)) else ""
             tail = _TAG.match(after.strip()) if lead else None
             return opening[0].strip(), closing[0], lead, "" if tail is None else tail[0]
     return None
 
 
-def _thoughtful(template: ChatTemplate, options: dict[str, bool]) -> str:
-    """A turn with reasoning, as a template writes it; empty where it fails."""
+def _thoughtful(template: ChatTemplate, options: dict[str, bool], has_call: bool) -> str:
+    """A turn with reasoning, and an answer or a call, as a template writes it; empty where it fails. Some templates
+    drop the reasoning of answers."""
     message = {"role": "assistant", "content": CONTENT, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
+    if has_call:
+        message |= Prober(renderer_of(template)).message([ProbeCall(0, {KEYS[0]: SAMPLES["string"]})])
     try:
-        return template.render([*_PROBE, message], None, None, options, add_generation_prompt=False)
-    except (TemplateFailure, UnsupportedModel):
+        tools = TOOLS if has_call else None
+        return template.render([*_PROBE, message], tools, None, options, add_generation_prompt=False)
+    except (InvalidRequest, UnsupportedModel):
         return ""
 
 

@@ -1,5 +1,5 @@
-"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.chat.roles`. Others stay as
-they are."""
+"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.chat.roles`. Others stay
+as they are."""
 
 from __future__ import annotations
 

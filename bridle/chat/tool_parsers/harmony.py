@@ -30,8 +30,8 @@ _MAX_HEAD = 512
 class HarmonyReader:
     """Reads messages. Text in front of any mark is content."""
 
-    def __init__(self, rules: CallRules = ANY_CALL) -> None:
-        self._rules = rules
+    def __init__(self, rules: CallRules = ANY_CALL, tells_thoughts: bool = True) -> None:
+        self._rules, self._tells_thoughts = rules, tells_thoughts
         self._held = ""
         self._head: str | None = None  # of the message that is being read; None before it is known
         self._call: JsonCallReader | None = None
@@ -71,9 +71,11 @@ class HarmonyReader:
         if self._call is not None:
             self._read_call(self._call, text, pieces, is_last=bool(end) or is_last)
         elif text:
-            is_thought = "analysis" in (self._head or "")
+            is_thought = self._tells_thoughts and "analysis" in (self._head or "")
             pieces.append(Thought(text) if is_thought else Content(text))
         if end:
+            if "analysis" in (self._head or "") and not self._tells_thoughts:
+                pieces.append(Content("\n\n"))
             self._head, self._call = None, None
             self._held = self._held.removeprefix(end) if end != START else self._held
         return bool(end) and bool(self._held)
@@ -100,16 +102,18 @@ class HarmonyReader:
 
 
 class Harmony:
-    """The format, and the grammars of text in it. `specials` maps the marks to their tokens."""
+    """The format, and the grammars of text in it. `specials` maps the marks to their tokens. Unless it
+    `tells_thoughts`, analysis is content."""
 
     opening_token: str | None = None
     is_spelled: bool = True
 
-    def __init__(self, specials: Mapping[str, int]) -> None:
+    def __init__(self, specials: Mapping[str, int], tells_thoughts: bool = True) -> None:
+        self._tells_thoughts = tells_thoughts
         self._tokens = {mark: f"<[{token}]>" for mark, token in specials.items()}
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> HarmonyReader:
-        return HarmonyReader(rules)
+        return HarmonyReader(rules, self._tells_thoughts)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
         """Reasoning, if any, and one call: the model ends its turn with it."""
@@ -139,4 +143,5 @@ def harmony_of(tokenizer: Tokenizer) -> Harmony | None:
         return None
     found = {mark: tokenizer.id_of(mark) for mark in _MARKS}
     specials = {mark: token for mark, token in found.items() if token is not None}
-    return Harmony(specials) if len(specials) == len(_MARKS) else None
+    tells_thoughts = tokenizer.chat_settings.reasoning_format != "none"
+    return Harmony(specials, tells_thoughts) if len(specials) == len(_MARKS) else None

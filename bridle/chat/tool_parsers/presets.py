@@ -313,6 +313,7 @@ REASONING: dict[str, tuple[str, str, str, str] | None] = {
     "seed_oss": ("<seed:think>", "</seed:think>", "", ""),
     "minimax_m3": ("<mm:think>", "</mm:think>", "", ""),
     "cohere_command": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "gemma4": ("<|channel>thought", "<channel|>", "", ""),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", ""),
     **dict.fromkeys(("harmony", "gptoss", "gpt-oss", "openai_gptoss")),  # channels are always read
 }
