@@ -144,7 +144,8 @@ def test_little_room_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_is_looked_at(tmp_path: Path) -> None:
     demo, chat = setup_probes.model("demo")
     assert demo.level == "ok" and "context" in demo.text
-    assert "tool calls in the format hermes, reasoning between <think> and </think>" in chat.text
+    assert "tool calls in the format hermes (<tool_call> " in chat.text
+    assert "reasoning between <think> and </think>" in chat.text
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     (broken,) = setup_probes.model(str(tmp_path))
     assert broken.level == "problem"

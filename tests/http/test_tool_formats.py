@@ -17,6 +17,7 @@ from bridle.chat.tool_parsers.formats import InferredFormat, ToolFormat, describ
 from bridle.chat.tool_parsers.grammar import Function
 from bridle.chat.tool_parsers.mistral import Mistral
 from bridle.chat.tool_parsers.presets import PRESETS
+from bridle.errors import UnsupportedFeature
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.structured_output import vocabulary_of
@@ -281,6 +282,20 @@ class Learned:
 )
 def test_the_template_tells_the_format(learned: Any, name: str) -> None:
     assert described_as(format_of(learned))["name"] == name
+
+
+def test_calls_that_are_not_understood_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """A format may yet be named by the operator. The template is read once."""
+    odd = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}{% endfor %}"
+    learned: Any = Learned(odd)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            with pytest.raises(UnsupportedFeature, match="--tool-format"):
+                format_of(learned)
+    assert sum("requests with tools are refused" in record.getMessage() for record in caplog.records) == 1
+    named: Any = Learned(odd)
+    named.chat_settings = ChatSettings(tool_format="qwen3_coder")
+    assert described_as(format_of(named))["name"] == "qwen3_coder"
 
 
 def test_the_demo_model_writes_tags() -> None:

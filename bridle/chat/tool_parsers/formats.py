@@ -16,10 +16,9 @@ from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
 from bridle.chat.tool_parsers.presets import PRESETS, name_of, preset_or_file
-from bridle.chat.tool_parsers.probes import renderer_of
+from bridle.chat.tool_parsers.probes import prober_of, renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
-from bridle.errors import InvalidRequest
-from bridle.tokenizer.tool_prompt import support_of
+from bridle.errors import InvalidRequest, UnsupportedFeature
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
@@ -78,36 +77,42 @@ class InferredFormat:
         return Form(CallGrammar(self.form, self._specials).may_call(functions), bool(self._specials))
 
 
-#: Formats that were found out, as long as their tokenizers are there.
-_KNOWN: WeakKeyDictionary[Tokenizer, ToolFormat] = WeakKeyDictionary()
+#: Formats that were found out, as long as their tokenizers are there; None for one that is not understood.
+_KNOWN: WeakKeyDictionary[Tokenizer, ToolFormat | None] = WeakKeyDictionary()
 
 
 def format_of(tokenizer: Tokenizer) -> ToolFormat:
     """The format of a model's calls: what its chat template writes. A model whose template writes none is read for the
-    most common format."""
-    known = _KNOWN.get(tokenizer)
+    most common format. Raises `UnsupportedFeature` for calls that are not understood."""
+    if tokenizer not in _KNOWN:
+        _KNOWN[tokenizer] = _find(tokenizer)
+    known = _KNOWN[tokenizer]
     if known is None:
-        known = _KNOWN[tokenizer] = _find(tokenizer)
+        raise UnsupportedFeature(
+            "tools: the model's chat template writes calls in a way that is not understood; "
+            "start the server with --tool-format, or send no tools",
+            "tools",
+        )
     return known
 
 
-def _find(tokenizer: Tokenizer) -> ToolFormat:
+def _find(tokenizer: Tokenizer) -> ToolFormat | None:
     name = tokenizer.chat_settings.tool_format
     return harmony_of(tokenizer) or _inferred(tokenizer) if name == "auto" else _chosen(tokenizer, name)
 
 
-def _inferred(tokenizer: Tokenizer) -> ToolFormat:
+def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
     form = inferred_from(tokenizer)
-    if form is None:
-        # Tools that the template leaves out are described in the words of Hermes.
-        is_told = not support_of(tokenizer).tools
-        found = Hermes(tokenizer.chat_settings.bare_calls) if is_told else _by_words(tokenizer)
-        _log.info(
-            "the chat template writes no tool calls that are understood; read as %s, --tool-format sets another format",
-            described_as(found)["name"],
-        )
-        return found
-    return _named(form, tokenizer)
+    if form is not None:
+        return _named(form, tokenizer)
+    found = _by_words(tokenizer)
+    if found is None and prober_of(renderer_of(tokenizer.chat_template)) is None:
+        found = InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
+    _log.info(
+        "the chat template writes no tool calls that are understood; %s, --tool-format sets another format",
+        "requests with tools are refused" if found is None else f"read as {described_as(found)['name']}",
+    )
+    return found
 
 
 def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
@@ -131,7 +136,10 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
 
 def described(tokenizer: Tokenizer) -> dict[str, Any]:
     """Plain data about the format of calls: its name, and what is known of it beside."""
-    return described_as(format_of(tokenizer))
+    try:
+        return described_as(format_of(tokenizer))
+    except UnsupportedFeature:
+        return {"name": "unknown"}
 
 
 def described_as(kind: ToolFormat) -> dict[str, Any]:
@@ -167,16 +175,16 @@ def _mistral(tokenizer: Tokenizer) -> Mistral:
     return Mistral(ends, tokenizer.id_of(ARGS) is None, tokenizer.chat_settings.bare_calls)
 
 
-def _by_words(tokenizer: Tokenizer) -> ToolFormat:
-    """The format that words of the template or of the vocabulary tell."""
+def _by_words(tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format that words of the template or of the vocabulary tell; None if they tell none."""
     template = tokenizer.template_text
     if HERMES.trigger not in template and (MARK in template or tokenizer.id_of(MARK) is not None):
         return _mistral(tokenizer)
     told = [form for form in PRESETS.values() if form.trigger and form.trigger in template]
     is_llama = PYTHON_TAG in template or tokenizer.id_of(PYTHON_TAG) is not None or '"parameters": ' in template
-    usual = PRESETS["llama3_json"] if is_llama else HERMES
+    usual = PRESETS["llama3_json"] if is_llama else None
     form = HERMES if HERMES in told else max(told, key=lambda each: len(each.trigger), default=usual)
-    return InferredFormat(form, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
+    return None if form is None else InferredFormat(form, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
 
 
 HERMES = PRESETS["hermes"]
