@@ -69,7 +69,10 @@ def written(real: RealTemplate, calls: list[Any]) -> tuple[CallFormat, str]:
     begin = form.section_open or form.opening or form.call[0].replace("{name}", NAMES[0])
     text = text[text.rindex(begin.strip(), 0, text.index(NAMES[0]) + len(NAMES[0])) :]
     end = form.section_close.strip() or form.closing.strip()
-    cut = text.rfind(end) + len(end) if end else min(_ends(text))
+    last = max(text.rfind(name) for name in NAMES)  # a prompt may show the format once more behind the calls
+    place = text.find(end, last) if re.search(r"[`<]", end) else text.rfind(end)
+    cut = place + len(end) if end else 0
+    cut = cut or min(_ends(text))
     return form, text[:cut].removeprefix(form.opening if form.is_prompted else "")
 
 

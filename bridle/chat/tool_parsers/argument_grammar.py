@@ -31,6 +31,7 @@ class ArgumentGrammar:
         self._arguments_format = form
         self._specials = dict(specials)
         self._rules: list[str] = []
+        self._is_indented = False
 
     def _literal(self, text: str) -> str:
         """A literal, with special tokens by their ids."""
@@ -56,7 +57,7 @@ class ArgumentGrammar:
             case QuotedArguments(quote=quote):
                 return self._listed(function, lambda key, schema: self._field(quote, key, schema), ",", is_sorted=True)
             case JsonArguments():
-                return arguments(function)
+                return arguments(function, self._is_indented)
 
     def _listed(self, function: Function, write: Any, separator: str, is_sorted: bool = False) -> str:
         """Arguments in the order of the schema's properties; what is not required may be left out."""

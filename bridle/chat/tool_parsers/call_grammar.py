@@ -21,6 +21,8 @@ from bridle.chat.tool_parsers.call_format import (
 )
 from bridle.chat.tool_parsers.grammar import Function, quoted
 
+#: Keys on lines of their own: the template writes JSON with indentation.
+_INDENTED = re.compile(r',\s*\n\s*"')
 #: The most calls of one output that a grammar lets pass where the request sets no limit.
 MAX_CALLS = 64
 
@@ -32,6 +34,7 @@ class CallGrammar(ArgumentGrammar):
         used = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
         super().__init__(form.arguments, used)
         self._form = form
+        self._is_indented = any(_INDENTED.search(part) for part in form.call)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> str:
         """The grammar of an output that is calls, one at least."""

@@ -12,6 +12,7 @@ from bridle.structured_output.schema_limits import bounded
 from bridle.structured_output.spec import TokenLark
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FLEXIBLE = {"whitespace_flexible": True}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -48,12 +49,13 @@ def json_call(function: Function, key: str) -> str:
     return f"{quoted(head)} {arguments(function)} {quoted('}')}"
 
 
-def arguments(function: Function) -> str:
-    """The right side of a rule: JSON that fits the function's schema. Raises `InvalidRequest` for what is no schema."""
+def arguments(function: Function, is_indented: bool = False) -> str:
+    """The right side of a rule: JSON that fits the function's schema, with line breaks if it `is_indented`. Raises
+    `InvalidRequest` for what is no schema."""
     schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema))
     schema.setdefault("type", "object")
     given = schema.get("x-guidance")
-    schema["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})
+    schema["x-guidance"] = (_FLEXIBLE if is_indented else _LAYOUT) | (given if isinstance(given, dict) else {})
     return "%json " + json.dumps(schema, ensure_ascii=False)
 
 

@@ -43,7 +43,7 @@ class RenderChat(Protocol):
 
 
 def renderer_of(template: ChatTemplate) -> RenderChat:
-    """Renders messages by a template as it is."""
+    """Renders messages by a template."""
 
     def render(
         messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
