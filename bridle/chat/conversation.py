@@ -12,6 +12,7 @@ from bridle.chat.files import with_files
 from bridle.chat.reasoning import SWITCHES, switched
 from bridle.chat.roles import fitted, rules_of
 from bridle.chat.tool_choice import ToolChoice, offer_of
+from bridle.chat.tools_in_prompt import with_tools
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
@@ -158,6 +159,8 @@ def prompt_text(
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
     if conversation.template is None and conversation.reads_calls:
         messages, given = with_tools(model, messages, given, conversation.tool_prompt)
+    if conversation.template is None:
+        messages = fitted(messages, rules_of(model.tokenizer.chat_template))
     own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
     said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
     render = model.tokenizer.chat_template.render
@@ -183,4 +186,4 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
-    return messages if template is not None else fitted(messages, rules_of(model.tokenizer.chat_template))
+    return messages

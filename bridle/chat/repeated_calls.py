@@ -11,7 +11,6 @@ import re
 from bridle.chat.reasoning import ThinkTags
 from bridle.chat.tool_parsers.call_format import FIELDS
 from bridle.chat.tool_parsers.formats import InferredFormat, ToolFormat
-from bridle.chat.tool_parsers.hermes import CLOSE, OPEN, Hermes
 from bridle.engine.request import RepeatMarks
 
 #: A text that no arguments have by chance, as `}` or `)` would be.
@@ -25,8 +24,6 @@ def marks_of(kind: ToolFormat | None, tags: ThinkTags | None) -> RepeatMarks | N
 
 
 def _around(kind: ToolFormat | None) -> tuple[str, str] | None:
-    if isinstance(kind, Hermes):
-        return OPEN, CLOSE
     if not isinstance(kind, InferredFormat):
         return None
     first, last = kind.form.call[0], kind.form.call[-1].strip()

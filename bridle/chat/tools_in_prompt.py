@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridle.chat.tool_parsers.formats import format_of
-from bridle.chat.tool_parsers.hermes import Hermes
+from bridle.chat.tool_parsers.formats import is_hermes
 from bridle.errors import UnsupportedFeature
 from bridle.serving import LoadedModel
 from bridle.tokenizer.chat_settings import ToolPrompt
@@ -28,5 +27,5 @@ def with_tools(
             "'describe'",
             "tools",
         )
-    explains = not tools or isinstance(format_of(tokenizer), Hermes)
+    explains = not tools or is_hermes(tokenizer)
     return described(tokenizer, messages, tools, explains)

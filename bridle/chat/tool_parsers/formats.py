@@ -19,6 +19,7 @@ from bridle.chat.tool_parsers.presets import PRESETS, name_of, preset_or_file
 from bridle.chat.tool_parsers.probes import prober_of, renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.tokenizer.tool_prompt import support_of
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
@@ -96,6 +97,12 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     return known
 
 
+def is_hermes(tokenizer: Tokenizer) -> bool:
+    """True if calls are read in the most common format, which needs no explanation beyond its own."""
+    kind = format_of(tokenizer)
+    return isinstance(kind, InferredFormat) and kind.form == HERMES
+
+
 def _find(tokenizer: Tokenizer) -> ToolFormat | None:
     name = tokenizer.chat_settings.tool_format
     return harmony_of(tokenizer) or _inferred(tokenizer) if name == "auto" else _chosen(tokenizer, name)
@@ -105,14 +112,19 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
     form = inferred_from(tokenizer)
     if form is not None:
         return _named(form, tokenizer)
-    found = _by_words(tokenizer)
+    # Tools that the template leaves out are described in the words of Hermes.
+    found = _by_words(tokenizer) if support_of(tokenizer).tools else _hermes(tokenizer)
     if found is None and prober_of(renderer_of(tokenizer.chat_template)) is None:
-        found = InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
+        found = _hermes(tokenizer)
     _log.info(
         "the chat template writes no tool calls that are understood; %s, --tool-format sets another format",
         "requests with tools are refused" if found is None else f"read as {described_as(found)['name']}",
     )
     return found
+
+
+def _hermes(tokenizer: Tokenizer) -> ToolFormat:
+    return InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
 
 
 def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
