@@ -120,7 +120,7 @@ def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -
     """Run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""
     recorder = GeometryRecorder()
     ids = torch.arange(4, device=device).unsqueeze(0)  # [1, 4]
-    name = type(model).__name__
+    name = type(getattr(model, "whole", model)).__name__
     try:
         with torch.inference_mode(), attention_handler(recorder):
             output = model(input_ids=ids, position_ids=ids, use_cache=False)

@@ -8,7 +8,7 @@ library made it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +17,53 @@ from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
 from bridle.model.attention import ATTENTION_NAME
-from bridle.model.support_checks import HEARING_FAMILIES
+from bridle.model.checkpoint import Checkpoint
+from bridle.model.support_checks import HEARING_FAMILIES, VISION_FAMILIES
+from bridle.model.weight_reading import read_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Which attention each part of such a model is loaded with: ours is for tokens with a cache.
-PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}
+#: The attention of the parts of a model whose towers are used: ours is for tokens with a cache.
+_PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}
 
 
-def class_of(settings: PreTrainedConfig) -> Any:
-    """Return the library's class for such a model."""
-    if settings.model_type in HEARING_FAMILIES:
-        from transformers import VoxtralForConditionalGeneration
+def read_language_model(
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> LanguageModel:
+    """Read a model that also takes images or sound, as a model of its text."""
+    from transformers import AutoModelForMultimodalLM
 
-        return VoxtralForConditionalGeneration
-    from transformers import AutoModelForImageTextToText
+    _attend_causally(settings.get_text_config(decoder=True))
+    names = _PARTS if settings.model_type in VISION_FAMILIES | HEARING_FAMILIES else _names_of_parts(settings)
+    return LanguageModel(
+        read_weights(
+            AutoModelForMultimodalLM, checkpoint, settings, dtype, device, attention_names=names, progress=progress
+        )
+    )
 
-    return AutoModelForImageTextToText
+
+def _attend_causally(text: Any) -> None:
+    """Some layers say that they attend both ways; which tokens of a picture do is said by the runs of a prompt."""
+    value = getattr(text, "use_bidirectional_attention", None)
+    if isinstance(value, bool):  # PaliGemma
+        text.use_bidirectional_attention = False
+    elif value == "vision":  # Gemma 4
+        text.use_bidirectional_attention = None
+
+
+def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
+    """The attention of each part of a model of which the text alone is used: not every tower knows another one than
+    `eager`."""
+    text = settings.get_text_config(decoder=True)
+    names = {
+        part: ATTENTION_NAME if getattr(settings, part, None) is text else "eager" for part in settings.sub_configs
+    }
+    return {"": ATTENTION_NAME if text is settings else "eager", **names}
 
 
 class LanguageModel(nn.Module):
@@ -42,22 +71,56 @@ class LanguageModel(nn.Module):
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
-        inner = whole.model
-        body = getattr(inner, "language_model", None) or getattr(inner, "text_model", None)
-        if body is None or not isinstance(getattr(whole, "lm_head", None), nn.Module):
+        body, head = _body_of(whole), whole.get_output_embeddings()
+        if body is None or not isinstance(head, nn.Module):
             raise UnsupportedModel(f"{type(whole).__name__} has no language model under a name that is known")
-        self.config = whole.config.get_text_config()
+        self.config = whole.config.get_text_config(decoder=True)
         self.model = body
-        self.lm_head = whole.lm_head
-        vars(self)["inner"] = inner  # the whole without its head; no module of this one: see above
-        # Most families that take images leave the cap of their text part's own class out.
-        has_cap = whole.config.model_type == "paligemma"
-        self._logits_cap = getattr(self.config, "final_logit_softcapping", None) if has_cap else None
+        self.lm_head = head
+        vars(self)["whole"] = whole  # no module of this one: see above
+        self._logits_scale, self._logits_cap = 1.0, None
+        if whole.config.model_type in VISION_FAMILIES | HEARING_FAMILIES:
+            # Most of these leave the cap of their text part's own class out.
+            has_cap = whole.config.model_type == "paligemma"
+            self._logits_cap = getattr(self.config, "final_logit_softcapping", None) if has_cap else None
+        else:
+            self._fit_head()
+
+    def _fit_head(self) -> None:
+        """Find by trial what the whole model does with its head's outputs: scale or cap them, or nothing."""
+        self.set_attn_implementation("eager")
+        found = [token for token in range(3, 128) if token not in self.media_ids][:4]
+        ids = torch.tensor([found], device=self.device)  # [1, 4]
+        try:
+            with torch.inference_mode():
+                wanted = self.whole(input_ids=ids, use_cache=False).logits.float()
+                plain = self(input_ids=ids).logits.float()
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{type(self.whole).__name__} cannot read text alone: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self.set_attn_implementation(ATTENTION_NAME)
+        errors = {way: float((_finished(plain, *way) - wanted).abs().max()) for way in _ways(self.config)}
+        self._logits_scale, self._logits_cap = min(errors, key=errors.__getitem__)
+
+    @property
+    def whole(self) -> Any:
+        """The library's model of text and media."""
+        return vars(self)["whole"]
+
+    @property
+    def media_ids(self) -> frozenset[int]:
+        """The ids that stand for images, sounds or what is around them."""
+        fields = vars(self.whole.config).items()
+        return frozenset(
+            value for name, value in fields if isinstance(value, int) and name.endswith(("_token_id", "_token_index"))
+        )
 
     @property
     def inner(self) -> Any:
         """The whole model without its head."""
-        return vars(self)["inner"]
+        return getattr(self.whole, "model", self.whole)
 
     @property
     def num_mutual_rows(self) -> int:
@@ -106,6 +169,28 @@ class LanguageModel(nn.Module):
             input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, **extra
         ).last_hidden_state
         logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
-        if self._logits_cap is not None:
-            logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
-        return SimpleNamespace(logits=logits)
+        return SimpleNamespace(logits=_finished(logits, self._logits_scale, self._logits_cap))
+
+
+def _body_of(whole: Any) -> Any:
+    """The layers that read and write text, with their embedding; None if they have no name that is known."""
+    inner = getattr(whole, "model", whole)
+    for name in ("language_model", "text_model"):
+        if (found := getattr(inner, name, None)) is not None:
+            return found.base_model
+    has_parts = whole.config.get_text_config(decoder=True) is not whole.config
+    return None if inner is whole or has_parts else inner
+
+
+def _ways(config: Any) -> Iterator[tuple[float, float | None]]:
+    """Scales and caps of logits that a configuration speaks of, and none."""
+    scales = [1.0, *(getattr(config, name, None) for name in ("logit_scale", "output_multiplier"))]
+    scales += [1 / value for value in [getattr(config, "logits_scaling", None)] if value]
+    caps = [None, getattr(config, "final_logit_softcapping", None)]
+    yield from ((scale, cap) for scale in scales if scale for cap in dict.fromkeys(caps))
+
+
+def _finished(logits: Tensor, scale: float, cap: float | None) -> Tensor:
+    if scale != 1.0:
+        logits = logits * scale
+    return logits if cap is None else torch.tanh(logits / cap) * cap

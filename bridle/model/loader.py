@@ -38,7 +38,7 @@ from bridle.model.hub_lookup import resolve_model
 from bridle.model.kernels.bidirectional import BidirectionalKernel
 from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_cache import KVCache, token_bytes
-from bridle.model.language_model import PARTS, LanguageModel, class_of
+from bridle.model.language_model import LanguageModel, read_language_model
 from bridle.model.linear import pack_linears, use_kernels
 from bridle.model.loaded_weights import LoadedWeights, weight_bytes
 from bridle.model.lora_layers import Sites
@@ -113,7 +113,7 @@ def prepare_model(
         if isinstance(model, LanguageModel):
             move_model(model.inner, device)
     report("checking the attention layers", 0.7)
-    geometry = discover_geometry(model, support_checks.text_config(settings).num_hidden_layers, device)
+    geometry = discover_geometry(model, support_checks.num_layers(settings), device)
     _check_unknown_family(model, settings, geometry, device)
     if plan is None or device.type != "cpu":
         with tensor_parallel.unsummed():
@@ -142,12 +142,7 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     if support_checks.takes_media(settings):
-        kind, names = class_of(settings), PARTS
-        # PaliGemma's layers say that they attend both ways; which tokens do is said by the runs of a prompt.
-        settings.get_text_config().use_bidirectional_attention = False
-        return LanguageModel(
-            read_weights(kind, checkpoint, settings, dtype, device, attention_names=names, progress=progress)
-        )
+        return read_language_model(checkpoint, settings, dtype, device, progress)
     return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, progress=progress)
 
 
@@ -323,7 +318,7 @@ def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
     """Compare a family's results with its own eager attention, if that was never done for this family."""
-    if support_checks.text_config(settings).model_type in support_checks.KNOWN_FAMILIES:
+    if support_checks.is_compared(settings):
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64, floats=came_quantized(model))
     if not report.is_equal:

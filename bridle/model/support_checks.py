@@ -56,7 +56,8 @@ KNOWN_FAMILIES = frozenset(
     }
 )
 
-#: Families that also take images, whose text part is one of a plain decoder.
+#: Families that also take images, whose text was compared with the whole model's own in the test-suite. Others are
+#: compared while loading.
 VISION_FAMILIES = frozenset(
     {
         "aya_vision",
@@ -88,19 +89,6 @@ _LAYER_REASONS = {
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
-_OF_LAYERS = (
-    "what the rows of a picture see differs from layer to layer, and some layers share keys or take further input"
-)
-_CROSS = (
-    "its text attends to pictures in layers of their own (cross attention), whose keys are not kept in the paged cache"
-)
-#: Why families that take images are not among those that are served, where it is known.
-_VISION_REASONS = {
-    **dict.fromkeys(("gemma3n", "gemma4"), _OF_LAYERS),
-    "llama4": "its attention is cut into chunks, and scaled by positions counted inside the model",
-    "lfm2_vl": "it has convolution layers, whose state is not kept in the paged cache",
-    "mllama": _CROSS,
-}
 _OWN_ATTENTION = "it has its own attention that cannot use a paged cache"
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
@@ -113,12 +101,12 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
     `UnsupportedModel` with the reason."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     name = checkpoint.config.get("model_type")
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
-    known = MODEL_MAPPING_NAMES if pools else {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *VISION_FAMILIES, *HEARING_FAMILIES}
+    known = MODEL_MAPPING_NAMES if pools else _writing_families()
     if "auto_map" in checkpoint.config and name not in known:
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:
@@ -132,31 +120,55 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     return config
 
 
+def _writing_families() -> set[str]:
+    """The families of which the library has a class that writes text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *_multimodal_families()}
+
+
+def _multimodal_families() -> set[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    return set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+
+
 def takes_media(config: PreTrainedConfig) -> bool:
-    """Return whether the model belongs to a supported family that takes images or sound besides text."""
-    return config.model_type in VISION_FAMILIES or config.model_type in HEARING_FAMILIES
+    """Return whether the model belongs to a family that takes images or sound besides text."""
+    return config.model_type in _multimodal_families()
+
+
+def is_compared(config: PreTrainedConfig) -> bool:
+    """Return whether the family's results were compared with the library's before, in the test-suite."""
+    if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
+        return False
+    return text_config(config).model_type in KNOWN_FAMILIES
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the part that reads and writes text; of most models that is all of it."""
-    return config.get_text_config() if takes_media(config) else config
+    return config.get_text_config(decoder=True) if takes_media(config) else config
+
+
+def num_layers(config: PreTrainedConfig) -> int:
+    """The number of layers of the part that writes text."""
+    found = getattr(text_config(config), "num_hidden_layers", None)
+    if not isinstance(found, int):
+        raise UnsupportedModel(
+            f"model type {config.model_type!r} has no 'num_hidden_layers': it is not one stack of layers over text"
+        )
+    return found
 
 
 def check_kind(config: PreTrainedConfig) -> None:
     """Refuse a model that is not one stack of layers over text."""
     name = config.model_type
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"model type {name!r} is an encoder-decoder; bridle serves models of one stack, decoders or encoders"
-        )
+    _check_one_stack(name, config)
     for part in ("vision_config", "audio_config", "vq_config"):
         if getattr(config, part, None) is not None:
-            kind = part.removesuffix("_config")
-            if name in _VISION_REASONS:
-                raise UnsupportedModel(f"model type {name!r} also takes {kind} input: {_VISION_REASONS[name]}")
             raise UnsupportedModel(
-                f"model type {name!r} also takes {kind} input, and is none of those that are served: "
-                f"{', '.join(sorted(HEARING_FAMILIES if kind == 'audio' else VISION_FAMILIES))}"
+                f"model type {name!r} also takes {part.removesuffix('_config')} input, and this library version has no "
+                "class for its text"
             )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
@@ -164,20 +176,28 @@ def check_kind(config: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
 
 
+def _check_one_stack(name: str, config: PreTrainedConfig) -> None:
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"model type {name!r} is an encoder-decoder; bridle serves models of one stack, decoders or encoders"
+        )
+
+
 def check_structure(config: PreTrainedConfig) -> None:
     """Refuse a model that is not a plain decoder of text, or has none as its text part."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     name = config.model_type
     if takes_media(config):
-        _check_text_part(name, text_config(config))
+        text = text_config(config)
+        for part in (config, text):
+            _check_one_stack(name, part)
+        _check_text_part(name, text)
         if getattr(config, "quantization_config", None) is not None:
             raise UnsupportedModel(
                 f"model type {name!r} takes images or sound; such models are served from weights in floats"
             )
         return
     check_kind(config)
-    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if name not in _writing_families():
         raise UnsupportedModel(f"model type {name!r} is no causal language model that this library version knows")
     if getattr(config, "quantization_config", None) is not None:
         read_scheme(config.quantization_config)
@@ -185,6 +205,8 @@ def check_structure(config: PreTrainedConfig) -> None:
 
 
 def _check_text_part(name: str, config: PreTrainedConfig) -> None:
+    if getattr(config, "cross_attention_layers", None):
+        raise UnsupportedModel(f"model type {name!r} attends to pictures from layers of their own (cross attention)")
     if config.model_type in _REFUSED:
         raise UnsupportedModel(
             f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from bridle.errors import UnsupportedModel
 from bridle.model.check import check_model
 from bridle.model.support_checks import VISION_FAMILIES
 from bridle.serving.models.export import quantize_model
-from tests.fakes import vision_checkpoints
+from dev.bench.family_configs import tiny_config
+from tests.fakes import tiny_checkpoints, vision_checkpoints
 from tests.model.driver import NaiveDriver, load
 
 PROMPTS = [[1, *range(20, 44)], [1, 77, 90, 78], [1, 50, 51]]
@@ -28,6 +30,47 @@ def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
     report = check_model(vision_checkpoints.make_seeing(family, tmp_path), max_tokens=48)
     assert report.is_equal
     assert report.max_error < 1e-4  # of logits above 15
+
+
+def _make_unlisted(family: str, folder: Path, **fields: Any) -> Path:
+    """A checkpoint of a family of which no test knows more than its default configuration."""
+    config = tiny_config(family)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    model = AutoModelForImageTextToText.from_config(config)
+    tiny_checkpoints.randomize(model, 0)
+    model.save_pretrained(folder)
+    return folder
+
+
+#: Those whose head does more than multiply are among them, and Gemma 4, whose text files have no part for images.
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("cohere2_vision", {}),
+        ("gemma4", {}),
+        ("gemma4", {"vision_config": None, "audio_config": None}),
+        ("granite_docling", {}),
+        ("muse_glimmer", {}),
+    ],
+)
+def test_text_of_an_unlisted_family_equals_the_whole_model(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    folder = _make_unlisted(family, tmp_path, **fields)
+    assert check_model(folder, max_tokens=48).is_equal
+    found = NaiveDriver(load(folder), PROMPTS).generate(3)
+    whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    for prompt, drawn in zip(PROMPTS, found, strict=True):
+        with torch.inference_mode():
+            logits = whole(input_ids=torch.tensor([[*prompt, *drawn]])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == drawn
+
+
+def test_a_head_of_an_unknown_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is compared with the whole model, not with itself."""
+    folder = _make_unlisted("granite_docling", tmp_path)
+    monkeypatch.setattr("bridle.model.language_model._ways", lambda config: [(1.0, None)])
+    with pytest.raises(UnsupportedModel, match="'granite_docling' would give wrong results"):
+        load(folder)
 
 
 def test_text_is_generated_as_by_the_library(tmp_path: Path) -> None:

@@ -130,12 +130,14 @@ def test_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "why"),
     [
-        ("gemma3n", {}, "differs from layer to layer"),
         ("mllama", {}, "cross attention"),
-        ("blip-2", {}, "also takes vision input, and is none of those that are served: aya_vision"),
+        ("llama4", {}, "cut into chunks"),
+        ("lfm2_vl", {}, "convolution"),
+        ("florence2", {}, "encoder-decoder"),
+        ("blt", {}, "no 'num_hidden_layers': it is not one stack"),
     ],
 )
-def test_vision_model_is_refused(family: str, fields: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_model_of_several_parts_is_refused(family: str, fields: dict[str, Any], why: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(family, **fields)
     config.save_pretrained(tmp_path)
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")

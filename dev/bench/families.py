@@ -1,0 +1,127 @@
+"""Survey of the library's decoder architectures: which of them are served, and why others are not.
+
+Each gets a tiny random checkpoint in a process of its own, within a limit. With `--folder` a later run goes on where
+this one ended; with `--report docs/models.md` the table there is written.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.control import print_table
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from dev.bench.family_trial import CRASHED, MULTIMODAL, REFUSED, SERVED, UNTRIED, WRONG, architectures, try_family
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+THREADS = 1
+_SECONDS = 3.0  # of one architecture, as `MachineLimits.python` has it
+_LIMIT_SECONDS = 180.0
+_FILE = "families.json"
+_BEGIN, _END = "<!-- families -->", "<!-- end of families -->"
+#: Refusals by what their messages contain; anything else is one of its own.
+_CAUSES = (
+    ("encoder-decoder", "encoder-decoder"),
+    ("recurrent", "recurrent layers, alone or next to attention"),
+    ("convolution", "short convolutions"),
+    ("index of its own", "sparse attention with an index"),
+    ("chunks", "chunked attention"),
+    ("cross attention", "cross attention to pictures"),
+    ("both directions", "attention in both directions"),
+    ("attention of its own", "own attention, not the library's interface"),
+    ("its own attention that", "own attention, not the library's interface"),
+    ("ALiBi", "ALiBi positions in a mask"),
+    ("layers of type", "other kinds of layers"),
+    ("no class for its text", "no text class in the library"),
+    ("no language model under", "no text part of a known form"),
+)
+_OTHER = "other reasons"
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """Seconds of each architecture that is left."""
+    done = _read(settings.folder)
+    return {name: limits.python(_SECONDS) for name in _wanted(settings) if name not in done}
+
+
+def _wanted(settings: BenchSettings) -> list[str]:
+    names = [f"{family}/{kind}" for family, kind in architectures()]
+    return [name for name in names if not settings.parts or any(part in name for part in settings.parts)]
+
+
+def _read(folder: Path | None) -> dict[str, list[str]]:
+    path = None if folder is None else folder / _FILE
+    found: dict[str, list[str]] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    return found
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Try all that are left. Prints a table."""
+    results = _read(settings.folder)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "transformers", "bridle.model.loader", "tests.fakes.tiny_checkpoints"])
+    for name in _wanted(settings):
+        if name in results:
+            continue
+        with phases.part(name):
+            results[name] = list(_try_apart(context, *name.split("/")))
+        if settings.folder is not None:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+            (settings.folder / _FILE).write_text(json.dumps(results, indent=1))
+    rows = table_rows(results)
+    print_table(console, "architectures", ("state", "count", "families"), rows)
+    if settings.report is not None:
+        write_table(settings.report, rows)
+    return {"counts": dict(Counter(state for state, _ in results.values())), "results": results}
+
+
+def _try_apart(context: Any, family: str, kind: str) -> tuple[str, str]:
+    """Try one in a child process, which may crash or take too long."""
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=try_family, args=(family, kind, sender), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        if not receiver.poll(_LIMIT_SECONDS):
+            return CRASHED, f"no result after {_LIMIT_SECONDS:.0f} s"
+        state, reason = receiver.recv()
+        return str(state), str(reason)
+    except EOFError:
+        child.join()
+        return CRASHED, f"the process ended with status {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
+
+
+def cause_of(message: str) -> str:
+    """Return the group of a refusal."""
+    return next((cause for part, cause in _CAUSES if part in message), _OTHER)
+
+
+def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+    """States, refusals by cause, each with its count and families; those with pictures or sound are marked."""
+    groups: dict[tuple[int, str], list[str]] = {}
+    order = (SERVED, WRONG, CRASHED, UNTRIED, REFUSED)
+    for name, (state, reason) in results.items():
+        family, _, kind = name.partition("/")
+        title = f"refused: {cause_of(reason)}" if state == REFUSED else state
+        groups.setdefault((order.index(state), title), []).append(f"{family}{'*' if kind == MULTIMODAL else ''}")
+    ordered = sorted(groups.items(), key=lambda each: (each[0][0], -len(each[1])))
+    return [(title, str(len(families)), ", ".join(sorted(families))) for (_, title), families in ordered]
+
+
+def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:
+    """Replace what stands between the two marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    lines = ["| Result | Architectures | Families |", "| --- | --- | --- |"]
+    lines += [f"| {title} | {count} | {families} |" for title, count, families in rows]
+    page.write_text(f"{before}{_BEGIN}\n\n" + "\n".join(lines) + f"\n\n{_END}{after}", encoding="utf-8")
