@@ -50,9 +50,7 @@ def check_model(
 
     def prepare() -> None:
         """Change the model as the engine's loader does, between the eager and the packed pass."""
-        loader.lower_model(
-            model, discover_geometry(model, support_checks.num_layers(settings), target)
-        )
+        loader.lower_model(model, discover_geometry(model, support_checks.num_layers(settings), target))
         if not stays_stored:
             loader.prepare_linears(model, config)
 

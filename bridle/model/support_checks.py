@@ -191,6 +191,7 @@ def check_structure(config: PreTrainedConfig) -> None:
         for part in (config, text):
             _check_one_stack(name, part)
         _check_text_part(name, text)
+        num_layers(config)
         if getattr(config, "quantization_config", None) is not None:
             raise UnsupportedModel(
                 f"model type {name!r} takes images or sound; such models are served from weights in floats"
@@ -202,6 +203,7 @@ def check_structure(config: PreTrainedConfig) -> None:
     if getattr(config, "quantization_config", None) is not None:
         read_scheme(config.quantization_config)
     _check_layer_types(name, config)
+    num_layers(config)
 
 
 def _check_text_part(name: str, config: PreTrainedConfig) -> None:

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "cpu": "decoding and prompts on a CPU in all forms of weights, beside llama.cpp and the machine's limits",
     "crowds": "what floods, overload and slow readers cost those beside them",
     "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
+    "families": "which architectures of the installed transformers are served, and why others are not",
     "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "lmtp": "LMQL's traffic, beside LMQL's own server",
     "lora": "many adapters in one batch, beside PEFT switching between them",

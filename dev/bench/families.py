@@ -75,7 +75,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
             settings.folder.mkdir(parents=True, exist_ok=True)
             (settings.folder / _FILE).write_text(json.dumps(results, indent=1))
     rows = table_rows(results)
-    print_table(console, "architectures", ("state", "count", "families"), rows)
+    print_table(console, "architectures", [{"state": a, "count": b, "families": c} for a, b, c in rows])
     if settings.report is not None:
         write_table(settings.report, rows)
     return {"counts": dict(Counter(state for state, _ in results.values())), "results": results}

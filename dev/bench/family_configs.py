@@ -11,39 +11,122 @@ VOCAB, HIDDEN, HEADS, HEAD_DIM = 320, 64, 4, 16
 _MAX_LAYERS = 6
 _SIZES: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "text_vocab_size"), VOCAB),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "out_hidden_size", "word_embed_proj_dim",
-                     "projection_dim", "embedding_size", "emb_dim", "text_hidden_size", "lm_hidden_size"), HIDDEN),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads",
-                     "decoder_attention_heads", "encoder_attention_heads", "swa_num_attention_heads"), HEADS),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "d_model",
+            "n_embd",
+            "embed_dim",
+            "dim",
+            "out_hidden_size",
+            "word_embed_proj_dim",
+            "projection_dim",
+            "embedding_size",
+            "emb_dim",
+            "text_hidden_size",
+            "lm_hidden_size",
+        ),
+        HIDDEN,
+    ),
+    **dict.fromkeys(
+        (
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "attention_heads",
+            "decoder_attention_heads",
+            "encoder_attention_heads",
+            "swa_num_attention_heads",
+        ),
+        HEADS,
+    ),
+    **dict.fromkeys(
+        ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads"), 2
+    ),
     **dict.fromkeys(("head_dim", "global_head_dim", "swa_head_dim", "attention_head_dim", "dim_head"), HEAD_DIM),
     **dict.fromkeys(("v_head_dim", "kv_lora_rank", "qk_nope_head_dim", "kv_channels"), HEAD_DIM),
     "qk_rope_head_dim": 8,
     "qk_head_dim": 24,
     "q_lora_rank": 24,
     "rotary_dim": 8,
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_total"), 4),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_total"), 4
+    ),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_selected_experts", "top_k_experts"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "num_shared_experts", "moe_num_shared_experts",
-                     "first_k_dense_replace", "num_dense_layers"), 1),
+    **dict.fromkeys(
+        (
+            "n_group",
+            "topk_group",
+            "n_shared_experts",
+            "num_shared_experts",
+            "moe_num_shared_experts",
+            "first_k_dense_replace",
+            "num_dense_layers",
+        ),
+        1,
+    ),
     "intermediate_size": 96,
     "max_window_layers": 2,
-    **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "mlp_dim",
-                     "intermediate_size_mlp", "shared_intermediate_size", "block_ff_dim", "ffn_hidden_dim"), 96),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size",
-                     "moe_shared_expert_intermediate_size"), 24),
+    **dict.fromkeys(
+        (
+            "ffn_dim",
+            "decoder_ffn_dim",
+            "encoder_ffn_dim",
+            "n_inner",
+            "ffn_hidden_size",
+            "d_ff",
+            "mlp_dim",
+            "intermediate_size_mlp",
+            "shared_intermediate_size",
+            "block_ff_dim",
+            "ffn_hidden_dim",
+        ),
+        96,
+    ),
+    **dict.fromkeys(
+        (
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "expert_ffn_hidden_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+        24,
+    ),
     **dict.fromkeys(("sliding_window", "attention_window", "local_attention"), 16),
     **dict.fromkeys(("hidden_size_per_layer_input", "altup_num_inputs_dim", "laurel_rank"), 16),
     "vocab_size_per_layer_input": VOCAB,
     **dict.fromkeys(("linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"), 4),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head", "mamba_head_dim"), 16),
-    **dict.fromkeys(("depth", "num_layers", "n_layer", "n_layers", "num_hidden_layers", "encoder_layers",
-                     "decoder_layers", "num_decoder_layers", "layers", "encoder_num_layers"), 2),
+    **dict.fromkeys(
+        (
+            "depth",
+            "num_layers",
+            "n_layer",
+            "n_layers",
+            "num_hidden_layers",
+            "encoder_layers",
+            "decoder_layers",
+            "num_decoder_layers",
+            "layers",
+            "encoder_num_layers",
+        ),
+        2,
+    ),
 }
 _VISION: dict[str, Any] = {"image_size": 32, "patch_size": 8, "num_position_embeddings": 16, "intermediate_size": 96}
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
-_BY_LAYER = ("layer_types", "layers_block_type", "mlp_layer_types", "moe_layer_freq", "hybrid_layer_pattern",
-             "no_rope_layers", "layers_types", "num_attention_heads_per_layer", "is_moe_layer")
+_BY_LAYER = (
+    "layer_types",
+    "layers_block_type",
+    "mlp_layer_types",
+    "moe_layer_freq",
+    "hybrid_layer_pattern",
+    "no_rope_layers",
+    "layers_types",
+    "num_attention_heads_per_layer",
+    "is_moe_layer",
+)
 
 
 #: Families whose layers split positions in three, though their default configuration has no sections.
@@ -72,9 +155,8 @@ def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, 
             is_text = any(part in name for part in ("text", "decoder", "llm", "language", "thinker"))
             own = small_fields(value, not is_text)
             fields[name] = {"model_type": value.model_type, **own} if value.model_type else own
-        elif type(value) is int:
-            if (size := _small(name, value, is_tower)) != value:
-                fields[name] = size
+        elif type(value) is int and (size := _small(name, value, is_tower)) != value:
+            fields[name] = size
     _fit_layers(fields, given, is_tower)
     _fit_rotary(fields, given, config.model_type)
     if "num_key_value_heads" in given and given.get("num_key_value_heads") == given.get("num_attention_heads"):

@@ -132,7 +132,6 @@ def test_encoder_decoder_is_refused(family: str, tmp_path: Path) -> None:
     [
         ("mllama", {}, "cross attention"),
         ("llama4", {}, "cut into chunks"),
-        ("lfm2_vl", {}, "convolution"),
         ("florence2", {}, "encoder-decoder"),
         ("blt", {}, "no 'num_hidden_layers': it is not one stack"),
     ],

@@ -1,0 +1,26 @@
+"""The survey of the library's architectures tries each in a process of its own, and writes what it found to a page."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+from dev.bench import families
+
+
+def test_states_and_causes(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    names = ("llama/causal", "mllama/multimodal", "granite_docling/multimodal")
+    results = {name: list(families._try_apart(context, *name.split("/"))) for name in names}
+    assert [state for state, _ in results.values()] == ["served", "refused", "served"]
+    rows = families.table_rows(results)
+    assert rows == [
+        ("served", "2", "granite_docling*, llama"),
+        ("refused: cross attention to pictures", "1", "mllama*"),
+    ]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- families -->\nold\n<!-- end of families -->\nafter\n")
+    families.write_table(page, rows)
+    text = page.read_text()
+    assert "| served | 2 | granite_docling*, llama |" in text and "old" not in text
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
