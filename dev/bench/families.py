@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,21 +84,23 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 def _try_apart(context: Any, family: str, kind: str) -> tuple[str, str]:
     """Try one in a child process, which may crash or take too long."""
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=try_family, args=(family, kind, sender), daemon=True)
-    child.start()
-    sender.close()
-    try:
-        if not receiver.poll(_LIMIT_SECONDS):
-            return CRASHED, f"no result after {_LIMIT_SECONDS:.0f} s"
-        state, reason = receiver.recv()
-        return str(state), str(reason)
-    except EOFError:
-        child.join()
-        return CRASHED, f"the process ended with status {child.exitcode}"
-    finally:
-        child.kill()
-        child.join()
+    with tempfile.TemporaryDirectory(prefix="bridle-families-") as folder:
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=try_family, args=(family, kind, folder, sender), daemon=True)
+        child.start()
+        sender.close()
+        try:
+            if not receiver.poll(_LIMIT_SECONDS):
+                return CRASHED, f"no result after {_LIMIT_SECONDS:.0f} s"
+            state, reason = receiver.recv()
+            return str(state), str(reason)
+        except EOFError:
+            child.join()
+            return CRASHED, f"the process ended with status {child.exitcode}"
+        finally:
+            child.kill()
+            child.join()
+            receiver.close()
 
 
 def cause_of(message: str) -> str:

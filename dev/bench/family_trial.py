@@ -4,7 +4,6 @@ with those of the library's own class, read anew from the same files."""
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ def architectures() -> list[tuple[str, str]]:
     return [(family, CAUSAL) for family in causal] + [(family, MULTIMODAL) for family in seeing]
 
 
-def try_family(family: str, kind: str, result: Any) -> None:
-    """Send the state and a reason through the pipe `result`. The body of a child process."""
+def try_family(family: str, kind: str, folder: str, result: Any) -> None:
+    """Send the state and a reason through the pipe `result`. The body of a child process; its parent removes `folder`,
+    also if this process is killed."""
     warnings.simplefilter("ignore")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-    with tempfile.TemporaryDirectory(prefix="bridle-families-") as folder:
-        result.send(_try(family, kind, Path(folder)))
+    result.send(_try(family, kind, Path(folder)))
 
 
 def _try(family: str, kind: str, folder: Path) -> tuple[str, str]:

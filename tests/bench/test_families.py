@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
+import pytest
+
 from dev.bench import families
 
 
+@pytest.mark.slow
 def test_states_and_causes(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context("spawn")
     names = ("llama/causal", "mllama/multimodal", "granite_docling/multimodal")
     results = {name: list(families._try_apart(context, *name.split("/"))) for name in names}
     assert [state for state, _ in results.values()] == ["served", "refused", "served"]
