@@ -27,6 +27,10 @@ _FUNCTION = """def read_file(path: str) -> str:
     "Return the contents of a text file."
     return open(path).read()
 """
+_QWEN = """{{"modelProviders": {{"openai": [{{"id": "{model}", "name": "bridle", "baseUrl": "{url}/v1", "envKey": "BRIDLE_KEY",
+ "generationConfig": {{"contextWindowSize": 32000, "timeout": 1800000, "samplingParams": {{"max_tokens": 400}}}}}}]}},
+ "security": {{"auth": {{"selectedType": "openai"}}}}, "model": {{"name": "{model}"}},
+ "general": {{"enableAutoUpdate": false}}, "privacy": {{"usageStatisticsEnabled": false}}}}"""
 _CODEX = """model = "{model}"
 model_provider = "bridle"
 [model_providers.bridle]
@@ -102,6 +106,14 @@ CLIENTS = (
         files={"{home}/.cline/data/settings/providers.json": _CLINE},
         variables={"CLINE_SESSION_BACKEND_MODE": "local"},
         says=_call("run_commands", '{"commands": ["cat hello.txt"]}'),
+    ),
+    Client(
+        name="qwen-code",
+        packages=("@qwen-code/qwen-code@0.15.10",),
+        command=("{bin}/qwen", "--yolo", "{task}"),
+        files={"{home}/.qwen/settings.json": _QWEN},
+        variables={"BRIDLE_KEY": "none", "QWEN_TELEMETRY_ENABLED": "false"},
+        says=_call("run_shell_command", '{"command": "cat hello.txt", "is_background": false}'),
     ),
     Client(
         name="codex",

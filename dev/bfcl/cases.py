@@ -1,0 +1,93 @@
+"""Cases of the package `bfcl-eval`, and its own verdict on what a server answered.
+
+The package is read where it was installed without its dependencies. Its checker asks a table of all models for one fact,
+whether dots in names became underscores, so a stand-in answers instead of the clients of thirty services.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+CATEGORIES = ("simple", "multiple", "parallel", "irrelevance")
+_FILES = {"simple": "simple_python"}
+#: JSON Schema's names for the types of the data, as the package translates them.
+_TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "bool": "boolean", "any": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question with functions, and the answers that count; `answers` is empty if no call is right."""
+
+    id: str
+    category: str
+    messages: list[dict[str, Any]]
+    functions: list[dict[str, Any]]
+    answers: list[dict[str, Any]]
+
+    def tools(self, is_strict: bool) -> list[dict[str, Any]]:
+        """The functions in OpenAI's form, closed to further arguments."""
+        return [{"type": "function", "function": _function(each, is_strict)} for each in self.functions]
+
+
+def cases_of(package: Path, category: str, count: int) -> list[Case]:
+    """The first `count` cases of a category. `package` is the folder that contains `bfcl_eval`."""
+    name = f"BFCL_v4_{_FILES.get(category, category)}.json"
+    data = package / "bfcl_eval" / "data"
+    answers = data / "possible_answer" / name
+    known = {each["id"]: each["ground_truth"] for each in _lines(answers)} if answers.exists() else {}
+    found = _lines(data / name)[:count]
+    return [Case(e["id"], category, e["question"][0], e["function"], known.get(e["id"], [])) for e in found]
+
+
+def is_right(package: Path, case: Case, calls: list[Mapping[str, str]]) -> bool:
+    """Return whether the package accepts the calls. Arguments that are no JSON object are wrong."""
+    if case.category == "irrelevance":
+        return not calls
+    try:
+        made = [{call["name"]: json.loads(call["arguments"])} for call in calls]
+    except json.JSONDecodeError:
+        return False
+    if not all(isinstance(value, dict) for each in made for value in each.values()):
+        return False
+    check, languages = _checker(package)
+    verdict = check(case.functions, made, case.answers, languages.PYTHON, case.category, "any")
+    return bool(verdict["valid"])
+
+
+def _checker(package: Path) -> tuple[Any, Any]:
+    if str(package) not in sys.path:
+        sys.path.append(str(package))
+        models: Any = ModuleType("bfcl_eval.constants.model_config")
+        models.MODEL_CONFIG_MAPPING = {"any": SimpleNamespace(underscore_to_dot=True)}
+        sys.modules[models.__name__] = models
+    checker = importlib.import_module("bfcl_eval.eval_checker.ast_eval.ast_checker")
+    return checker.ast_checker, importlib.import_module("bfcl_eval.constants.enums").Language
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _function(given: Mapping[str, Any], is_strict: bool) -> dict[str, Any]:
+    name = given["name"].replace(".", "_")
+    made = {"name": name, "description": given["description"], "parameters": _schema(given["parameters"])}
+    return made | ({"strict": True} if is_strict else {})
+
+
+def _schema(given: Mapping[str, Any]) -> dict[str, Any]:
+    made = {key: value for key, value in given.items() if key != "optional"}
+    if "type" in made:
+        made["type"] = _TYPES.get(made["type"], made["type"])
+    if "items" in made:
+        made["items"] = _schema(made["items"])
+    if "properties" in made:
+        made["properties"] = {name: _schema(each) for name, each in made["properties"].items()}
+        made["additionalProperties"] = False
+    return made

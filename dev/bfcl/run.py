@@ -1,0 +1,141 @@
+"""Asks a server the cases of BFCL, and prints how many answers were right.
+
+    pip install --no-deps --target /tmp/bfcl bfcl-eval
+    python -m dev.bfcl.run ask http://127.0.0.1:8080/v1 bridle results.jsonl --package /tmp/bfcl --cases 100
+    python -m dev.bfcl.run table results.jsonl --package /tmp/bfcl
+
+Results are lines of JSON; what is in the file is not asked again. Modes: `unconstrained` lets a program without rules
+steer, so that no grammar applies (only bridle takes it); `non-strict` and `strict` differ in `function.strict`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dev.bfcl.cases import CATEGORIES, Case, cases_of, is_right
+
+MODES = ("unconstrained", "non-strict", "strict")
+_FREE = {"controller": "declctrl", "controller_arg": {"steps": [{"Gen": {}}]}}
+_SECONDS = 1800
+_lock = threading.Lock()
+
+
+def ask(given: argparse.Namespace) -> None:
+    """Ask what is not in the file yet."""
+    known = {_key(each) for each in _records(given.results)}
+    cases = [case for category in given.categories for case in cases_of(given.package, category, given.cases)]
+    todo = [(mode, case) for mode in given.modes for case in cases if (given.server, mode, case.id) not in known]
+    with given.results.open("a") as file, ThreadPoolExecutor(given.concurrent) as pool:
+
+        def one(work: tuple[str, Case]) -> None:
+            record = {"server": given.server, **_ask_one(given, *work)}
+            with _lock:
+                print(json.dumps(record), file=file, flush=True)
+
+        list(pool.map(one, todo))
+
+
+def _ask_one(given: argparse.Namespace, mode: str, case: Case) -> dict[str, Any]:
+    body = {
+        "model": given.model,
+        "messages": case.messages,
+        "tools": case.tools(mode == "strict"),
+        "temperature": 0,
+        "max_tokens": given.max_tokens,
+        **(_FREE if mode == "unconstrained" else {}),
+    }
+    head = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{given.url}/chat/completions", json.dumps(body).encode(), head)  # noqa: S310
+    record: dict[str, Any] = {"mode": mode, "category": case.category, "id": case.id, "began": time.time()}
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:  # noqa: S310  (the operator's own server)
+            record |= _read(json.load(answer))
+    except urllib.error.HTTPError as error:
+        record["error"] = f"{error.code}: {error.read(2000).decode(errors='replace')}"
+    return record | {"ended": time.time()}
+
+
+def _read(answer: dict[str, Any]) -> dict[str, Any]:
+    choice = answer["choices"][0]
+    message = choice["message"]
+    calls = [each["function"] for each in message.get("tool_calls") or ()]
+    usage = answer["usage"]
+    return {
+        "calls": [{"name": each["name"], "arguments": each["arguments"]} for each in calls],
+        "content": message.get("content"),
+        "finish": choice["finish_reason"],
+        "prompt_tokens": usage["prompt_tokens"],
+        "tokens": usage["completion_tokens"],
+    }
+
+
+def table(given: argparse.Namespace) -> None:
+    """Print a row for each server and mode."""
+    records = [each for file in given.results for each in _records(file)]
+    print("| Server | Mode | " + " | ".join(CATEGORIES) + " | Tokens | Seconds |")
+    print("| --- | --- |" + " ---: |" * (len(CATEGORIES) + 2))
+    known = {case.id: case for name in CATEGORIES for case in cases_of(given.package, name, 1 << 20)}
+    for server, mode in dict.fromkeys((each["server"], each["mode"]) for each in records):
+        rows = [each for each in records if (each["server"], each["mode"]) == (server, mode)]
+        cells = [_accuracy(given.package, [e for e in rows if e["category"] == name], known) for name in CATEGORIES]
+        tokens = sum(each.get("tokens", 0) for each in rows)
+        print(f"| {server} | {mode} | {' | '.join(cells)} | {tokens:,} | {_seconds(rows):,.0f} |")
+
+
+def _accuracy(package: Path, rows: Sequence[dict[str, Any]], known: dict[str, Case]) -> str:
+    right = sum("error" not in each and is_right(package, known[each["id"]], each["calls"]) for each in rows)
+    failed = sum("error" in each for each in rows)
+    return f"{right} of {len(rows)}" + (f" ({failed} refused)" if failed else "")
+
+
+def _seconds(rows: Sequence[dict[str, Any]]) -> float:
+    """The time in which a request was under way."""
+    total, until = 0.0, 0.0
+    for row in sorted(rows, key=lambda each: each["began"]):
+        total += max(row["ended"] - max(row["began"], until), 0.0)
+        until = max(until, row["ended"])
+    return total
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _key(record: dict[str, Any]) -> tuple[str, str, str]:
+    return record["server"], record["mode"], record["id"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    asking = commands.add_parser("ask", help="ask a server")
+    asking.add_argument("url", help="such as http://127.0.0.1:8080/v1")
+    asking.add_argument("server", help="name of the server and its model in the table")
+    asking.add_argument("results", type=Path, help="file of results, appended to")
+    asking.add_argument("--model", default="coder")
+    asking.add_argument("--cases", type=int, default=100, help="cases of each category. Default: 100")
+    asking.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
+    asking.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    asking.add_argument("--concurrent", type=int, default=8)
+    asking.add_argument("--max-tokens", type=int, default=256)
+    asking.set_defaults(do=ask)
+    showing = commands.add_parser("table", help="print what files of results show")
+    showing.add_argument("results", type=Path, nargs="+")
+    showing.set_defaults(do=table)
+    for command in (asking, showing):
+        command.add_argument("--package", type=Path, required=True, help="folder that contains bfcl_eval")
+    given = parser.parse_args()
+    given.do(given)
+
+
+if __name__ == "__main__":
+    main()
