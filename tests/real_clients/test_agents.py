@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dev.agents.clients import CLIENTS, Client
+from dev.agents.page import configuration
 from dev.agents.recorder import Exchange
 from dev.agents.run import TEXT, Seen, is_installed, run
 from tests.http.harness import scripted_model, served, tokenizer
@@ -72,6 +73,11 @@ def test_faults_are_told() -> None:
     assert seen.faults == ["GET /v1/models: 404", "POST /v1/messages was cut"]
     assert seen.has_round_trip and "3 (1 streamed)" in seen.row()
     assert Seen(CLIENTS[0], None, 2.0, "", ()).faults == ["no request came"]
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=[each.name for each in CLIENTS])
+def test_the_page_has_the_configuration_that_is_tested(client: Client) -> None:
+    assert configuration(client) in Path("docs/agents.md").read_text()
 
 
 def test_each_client_is_described() -> None:
