@@ -27,8 +27,9 @@ _FUNCTION = """def read_file(path: str) -> str:
     "Return the contents of a text file."
     return open(path).read()
 """
-_QWEN = """{{"modelProviders": {{"openai": [{{"id": "{model}", "name": "bridle", "baseUrl": "{url}/v1", "envKey": "BRIDLE_KEY",
- "generationConfig": {{"contextWindowSize": 32000, "timeout": 1800000, "samplingParams": {{"max_tokens": 400}}}}}}]}},
+_QWEN = """{{"modelProviders": {{"openai": [{{"id": "{model}", "name": "bridle", "baseUrl": "{url}/v1", "envKey":
+ "BRIDLE_KEY", "generationConfig": {{"contextWindowSize": 32000, "timeout": 1800000,
+ "samplingParams": {{"max_tokens": 400}}}}}}]}},
  "security": {{"auth": {{"selectedType": "openai"}}}}, "model": {{"name": "{model}"}},
  "general": {{"enableAutoUpdate": false}}, "privacy": {{"usageStatisticsEnabled": false}}}}"""
 _CODEX = """model = "{model}"

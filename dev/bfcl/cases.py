@@ -1,7 +1,7 @@
 """Cases of the package `bfcl-eval`, and its own verdict on what a server answered.
 
-The package is read where it was installed without its dependencies. Its checker asks a table of all models for one fact,
-whether dots in names became underscores, so a stand-in answers instead of the clients of thirty services.
+The package is read where it was installed without its dependencies. Its checker asks a table of all models for one
+fact, whether dots in names became underscores, so a stand-in answers instead of the clients of thirty services.
 """
 
 from __future__ import annotations

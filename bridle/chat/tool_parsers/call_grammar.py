@@ -20,6 +20,7 @@ from bridle.chat.tool_parsers.call_format import (
     CallFormat,
 )
 from bridle.chat.tool_parsers.grammar import Function, quoted
+from bridle.chat.tool_parsers.untagged import free_text
 
 #: Keys on lines of their own: the template writes JSON with indentation.
 _INDENTED = re.compile(r',\s*\n\s*"')
@@ -43,8 +44,9 @@ class CallGrammar(ArgumentGrammar):
         limit = min(max_calls, self._form.max_calls or max_calls)
         return "\n".join([f"start: {self._whole_section(limit)}", *self._rules, ""])
 
-    def may_call(self, functions: Sequence[Function]) -> str:
-        """The grammar of an output in which calls, if there are any, are right."""
+    def may_call(self, functions: Sequence[Function], reads_bare: bool = False) -> str:
+        """The grammar of an output in which calls, if there are any, are right. With `reads_bare` strict calls without
+        markup are, too."""
         self._rules = []
         self._call_rules(functions)
         if self._form.is_bare:
@@ -58,12 +60,8 @@ class CallGrammar(ArgumentGrammar):
             self._rules.append(f"free[suffix={quoted(self._form.opening)}]: /(?s:.*)/")
             return "\n".join([f"start: {whole} | {plain} (TAIL | free {whole})", *self._rules, ""])
         trigger, section = self._split_section()
-        if trigger in self._specials:
-            self._rules.append("FREE: /(?s:.*)/")
-            return "\n".join([f"start: (FREE {self._literal(trigger)} {section})* FREE", *self._rules, ""])
-        self._rules.append(f"free[suffix={quoted(trigger)}]: /(?s:.*)/")
-        self._rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*){_pattern(trigger)}(?s:.*)/")
-        return "\n".join([f"start: (free {section})* TAIL", *self._rules, ""])
+        token = self._literal(trigger) if trigger in self._specials else ""
+        return "\n".join([*free_text(trigger, f"({section})", functions, reads_bare, token), *self._rules, ""])
 
     def _split_section(self) -> tuple[str, str]:
         """The text or special token that begins calls, and the grammar of what follows it."""

@@ -75,7 +75,7 @@ class InferredFormat:
         return Form(CallGrammar(self.form, self._specials).must_call(functions, max_calls), bool(self._specials))
 
     def may_call(self, functions: Sequence[Function]) -> Form | None:
-        return Form(CallGrammar(self.form, self._specials).may_call(functions), bool(self._specials))
+        return Form(CallGrammar(self.form, self._specials).may_call(functions, self._bare_calls), bool(self._specials))
 
 
 #: Formats that were found out, as long as their tokenizers are there; None for one that is not understood.

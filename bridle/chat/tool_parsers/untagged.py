@@ -6,11 +6,13 @@ was asked for.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from bridle.chat.stream_deltas import CallArguments, CallRules, Content, StreamDelta, ToolCallStart, ToolReader
+from bridle.chat.tool_parsers.grammar import Function, arguments, quoted
 from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 _FENCES = ("", "```json", "```")
@@ -18,6 +20,7 @@ _FENCES = ("", "```json", "```")
 _BRACES = ("{", "{{")
 _AFTER = re.compile(r"[\s}]*(?:```)?\s*")
 _LONGEST_AFTER = 64
+_TO_ARGUMENTS = r"\s*,\s*\"(arguments|parameters)\"\s*:\s*"
 
 
 def where_call_begins(text: str, names: Collection[str], is_last: bool = False) -> int | None:
@@ -28,6 +31,35 @@ def where_call_begins(text: str, names: Collection[str], is_last: bool = False) 
     if any(map(compact.startswith, heads)):
         return text.rindex("{", 0, text.index('"'))
     return None if not is_last and any(head.startswith(compact) for head in heads) else -1
+
+
+def free_text(
+    trigger: str, section: str, functions: Sequence[Function], reads_bare: bool, token: str = ""
+) -> list[str]:
+    """Rules of a grammar: text in which `section` follows each `trigger`, or each special token `token`. If answers may
+    begin with calls without tags (`reads_bare`), such a call of a strict function fits its schema."""
+    if token:
+        one, first, tail, rules = f"FREE {token} {section}", f"ALONE {token} {section}", "FREE", ["FREE: /(?s:.*)/"]
+    else:
+        tag = re.escape(trigger).replace("\\\n", "\\n").replace("/", "\\/")
+        rules = [f"free[suffix={quoted(trigger)}]: /(?s:.*)/", f"TAIL: /(?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/"]
+        one, first, tail = f"free {section}", f"begun {section}", "TAIL"
+    strict = [each for each in functions if each.is_strict] if reads_bare else []
+    if not strict:
+        return [f"start: ({one})* {tail}", *rules]
+    heads = [_head(each) for each in strict]
+    other = f"~/({'|'.join(heads)})(?s:.*)/"
+    rules += [] if token else [f"begun[suffix={quoted(trigger)}]: /(?s:.*)/ & {other}"]
+    rules += [f"HEAD{n}: /{head}{_TO_ARGUMENTS}/" for n, head in enumerate(heads)]
+    bare = " | ".join(f"HEAD{n} {arguments(each, is_indented=True)}" for n, each in enumerate(strict))
+    rules += [f"bare: {bare}", r"END: /\s*\}/", f"ALONE: {tail} & {other}"]
+    return [f"start: bare END ({one})* {tail} | {first} ({one})* {tail} | ALONE", *rules]
+
+
+def _head(function: Function) -> str:
+    """A regular expression for the beginning of a call without tags."""
+    name = re.escape(json.dumps(function.name, ensure_ascii=False)).replace("/", "\\/")
+    return r"\s*(```(json)?\s*)?\{\s*(\{\s*)?\"name\"\s*:\s*" + name
 
 
 def without_end(text: str, is_last: bool) -> str | None:
