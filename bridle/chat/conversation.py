@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
-from bridle.chat.reasoning import SWITCHES, switched
+from bridle.chat.reasoning import SWITCHES
 from bridle.chat.roles import fitted, rules_of
 from bridle.chat.tool_choice import ToolChoice, offer_of
 from bridle.chat.tools_in_prompt import with_tools
@@ -74,7 +74,7 @@ class Conversation:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"chat_template_kwargs may not set {name[:80]!r}", "chat_template_kwargs")
         found |= self.variables
-        is_on = switched(found)
+        is_on = next((bool(found[name]) for name in SWITCHES if found.get(name) is not None), None)
         return found if is_on is None else dict.fromkeys(SWITCHES, is_on) | found
 
 
@@ -157,9 +157,10 @@ def prompt_text(
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
-    if conversation.template is None and conversation.reads_calls:
+    has_tools = given or any("tool_calls" in each or each["role"] == "tool" for each in messages)
+    if conversation.template is None and conversation.reads_calls and has_tools:
         messages, given = with_tools(model, messages, given, conversation.tool_prompt)
-    if conversation.template is None:
+        # A description may be in a role that the template refuses.
         messages = fitted(messages, rules_of(model.tokenizer.chat_template))
     own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
     said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
@@ -186,4 +187,4 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
-    return messages
+    return messages if template is not None else fitted(messages, rules_of(model.tokenizer.chat_template))

@@ -79,8 +79,8 @@ def flag_names() -> dict[str, set[str]]:
     from bridle.cli.app import app
 
     return {
-        name: {text.lstrip("-").lower() for argument in _arguments(command) for text in argument.names}
-        for name, command in _commands(app, ())
+        name: {text.lstrip("-").lower() for argument in arguments_of(command) for text in argument.names}
+        for name, command in commands_of(app, ())
     }
 
 
@@ -91,7 +91,7 @@ def command_names(path: str) -> set[str]:
     here = app
     for word in path.split():
         here = here[word]
-    return {name for argument in _arguments(here) if argument.parameter.show is not False for name in argument.names}
+    return {name for argument in arguments_of(here) if argument.parameter.show is not False for name in argument.names}
 
 
 @cache
@@ -101,8 +101,8 @@ def variable_names() -> set[str]:
 
     return {
         variable
-        for name, command in _commands(app, ())
-        for argument in _arguments(command)
+        for name, command in commands_of(app, ())
+        for argument in arguments_of(command)
         for variable in variables_of(name, argument)
     }
 
@@ -163,24 +163,25 @@ def help_entries() -> tuple[HelpEntry, ...]:
 
     commands: list[HelpEntry] = []
     flags: dict[tuple[tuple[str, ...], str, str], HelpEntry] = {}
-    for name, command in _commands(app, ()):
+    for name, command in commands_of(app, ()):
         commands.append(HelpEntry((name,), first_paragraph(command.help), "Commands"))
         for entry in _flags(name, command):
             flags.setdefault((entry.names, entry.text, entry.variable), entry).commands.append(name)
     return (*commands, *flags.values())
 
 
-def _commands(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
+def commands_of(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
+    """All commands below `path`, with their names."""
     for word in app:
         if word.startswith("-") or (*path, word) == ("help",):
             continue
         name = (*path, word)
         yield " ".join(name), app[word]
-        yield from _commands(app[word], name)
+        yield from commands_of(app[word], name)
 
 
 def _flags(command_name: str, command: App) -> Iterator[HelpEntry]:
-    for argument in _arguments(command):
+    for argument in arguments_of(command):
         names = tuple(name for name in argument.names if name.startswith("-"))
         if names and argument.parameter.show is not False:
             heading = _heading(argument.parameter.group)
@@ -194,7 +195,8 @@ def _heading(group: object) -> str:
     return str(getattr(first, "name", first or ""))
 
 
-def _arguments(command: App) -> Iterable[Argument]:
+def arguments_of(command: App) -> Iterable[Argument]:
+    """The arguments of a command; none for a group of commands."""
     if command.default_command is None:
         return ()
     return command.assemble_argument_collection(parse_docstring=True)

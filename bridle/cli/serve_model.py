@@ -60,9 +60,9 @@ class LmtpOptions:
     single_thread: Annotated[bool, Parameter(name=["--single-thread", "--single_thread"], negative="")] = False
     "Same as `--static`."
     tool_format: str = "auto"
-    "Format of tool calls in chats: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
+    "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
     reasoning_format: str = "auto"
-    "Tags around reasoning in chats: a name such as `deepseek_r1`. `auto` infers them from the chat template."
+    "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
     tool_prompt: Literal["describe", "refuse"] = "describe"
     "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False

@@ -90,7 +90,7 @@ class LanguageModel(nn.Module):
         """Find by trial what the whole model does with its head's outputs: scale or cap them, or nothing."""
         self.set_attn_implementation("eager")
         found = [token for token in range(3, 128) if token not in self.media_ids][:4]
-        ids = torch.tensor([found], device=self.device)  # [1, 4]
+        ids = torch.tensor([found]).to(self.device)  # [1, 4]
         try:
             with torch.inference_mode():
                 wanted = self.whole(input_ids=ids, use_cache=False).logits.float()

@@ -81,6 +81,11 @@ def test_every_benchmark_guesses_by_its_work_and_the_machine(
         "schemas": {"folder": folder},
         "cpu": {"model_sizes": ("20m",)},
         "load": {"models": ("model.gguf",)},
+        "real": {
+            "models": (str(folder / "2.json"),),
+            "llama_server": folder / "0.json",
+            "llama_bench": folder / "1.json",
+        },
     }.get(name, {})
     quick, full = (guesses(BenchSettings(quick=each, **given), LIMITS) for each in (True, False))
     assert all(seconds > 0 for part in (quick, full) for seconds in part.values())

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bridle.cli import main
 from bridle.cli.app import COMMANDS, app
-from bridle.cli.help_search import _arguments, _commands, first_paragraph, flag_names, help_entries
+from bridle.cli.help_search import arguments_of, commands_of, first_paragraph, flag_names, help_entries
 from bridle.cli.short_help import ESSENTIAL, asked_for
 from bridle.cli.variables import variables_of
 from tests.sources import PACKAGE, tree
@@ -81,7 +81,7 @@ def shown_variables(capsys: pytest.CaptureFixture[str], *words: str) -> set[str]
 
 def variables(command: str, essential: frozenset[str] | None = None) -> set[str]:
     """The first variable of each flag, or of those with an essential name."""
-    arguments = [each for each in _arguments(app[command]) if each.parameter.show is not False]
+    arguments = [each for each in arguments_of(app[command]) if each.parameter.show is not False]
     kept = [each for each in arguments if essential is None or essential & set(each.names)]
     return {found[0] for each in kept if (found := variables_of(command, each))}
 
@@ -114,8 +114,10 @@ def test_overview_says_what_the_pages_say() -> None:
 
 
 def test_no_command_has_a_flag_twice() -> None:
-    for name, command in _commands(app, ()):
-        names = [flag for each in _arguments(command) for flag in each.names if flag.startswith("-") and flag != "--*"]
+    for name, command in commands_of(app, ()):
+        names = [
+            flag for each in arguments_of(command) for flag in each.names if flag.startswith("-") and flag != "--*"
+        ]
         assert len(names) == len(set(names)), (name, sorted(flag for flag in names if names.count(flag) > 1))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bridle.cli import main
 from bridle.cli.app import app
-from bridle.cli.help_search import _arguments, _commands, variable_names
+from bridle.cli.help_search import arguments_of, commands_of, variable_names
 from bridle.cli.variables import variables_of
 
 #: Variables whose flags have other words under some commands, and the same meaning: each pair of words was compared.
@@ -20,7 +20,7 @@ SAME = frozenset(
         *("AUDIO", "IMAGE", "VIDEO"),  # that go with a prompt, or with the first turn
         *("CONTROLLER", "CTRL", "JSON", "KEYS", "MAX_TOKENS", "POLICIES", "STATS"),
         *("DRAFT_MAX", "NUM_SPECULATIVE_TOKENS", "SPECULATE"),
-        *("DTYPE", "PORT", "SHARDS", "TEMPERATURE", "WARM_UP"),
+        *("DTYPE", "PORT", "SHARDS", "TEMPERATURE", "TOOL_PROMPT", "WARM_UP"),
     )
 )
 
@@ -28,9 +28,9 @@ SAME = frozenset(
 def words_of() -> dict[str, set[tuple[str, str]]]:
     """The types and descriptions of the flags that each variable sets, over all commands."""
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
-    for name, command in _commands(app, ()):
+    for name, command in commands_of(app, ()):
         done: set[str] = set()
-        for argument in _arguments(command):
+        for argument in arguments_of(command):
             for variable in set(variables_of(name, argument)) - done:
                 done.add(variable)
                 text = " ".join((argument.parameter.help or "").split())
@@ -45,8 +45,8 @@ def test_no_variable_has_two_meanings() -> None:
 
 
 def test_every_variable_belongs_to_a_flag_with_a_long_name() -> None:
-    for name, command in _commands(app, ()):
-        for argument in _arguments(command):
+    for name, command in commands_of(app, ()):
+        for argument in arguments_of(command):
             has_flag = any(flag.startswith("--") for flag in argument.parameter.name or ())
             assert bool(variables_of(name, argument)) == has_flag, (name, argument.names)
     assert {"BRIDLE_MODEL", "BRIDLE_PROMPT_", "BRIDLE_OUT", "BRIDLE_C", "BRIDLE_L"} & variable_names() == set()

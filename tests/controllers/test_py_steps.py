@@ -18,7 +18,8 @@ PAGE = (ROOT / "docs" / "scripts-python.md").read_text(encoding="utf-8")
 
 
 def test_what_the_page_shows_runs(py: Run) -> None:
-    question, vowel = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    question, chat, vowel = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    compile(chat, "chat", "exec")  # such scripts run in test_script_chats.py, with a template
     asked = py(question, "Q: Is Paris the capital of France?\nA: Yes")
     assert asked.error() == "" and asked.text().endswith("A: Yes") and "the model says  Yes\n" in asked.logs("a")
     ending = "async def main():\n    await Vowel()\n\n\naici.start(main())\n"

@@ -364,7 +364,7 @@ async def test_the_log_has_the_terms_and_the_counts(capsys: pytest.CaptureFixtur
         await setup.settle()
     lines = capsys.readouterr().out.splitlines()
     for path, parts in (
-        ("/v1/completions", "priority=4 constraint=regex sampled= forced= rewound=0 queue_ms= first_token_ms="),
+        ("/v1/completions", "priority=4 constraint=regex sampled= forced= rewound=1 queue_ms= first_token_ms="),
         ("LMTP GENERATE", "user=ann priority=2 prompt=2 sampled=3 finish=length queue_ms="),
     ):
         (line,) = [line for line in lines if path in line]

@@ -357,7 +357,16 @@ def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
     """Triton compiles a kernel for each kind of its arguments, which takes seconds that all requests wait for. Whatever
     the numbers of rows, tokens, works and new pages are, their kinds are those of the largest step, of the sampler's
     trial and of the graphs."""
-    modules = ("kernels.paged_kernels", "kernels.layer_kernels", "kernels.block_copy_kernels", "sampling.draw_kernels")
+    modules = (
+        "kernels.paged_decode",
+        "kernels.paged_join",
+        "kernels.paged_prefill",
+        "kernels.paged_reads",
+        "kernels.paged_kernels",
+        "kernels.layer_kernels",
+        "kernels.block_copy_kernels",
+        "sampling.draw_kernels",
+    )
     keys = LaunchKeys(*modules)
     trial = graphed("llama", keys)
     with trial.traced():

@@ -123,13 +123,9 @@ class _Trial(ScriptedExecutor):
         room = min(machine.shape.context, num_blocks * BLOCK)
         super().__init__(num_blocks=num_blocks, block_size=BLOCK, max_model_len=room)
         self._machine = machine
-        self._info = ExecutorInfo(
+        self.info = ExecutorInfo(
             "m", 300, room, num_blocks, BLOCK, device="cuda", max_num_batched_tokens=STEP_TOKENS, max_num_seqs=STEP_SEQS
         )
-
-    @property
-    def info(self) -> ExecutorInfo:
-        return self._info
 
     def forward(self, plan: Any) -> None:
         self._machine.step(plan.num_tokens)

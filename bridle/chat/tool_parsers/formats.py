@@ -19,7 +19,6 @@ from bridle.chat.tool_parsers.presets import PRESETS, name_of, preset_or_file
 from bridle.chat.tool_parsers.probes import prober_of, renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest, UnsupportedFeature
-from bridle.tokenizer.tool_prompt import support_of
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
@@ -112,8 +111,7 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
     form = inferred_from(tokenizer)
     if form is not None:
         return _named(form, tokenizer)
-    # Tools that the template leaves out are described in the words of Hermes.
-    found = _by_words(tokenizer) if support_of(tokenizer).tools else _hermes(tokenizer)
+    found = _by_words(tokenizer)
     if found is None and prober_of(renderer_of(tokenizer.chat_template)) is None:
         found = _hermes(tokenizer)
     _log.info(
@@ -172,10 +170,18 @@ def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
 
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
-    """The reader of a format: Mistral's models write two, whichever their template shows."""
+    """The reader of a format. Mistral's models write two, whichever their template shows. Models write the calls of
+    Hermes and Llama with their usual spaces even if their template has others."""
     if form.trigger == MARK:
         return _mistral(tokenizer)
+    for usual in (HERMES, PRESETS["llama3_json"]):
+        if _compact(form) == _compact(usual) and not form.section_open:
+            return InferredFormat(usual, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
     return InferredFormat(form, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
+
+
+def _compact(form: CallFormat) -> list[str]:
+    return ["".join(part.split()) for part in form.call]
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.model.forward_context import AttentionOptions
@@ -66,6 +65,8 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask
 
 def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
     """torch's FlashAttention-2. The first token sees as much of the context as was there before."""
+    from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler, which a CPU never needs
+
     length, context = len(query), len(keys)
     mask = {"is_causal": True} if length == context else {"attn_mask": causal_lower_right(length, context)}
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
