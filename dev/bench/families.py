@@ -7,7 +7,8 @@ this one ended; with `--report docs/models.md` the table there is written.
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -67,13 +68,11 @@ def _read(folder: Path | None) -> dict[str, list[str]]:
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Try all that are left. Prints a table."""
     results = _read(settings.folder)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "bridle.model.loader", "tests.fakes.tiny_checkpoints"])
     for name in _wanted(settings):
         if name in results:
             continue
         with phases.part(name):
-            results[name] = list(_try_apart(context, *name.split("/")))
+            results[name] = list(_try_apart(*name.split("/")))
         if settings.folder is not None:
             settings.folder.mkdir(parents=True, exist_ok=True)
             (settings.folder / _FILE).write_text(json.dumps(results, indent=1))
@@ -84,25 +83,32 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
     return {"counts": dict(Counter(state for state, _ in results.values())), "results": results}
 
 
-def _try_apart(context: Any, family: str, kind: str) -> tuple[str, str]:
+class _Printer:
+    """Prints the result of a child process, as its last line."""
+
+    def send(self, result: tuple[str, str]) -> None:
+        print("\n" + json.dumps(result), flush=True)
+
+
+def _try_apart(family: str, kind: str) -> tuple[str, str]:
     """Try one in a child process, which may crash or take too long."""
     with tempfile.TemporaryDirectory(prefix="bridle-families-") as folder:
-        receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=try_family, args=(family, kind, folder, sender), daemon=True)
-        child.start()
-        sender.close()
+        command = [sys.executable, "-m", "dev.bench.families", family, kind, folder]
         try:
-            if not receiver.poll(_LIMIT_SECONDS):
-                return CRASHED, f"no result after {_LIMIT_SECONDS:.0f} s"
-            state, reason = receiver.recv()
-            return str(state), str(reason)
-        except EOFError:
-            child.join()
-            return CRASHED, f"the process ended with status {child.exitcode}"
-        finally:
-            child.kill()
-            child.join()
-            receiver.close()
+            child = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                timeout=_LIMIT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return CRASHED, f"no result after {_LIMIT_SECONDS:.0f} s"
+        if child.returncode or not child.stdout.strip():
+            return CRASHED, f"the process ended with status {child.returncode}"
+        state, reason = json.loads(child.stdout.splitlines()[-1])
+        return str(state), str(reason)
 
 
 def cause_of(message: str) -> str:
@@ -130,3 +136,7 @@ def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:
     lines = ["| Result | Architectures | Families |", "| --- | --- | --- |"]
     lines += [f"| {title} | {count} | {families} |" for title, count, families in rows]
     page.write_text(f"{before}{_BEGIN}\n\n" + "\n".join(lines) + f"\n\n{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try_family(*sys.argv[1:4], _Printer())
