@@ -175,7 +175,7 @@ class ChatServing(Protocol):
         raise NotImplementedError
 
     def steering(self, named: Named, constraint: Constraint | None, rewind: str | None) -> Steering:
-        """What the fields of a request select."""
+        """Choices that the fields of a request make."""
         raise NotImplementedError
 
 
@@ -277,7 +277,7 @@ def _may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | 
 
 
 def _texts_of_ends(tokenizer: Tokenizer, tags: ThinkTags | None) -> tuple[str, ...]:
-    """What may end an output and is no content: end tokens, with or without the mark behind an answer."""
+    """Texts that may end an output and are no content: end tokens, with or without the mark behind an answer."""
     ends = tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
     tail = tags.tail if tags is not None else ""
     return (*(tail + end for end in ends), tail, *ends) if tail else ends

@@ -208,10 +208,9 @@ def _one_instruction(messages: Messages, rules: RoleRules) -> Messages:
     found = [each for each in messages if each["role"] in _INSTRUCTIONS and _is_text(each["content"])]
     if not found or (rules.system == "first" and len(found) == 1 and messages[0] is found[0]):
         return messages
-    rest = [each for each in messages if not any(each is one for one in found)]
-    content = found[0]["content"]
-    for each in found[1:]:
-        content = joined(content, each["content"])
+    taken = {id(each) for each in found}
+    rest = [each for each in messages if id(each) not in taken]
+    content = joined(*(each["content"] for each in found))
     user = next((number for number, each in enumerate(rest) if each["role"] == "user"), None)
     if rules.system == "first" or user is None:
         return [found[0] | {"content": content}, *rest]
@@ -237,14 +236,17 @@ def content_media(content: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _alternating(messages: Messages, rules: RoleRules) -> Messages:
     if not rules.alternates and rules.user_follows_tool:
         return messages
-    made: Messages = []
+    groups: list[Messages] = []  # joined at the end: joining one by one would copy a long text again and again
     for message in messages:
-        before = made[-1] if made else {}
-        if _joins(before, message, rules):
-            made[-1] = before | {"content": joined(before["content"], message["content"])}
+        if groups and _joins(groups[-1][0], message, rules):
+            groups[-1].append(message)
         else:
-            made.append(message)
-    return made
+            groups.append([message])
+    return [_as_one(group) for group in groups]
+
+
+def _as_one(group: Messages) -> Message:
+    return group[0] if len(group) == 1 else group[0] | {"content": joined(*(each["content"] for each in group))}
 
 
 def _joins(before: Message, message: Message, rules: RoleRules) -> bool:
@@ -256,12 +258,16 @@ def _joins(before: Message, message: Message, rules: RoleRules) -> bool:
     return not any(key in each for each in (before, message) for key in ("tool_calls", *THOUGHT_KEYS))
 
 
-def joined(first: Any, second: Any) -> Any:
-    """Two contents with a blank line between them."""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}" if first and second else first or second
-    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else list(each) for each in (first, second)]
-    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]] if all(parts) else parts[0] or parts[1]
+def joined(*contents: Any) -> Any:
+    """Contents with a blank line between them, without the empty ones."""
+    filled = [each for each in contents if each]
+    if len(filled) < 2:
+        return filled[0] if filled else contents[-1]
+    if all(isinstance(each, str) for each in filled):
+        return "\n\n".join(filled)
+    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in filled]
+    gap = [{"type": "text", "text": "\n\n"}]
+    return [part for number, each in enumerate(parts) for part in (*(gap if number else ()), *each)]
 
 
 def _is_text(content: Any) -> bool:

@@ -68,7 +68,7 @@ class TokenPrinter:
                 self._write(record.text, ORIGINS["sampled"][0])
             case RewindRecord() if record.num_tokens:
                 self._strike(record)
-            case ReplacedRecord():
+            case ReplacedRecord() if self._console.is_terminal:  # elsewhere nothing tells it from the text
                 self._write(record.spelled, ORIGINS["rewound"][0])
                 self._row = ""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridle.chat.conversation import Conversation
-from bridle.chat.roles import fitted, rules_of
+from bridle.chat.roles import RoleRules, fitted, rules_of
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_template import ChatTemplate, prepare
 from tests.fakes.role_templates import ALTERNATING, FIRST_SYSTEM, NO_SYSTEM, ONLY_FIRST_SYSTEM, PARTS, any_role
@@ -100,3 +100,15 @@ def test_the_messages_of_the_caller_stay_as_they_are() -> None:
     before = [dict(each) for each in messages]
     written(NO_SYSTEM, messages)
     assert messages == before
+
+
+def test_many_messages_are_joined_in_their_order() -> None:
+    words = [f"w{number}" for number in range(20_000)]
+    systems = [{"role": "system", "content": word} for word in words]
+    asked = {"role": "user", "content": "q"}
+    assert fitted([*systems, asked], RoleRules(system="first")) == [
+        {"role": "system", "content": "\n\n".join(words)},
+        asked,
+    ]
+    users = [{"role": "user", "content": word} for word in words]
+    assert fitted(users, RoleRules(alternates=True)) == [{"role": "user", "content": "\n\n".join(words)}]

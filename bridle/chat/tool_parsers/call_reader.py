@@ -35,7 +35,7 @@ class CallFormatReader:
         self._call: HeldCall | None = None
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`; with `is_last` nothing follows."""
+        """Return what became certain with `text`; with `is_last` nothing follows."""
         self._held += text
         pieces: list[StreamDelta] = []
         while self._step(pieces, is_last):
