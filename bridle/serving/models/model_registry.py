@@ -218,7 +218,8 @@ class ModelRegistry:
             self._slots[slot.name] = slot
             await self._keeper.fetch(slot, timeout)
         assert slot.model is not None
-        self.keep_alive.stop(slot)
+        if slot.keep_seconds is not None:  # a client limits how long it stays
+            self.keep_alive.stop(slot)
         slot.num_leases += 1
         held.callback(self._release, slot)
         return slot.model
