@@ -12,7 +12,7 @@ from tests.sources import ROOT
 
 MAX_FILES, MAX_FUNCTIONS = 48, 262
 #: Functions that call another file between the route and the engine, and how often the route calls a layer below.
-MAX_STOPS, MAX_DESCENTS = 21, 3
+MAX_STOPS, MAX_DESCENTS = 20, 3
 NUM_TRIES = 3
 
 

@@ -205,7 +205,7 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
         check_drawn("allowed_token_ids", sampling.allowed_token_ids, model.info)
     for word in sampling.bad_words_ids:
         check_ids("bad_words_ids", word, vocab_size)
-    for name in ("stop", "banned_phrases", *(("bad_words", "dry_sequence_breakers") if sampling.has_texts else ())):
+    for name in ("stop", "banned_phrases", "bad_words", "dry_sequence_breakers"):
         for text in getattr(sampling, name):
             check_unicode(text, name)
     if sampling.prediction:
