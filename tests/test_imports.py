@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "bridle.cgroups",
         "bridle.distribution",
         "bridle.file_cache",
+        "bridle.lazy_names",
         "bridle.malloc",
         "bridle.logs",
         "bridle.load_progress",
@@ -201,6 +202,10 @@ def test_third_party_imports_are_declared() -> None:
             {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog", "bridle.cli.serve"},
         ),
         ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
+        (  # each process of the control runtime
+            "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
+            {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"},
+        ),
     ],
 )
 def test_import_is_light(statement: str, absent: set[str]) -> None:

@@ -7,24 +7,18 @@ first use, because the runtime's processes need few of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bridle.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from bridle.aici.client.process import RuntimeConfig
-    from bridle.aici.client.reference import WasmController
-    from bridle.aici.runner import Runner
+    from bridle.aici.client.process import RuntimeConfig as RuntimeConfig
+    from bridle.aici.client.reference import WasmController as WasmController
+    from bridle.aici.runner import Runner as Runner
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {"runner": ["Runner"], "client.process": ["RuntimeConfig"], "client.reference": ["WasmController"]},
+    )
 
 __all__ = ["Runner", "RuntimeConfig", "WasmController"]
-
-_HOMES = {
-    "Runner": "bridle.aici.runner",
-    "RuntimeConfig": "bridle.aici.client.process",
-    "WasmController": "bridle.aici.client.reference",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)

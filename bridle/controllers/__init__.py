@@ -1,6 +1,16 @@
-"""Controllers that come with bridle, and the base class for plain Python ones."""
+"""Controllers that come with bridle, and the base class for plain Python ones. Names are imported when first used."""
 
-from bridle.controllers.pool import PythonControllerPool
-from bridle.controllers.python import Controller, SequenceView
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridle.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from bridle.controllers.pool import PythonControllerPool as PythonControllerPool
+    from bridle.controllers.python import Controller as Controller
+    from bridle.controllers.python import SequenceView as SequenceView
+else:
+    __getattr__ = lazy_names(__name__, {"pool": ["PythonControllerPool"], "python": ["Controller", "SequenceView"]})
 
 __all__ = ["Controller", "PythonControllerPool", "SequenceView"]

@@ -5,8 +5,9 @@ Names are imported when first used, so that `import bridle.model` (and `resolve_
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bridle.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from bridle.model.check import check_model as check_model
@@ -14,19 +15,16 @@ if TYPE_CHECKING:
     from bridle.model.hub_lookup import resolve_model as resolve_model
     from bridle.model.loading import load_executor as load_executor
     from bridle.model.parity import ParityReport as ParityReport
-
-_HOMES = {
-    "LocalExecutor": "bridle.model.executor",
-    "ParityReport": "bridle.model.parity",
-    "check_model": "bridle.model.check",
-    "load_executor": "bridle.model.loading",
-    "resolve_model": "bridle.model.hub_lookup",
-}
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "check": ["check_model"],
+            "executor": ["LocalExecutor"],
+            "hub_lookup": ["resolve_model"],
+            "loading": ["load_executor"],
+            "parity": ["ParityReport"],
+        },
+    )
 
 __all__ = ["LocalExecutor", "ParityReport", "check_model", "load_executor", "resolve_model"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)

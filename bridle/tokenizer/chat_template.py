@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
 from bridle.multimodal.modalities import OF_PARTS, WORDS
-from bridle.multimodal.sources import Source, source_of
 from bridle.safe_repr import short_repr
 from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
+
+if TYPE_CHECKING:
+    from bridle.multimodal.sources import Source
 
 Message = Mapping[str, Any]
 Prepared = list[dict[str, Any]]
@@ -195,6 +197,8 @@ class Look:
         return "\n".join(part["text"] if "text" in part else self.placeholders[part["type"]] for part in parts)
 
     def _part(self, part: Any, where: str) -> dict[str, str]:
+        from bridle.multimodal.sources import source_of
+
         is_read = isinstance(part, Mapping) and OF_PARTS.get(str(part.get("type"))) in self.placeholders
         if is_read and (source := source_of(part, where)) is not None:
             self.sources.append(source)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +42,8 @@ def fetch(url: str, headers: dict[str, str], limit: int) -> bytes:
     """The body of a URL, of at most `limit` bytes. Raises `OSError`."""
     if not url.startswith("https://"):
         raise OSError(f"refusing to fetch {url!r}: not https")
+    import urllib.request  # most runtimes fetch nothing, and this imports HTTP and TLS
+
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 -- https, checked above
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:  # noqa: S310
         data: bytes = response.read(limit + 1)

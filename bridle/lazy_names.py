@@ -1,0 +1,22 @@
+"""Names of a package that are imported when they are first used: a process that needs one module does not load all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose modules, by their names in it, define these names."""
+    homes = {name: f"{package}.{module}" for module, found in names.items() for name in found}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load
