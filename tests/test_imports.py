@@ -202,6 +202,7 @@ def test_third_party_imports_are_declared() -> None:
             {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog", "bridle.cli.serve"},
         ),
         ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
+        ("import bridle.serving.models.early_parts, bridle.model.pooling.settings", {"torch", "transformers"}),
         (  # each process of the control runtime
             "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"},

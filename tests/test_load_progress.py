@@ -39,7 +39,7 @@ def test_each_phase_of_loading_is_told_before_it_begins() -> None:
     told: list[str] = []
     load_model(ModelConfig("demo"), progress=lambda stage, share: told.append(stage)).close()
     stages = list(dict.fromkeys(told))
-    assert stages[:3] == ["importing libraries", "reading the tokenizer", "finding the model"]
+    assert stages[:3] == ["reading the tokenizer", "importing libraries", "finding the model"]
 
 
 # -- shown ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ keeps its traceback. Ctrl-C is one line and 130, as shells expect.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,9 @@ _EXTRAS = {
     "llama_cpp": "llamacpp",
 }
 
+#: Thresholds for the collector of garbage. With the usual ones it looks through what libraries define a hundred times
+#: while they are imported, which takes as long as a tenth of them.
+_GARBAGE = (50_000, 20, 50)
 #: Commands for whose flags users of other servers look.
 _SERVING = ("serve", "serve-model")
 #: Commands whose log has a form to choose.
@@ -52,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         signals.listen()
         log_failures()
+        gc.set_threshold(*_GARBAGE)
     terminal.choose_form(is_json=bool(words) and words[0] in _SERVICES and _wants_json(words))
     with signals.ending_at_once():
         from cyclopts import CycloptsError

@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from bridle.cpu_kernels.ggml import TYPES
 from bridle.errors import UnsupportedModel
 from bridle.gguf.folder import weights_of
 from bridle.gguf.format import FLOATS
@@ -58,6 +57,8 @@ class Checkpoint:
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
     """Of a tensor of a GGUF file: numbers, blocks that have kernels, or others, which are brought to 8 bits."""
+    from bridle.cpu_kernels.ggml import TYPES  # which imports torch
+
     if entry.kind.name in FLOATS:
         return entry.num_values * item_size
     return entry.num_bytes if entry.kind.name in TYPES else TYPES["Q8_0"].row_bytes(entry.num_values)

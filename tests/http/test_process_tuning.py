@@ -19,7 +19,9 @@ import gc, resource, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
 from bridle.http.server.process_tuning import SWITCH_INTERVAL, tune_process
+gc.set_threshold(50_000)
 tune_process(500)
+assert gc.get_threshold() == (700, 10, 10), "those of a start"
 tune_process(10)  # less is wanted: nothing is taken away
 print("found", resource.getrlimit(resource.RLIMIT_NOFILE)[0], gc.get_freeze_count() > 1000)
 assert abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6

@@ -13,6 +13,8 @@ _SPARE_FILES = 256  # files beside connections: models, logs, pipes
 #: How long a thread may keep others waiting, in seconds. The engine's thread gives up its turn at each call into the
 #: device's library, and should get it back at once; the interpreter's own 5 ms are a whole step of a small model.
 SWITCH_INTERVAL = 0.0005
+#: The interpreter's own thresholds for collections, of which a start wants fewer than a stream of requests.
+_GARBAGE = (700, 10, 10)
 
 
 def tune_process(max_connections: int) -> None:
@@ -22,6 +24,7 @@ def tune_process(max_connections: int) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GARBAGE)
 
 
 def _allow_files(wanted: int) -> None:

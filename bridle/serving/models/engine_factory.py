@@ -21,7 +21,8 @@ from bridle.load_progress import Report, silent, watched
 from bridle.lora import AdapterPool, find_device
 from bridle.multimodal import ImageHosts, MediaReader, open_reader
 from bridle.serving.controller_runtime import ControlSettings, demanded_pool, finish_control, guess_num_logits
-from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer, tokenizer_folder
+from bridle.serving.models.early_parts import EarlyParts, begin_parts
+from bridle.serving.models.model_components import constraint_pool, tokenizer_folder
 from bridle.serving.models.vocab_checks import check_sizes, find_unnamed
 from bridle.serving.requests.sampling_defaults import read_defaults
 
@@ -68,37 +69,34 @@ def load_parts(
     progress: Report | None,
     sampler: Sampler | None,
     executors: ExecutorLoader | None,
+    early: EarlyParts | None = None,
 ) -> Parts:
-    """Tokenizer, weights and control runtime. If one of them fails, none is left behind."""
+    """Tokenizer, weights and control runtime, of which some may have been begun. If one of them fails, none is left
+    behind."""
     report = progress or silent
-    report("importing libraries", 0.0)
     from bridle.backends import check_backend, load_executor
-    from bridle.model import resolve_model
-    from bridle.model.pooling.settings import read_pooling
 
-    hosts = ImageHosts(config.image_hosts)
-    check_backend(config)
-    with watched(progress) if progress else nullcontext():
-        path = resolve_model(config.model, config.revision)
-    pooling = read_pooling(path)
-    if pooling is not None:
-        control = ControlSettings("off")  # there is nothing to steer
     with ExitStack() as undo:
-        starting = begin_control_of(config, path, control)
-        if starting is not None:
-            undo.callback(starting.abandon)
+        if early is None:
+            check_backend(config)
+            with watched(progress) if progress else nullcontext():
+                early = begin_parts(config, control)
+        undo.callback(early.abandon)
+        path, pooling = early.path, early.pooling
+        hosts = ImageHosts(config.image_hosts)
         report("reading the tokenizer", 0.0)
-        tokenizer = load_tokenizer(config, path)
+        tokenizer = early.get_tokenizer()
         num_ids = guess_num_logits(path)
         if num_ids is not None:
             check_sizes(tokenizer, num_ids, config.model)  # before minutes are spent on weights
         if config.draft_model is not None:
             _check_vocabulary(config.draft_model, tokenizer)
+        report("importing libraries", 0.0)
         executor: LoadedExecutor = (executors or load_executor)(config, progress, sampler)
         undo.callback(executor.close)
         if num_ids is None:
             check_sizes(tokenizer, executor.info.vocab_size, config.model)
-        runtime = finish_control(control, starting, executor.info.vocab_size)
+        runtime = finish_control(control, early.control, executor.info.vocab_size)
         vocabulary, num_logits = tokenizer_folder(config, path), executor.info.vocab_size
         demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
         undo.pop_all()

@@ -28,6 +28,7 @@ from bridle.multimodal import MediaReader
 from bridle.serving.controller_runtime import ControlSettings
 from bridle.serving.lora.adapter_files import unpack_source
 from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.models.early_parts import EarlyParts
 from bridle.serving.models.engine_factory import ExecutorLoader, load_parts, make_adapters, start_engine
 from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
 from bridle.threads import start_thread
@@ -173,18 +174,20 @@ def load_model(
     control: ControlSettings | None = None,
     executors: ExecutorLoader | None = None,
     tools: Desk | None = None,
+    early: EarlyParts | None = None,
 ) -> LoadedModel:
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
     run further kinds of controllers, in addition to Python ones and constraints. `control` has the settings of the
     runtime for Wasm controllers (None: no runtime); it starts while the model is loaded. `executors` loads the model
-    outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools. Raises
-    `UnsupportedModel` or `InvalidRequest` with the next step.
+    outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools. `early`
+    are parts of the model that were begun, and are its own from now on. Raises `UnsupportedModel` or `InvalidRequest`
+    with the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
-    parts = load_parts(config, control or ControlSettings("off"), progress, sampler, executors)
+    parts = load_parts(config, control or ControlSettings("off"), progress, sampler, executors, early)
     adapters = make_adapters(parts.executor, engine_config)
     own = None
     if tools is None:

@@ -18,6 +18,7 @@ from bridle.serving.controller_runtime import ControlSettings
 from bridle.serving.lora.adapter_registry import PLACEHOLDERS
 from bridle.serving.lora.lora_config import AdapterCatalog, AdapterSet, AdapterSpec
 from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.early_parts import EarlyParts, begin_parts
 from bridle.serving.models.engine_factory import ExecutorLoader
 from bridle.serving.models.loading import load_model, model_name
 from bridle.serving.models.model_folders import is_hub_name
@@ -101,15 +102,38 @@ class EngineLoader:
         self._control = control
         self._executors = executors
         self._tools = tools
+        self._early: EarlyParts | None = None
+        self._is_first = True
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
+        self._begin(config)
+        try:
+            from bridle.model.memory_estimate import weights_of
+
+            return Needs(weights_of(config), config.reserved_memory or 0)
+        except BaseException:
+            self._take(None)
+            raise
+
+    def _begin(self, config: ModelConfig) -> None:
+        """Begin the first model, so that it does not wait until the libraries are imported."""
         from bridle.backends import check_backend
-        from bridle.model.memory_estimate import weights_of
 
         check_backend(config)
-        return Needs(weights_of(config), config.reserved_memory or 0)
+        if self._is_first:
+            self._is_first = False
+            self._early = begin_parts(config, self._control or ControlSettings("off"))
+
+    def _take(self, config: ModelConfig | None) -> EarlyParts | None:
+        """Return what was begun for `config`; what was begun for another one is ended."""
+        early, self._early = self._early, None
+        if early is None or (config is not None and early.fits(config)):
+            return early
+        early.abandon()
+        return None
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
+        self._begin(config)
         from bridle.model.memory_estimate import settle_adapters
 
         config, self._engine = settle_adapters(config, self._engine or EngineConfig())
@@ -124,6 +148,7 @@ class EngineLoader:
             control=self._control,
             executors=self._executors,
             tools=self._tools,
+            early=self._take(config),
         )
 
 

@@ -1,0 +1,77 @@
+"""Begins the parts of a model that need none of the libraries that compute: the control runtime, which is a process of
+its own, and a tokenizer that needs no transformers. They become ready while torch is imported and weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridle.config import ModelConfig
+from bridle.serving.controller_runtime import ControlSettings, ControlStart
+from bridle.serving.models.model_components import begin_control_of, load_tokenizer, tokenizer_folder
+from bridle.threads import start_thread
+
+if TYPE_CHECKING:
+    from bridle.model.pooling.settings import Pooling
+    from bridle.tokenizer import Tokenizer
+
+_FileState = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyParts:
+    """Parts that are being made for the model in folder `path`. `tokenizer` is None if it has to wait for the
+    libraries. `files` are those that the parts are made of, with sizes and times of change."""
+
+    config: ModelConfig
+    path: Path
+    pooling: Pooling | None
+    control: ControlStart | None
+    tokenizer: Future[Tokenizer] | None
+    files: Sequence[_FileState]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Wait for the tokenizer. Raises the error of reading it."""
+        return load_tokenizer(self.config, self.path) if self.tokenizer is None else self.tokenizer.result()
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Return whether these are the parts for `config`, whatever its memory, of files that have not changed."""
+        from bridle.model import resolve_model
+
+        memory = {name: getattr(config, name) for name in ("kv_memory", "max_kv_memory", "reserved_memory")}
+        if replace(self.config, **memory) != config:
+            return False
+        path = resolve_model(config.model, config.revision)
+        return path == self.path and _states(tokenizer_folder(config, path)) == self.files
+
+    def abandon(self) -> None:
+        """End what was begun."""
+        if self.control is not None:
+            self.control.abandon()
+
+
+def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
+    """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if there is no such model."""
+    from bridle.gguf.folder import weights_of
+    from bridle.model import resolve_model
+    from bridle.model.pooling.settings import read_pooling
+
+    path = resolve_model(config.model, config.revision)
+    folder = tokenizer_folder(config, path)
+    files = _states(folder)
+    pooling = read_pooling(path)
+    starting = begin_control_of(config, path, control) if pooling is None else None  # there is nothing to steer
+    tokenizer = None
+    if weights_of(folder) is not None:
+        tokenizer = start_thread(partial(load_tokenizer, config, path), "bridle-tokenizer")
+    return EarlyParts(config, path, pooling, starting, tokenizer, files)
+
+
+def _states(folder: Path) -> Sequence[_FileState]:
+    found = [(path.name, path.stat()) for path in folder.iterdir() if path.is_file()]
+    return sorted((name, state.st_size, state.st_mtime_ns) for name, state in found)
