@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
 from bridle.chat.reasoning import SWITCHES
-from bridle.chat.roles import fitted, rules_of
 from bridle.chat.tool_choice import ToolChoice, offer_of
-from bridle.chat.tools_in_prompt import with_tools
+from bridle.chat.tool_parsers.formats import is_hermes
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
@@ -20,6 +19,8 @@ from bridle.serving import LoadedModel, check_length
 from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
 from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
+from bridle.tokenizer.conversation_fit import Tools, fit_template
+from bridle.tokenizer.roles import fitted, rules_of
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -157,11 +158,8 @@ def prompt_text(
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
-    has_tools = given or any("tool_calls" in each or each["role"] == "tool" for each in messages)
-    if conversation.template is None and conversation.reads_calls and has_tools:
-        messages, given = with_tools(model, messages, given, conversation.tool_prompt)
-        # A description may be in a role that the template refuses.
-        messages = fitted(messages, rules_of(model.tokenizer.chat_template))
+    if conversation.template is None:
+        messages, given = _fitted(model.tokenizer, conversation, messages, given)
     own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
     said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
     render = model.tokenizer.chat_template.render
@@ -187,4 +185,14 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
-    return messages if template is not None else fitted(messages, rules_of(model.tokenizer.chat_template))
+    return messages
+
+
+def _fitted(
+    tokenizer: Tokenizer, conversation: Conversation, messages: Prepared, tools: Tools | None
+) -> tuple[Prepared, Tools | None]:
+    """Messages and tools as the model's own template takes them."""
+    if not conversation.reads_calls:
+        return fitted(messages, rules_of(tokenizer.chat_template)), tools
+    explains = not tools or is_hermes(tokenizer)
+    return fit_template(tokenizer, messages, tools, conversation.tool_prompt, explains)

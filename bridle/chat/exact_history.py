@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from bridle.chat.conversation import ChatPrompt, Conversation, prompt_text
-from bridle.chat.roles import THOUGHT_KEYS, thoughts_of
 from bridle.chat.stream_deltas import own_id
 from bridle.chat.tool_choice import ToolChoice
 from bridle.engine.request import Request
@@ -25,6 +24,7 @@ from bridle.outputs import BY_ITSELF, ChatMessage, CompletionOutput
 from bridle.serving import LoadedModel
 from bridle.serving.outputs.tool_call_token_cache import CachedToolCall, seal_of
 from bridle.tokenizer.content_tokens import encode_prompt, without_marks
+from bridle.tokenizer.roles import THOUGHT_KEYS, thoughts_of
 
 #: How many answers of a conversation are looked at, the latest first; each costs a rendering.
 _MAX_TRIES = 3

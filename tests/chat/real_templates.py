@@ -11,9 +11,9 @@ from typing import Any
 
 from bridle.chat.tool_parsers.call_format import CallFormat
 from bridle.chat.tool_parsers.inference import infer_format
-from bridle.chat.tool_parsers.probes import Prober, prober_of, renderer_of
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_template import ChatTemplate
+from bridle.tokenizer.template_probes import Prober, prober_of, renderer_of
 
 #: A folder of Jinja files: `models/templates` of the source distribution of `llama-cpp-python`, for example.
 VARIABLE = "BRIDLE_CHAT_TEMPLATES"

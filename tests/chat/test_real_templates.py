@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridle.chat.roles import fitted, rules_of
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
 from bridle.chat.tool_parsers.call_format import CallFormat, PythonArguments, QuotedArguments
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
@@ -29,6 +28,7 @@ from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 from bridle.tokenizer.chat_template import prepare
+from bridle.tokenizer.roles import fitted, rules_of
 from tests.chat.real_templates import END, NAMES, PARAMETERS, TOOLS, VARIABLE, RealTemplate, files, real_template
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not files(), reason=f"{VARIABLE} names no folder of templates")]

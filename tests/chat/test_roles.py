@@ -1,17 +1,27 @@
-"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.chat.roles`. Others stay
-as they are."""
+"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.tokenizer.roles`, for chats
+and for scripts. Others stay as they are."""
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from bridle.chat.conversation import Conversation
-from bridle.chat.roles import RoleRules, fitted, rules_of
+from bridle.aici.runtime.chat_prompt import render_chat
+from bridle.aici.runtime.limits import RuntimeLimits
+from bridle.aici.runtime.loaded_module import GuestEnvironment
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.chat.conversation import Conversation, make_prompt
 from bridle.errors import InvalidRequest
+from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate, prepare
+from bridle.tokenizer.roles import RoleRules, fitted, rules_of
 from tests.fakes.role_templates import ALTERNATING, FIRST_SYSTEM, NO_SYSTEM, ONLY_FIRST_SYSTEM, PARTS, any_role
+from tests.http.harness import scripted_model
+from tests.tokenizer.templates import a_tokenizer
 
 CALL = {"id": "callid001", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 MEDIA = [{"type": "text", "text": "seen"}, {"type": "image"}]
@@ -55,6 +65,52 @@ def test_messages_are_merged_as_the_template_needs_it(source: str, messages: lis
 def test_what_no_rule_covers_is_refused_with_the_words_of_the_template() -> None:
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         written(ALTERNATING, said(("assistant", "a"), ("user", "b")))
+
+
+class Guest:
+    """As much of a guest as its conversations need."""
+
+    def __init__(self, text: Tokenizer) -> None:
+        vocabulary = RuntimeVocabulary([], 0, text.encode, tokenizer=text)
+        self.surroundings, self.spent_tokenizing = GuestEnvironment(vocabulary, RuntimeLimits()), 0
+
+
+def of_script(text: Tokenizer, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """What `chat` of a script gets."""
+    guest: Any = Guest(text)
+    wanted = json.dumps({"messages": messages, "tools": tools})
+    answer: dict[str, Any] = json.loads(render_chat(guest, wanted.encode()))
+    return answer
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [(ALTERNATING, said(("user", "a"), ("user", "b")))]
+    + [
+        (source, messages)
+        for source in (any_role(), FIRST_SYSTEM, ONLY_FIRST_SYSTEM, NO_SYSTEM)
+        for messages in (SYSTEMS, [*TOOL, *said(("tool", "r"), ("user", "s"))])
+    ],
+)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_script_writes_what_a_chat_gets(
+    source: str, tools: list[dict[str, Any]] | None, messages: list[dict[str, Any]]
+) -> None:
+    text = a_tokenizer(source)
+    text.chat_settings = ChatSettings(tool_format="hermes")  # these templates write calls in no known form
+    with closing(scripted_model(text=text)) as model:
+        prompt = make_prompt(model, Conversation(messages, tools))
+    assert of_script(text, messages, tools) == {"text": prompt.text, "tokens": list(prompt.tokens)}
+
+
+def test_a_script_is_refused_tools_that_its_operator_does_not_want_described() -> None:
+    text = a_tokenizer(any_role())
+    text.chat_settings = ChatSettings(tool_prompt="refuse")
+    assert "does not write them" in of_script(text, said(("user", "a")), TOOLS)["error"]
+    assert "a" in of_script(text, said(("user", "a")), None)["text"]
 
 
 @pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])

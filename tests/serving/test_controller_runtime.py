@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 from bridle.outputs import FinishReason
 from bridle.serving import ControlSettings, load_model
 from bridle.serving.controller_runtime import as_control, guess_num_logits
+from bridle.serving.models import model_components
 from tests.aici.guests import END, force, guest2, say
 from tests.fakes.tiny_checkpoints import make_checkpoint
 
@@ -126,6 +128,20 @@ def test_a_runtime_gets_its_own_arguments_alone(tmp_path: Path) -> None:
     other = ControlSettings(runtime="/bin/rt", args=("-x",), dialect=1).runtime_config(tmp_path, 300)
     words = other.arguments("/x-")
     assert words[0] == "/bin/rt" and words[-1] == "-x" and "--store" not in words and "--logits-size" not in words
+
+
+@pytest.mark.parametrize(
+    ("wanted", "runtime", "args"), [("refuse", None, ("--tool-prompt=refuse", "-x")), ("refuse", "/bin/rt", ("-x",)),
+                                    ("describe", None, ("-x",))],
+)  # fmt: skip
+def test_scripts_get_the_operators_setting_for_tools_in_prompts(
+    wanted: Any, runtime: str | None, args: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[ControlSettings] = []
+    monkeypatch.setattr(model_components, "begin_control", lambda settings, *_: begun.append(settings))
+    config = ModelConfig(str(folder), tool_prompt=wanted)
+    model_components.begin_control_of(config, folder, ControlSettings("on", runtime=runtime, args=("-x",)))
+    assert begun[0].args == args
 
 
 def test_an_upload_may_take_longer_than_any_compile() -> None:

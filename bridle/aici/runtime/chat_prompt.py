@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +11,7 @@ from bridle.aici.runtime.wasm import GuestFault
 from bridle.errors import BridleError
 from bridle.tokenizer.chat_template import prepare
 from bridle.tokenizer.content_tokens import Content, encode_prompt, protect, with_marks, without_marks
-from bridle.tokenizer.tool_prompt import described
+from bridle.tokenizer.conversation_fit import fit_template
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance
@@ -27,6 +28,13 @@ class _Conversation(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Conversation)
+
+
+def prepare_chats(tokenizer: Tokenizer | None) -> None:
+    """Find out what the model's template takes, so that no guest's first conversation spends its time on it."""
+    if tokenizer is not None and tokenizer.chat_template.is_present:
+        with suppress(BridleError):  # a template that is not valid: each conversation says so
+            fit_template(tokenizer, [{"role": "assistant", "content": "", "tool_calls": []}], None)
 
 
 def render_chat(guest: Instance, conversation: bytes) -> bytes:
@@ -48,7 +56,7 @@ def render_chat(guest: Instance, conversation: bytes) -> bytes:
 
 
 def _rendered(tokenizer: Tokenizer, wanted: _Conversation) -> bytes:
-    messages, tools = described(tokenizer, prepare(wanted.messages), wanted.tools)
+    messages, tools = fit_template(tokenizer, prepare(wanted.messages), wanted.tools)
     said = protect(tokenizer, Content(messages, tools, wanted.variables))
     template = tokenizer.chat_template
     text = template.render(said.messages, said.tools, None, said.variables, wanted.add_generation_prompt)

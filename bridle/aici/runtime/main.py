@@ -20,6 +20,7 @@ from types import FrameType
 from bridle.aici.protocol import Auth
 from bridle.aici.runtime import options as o
 from bridle.aici.runtime.builtin_controllers import BuiltinControllers
+from bridle.aici.runtime.chat_prompt import prepare_chats
 from bridle.aici.runtime.compile_cache import Compilers
 from bridle.aici.runtime.fork_server import ForkServer, serve, start
 from bridle.aici.runtime.instance import Instance
@@ -37,6 +38,7 @@ from bridle.aici.shm_channel import MIB, attach_link, remove_names
 from bridle.controllers import standard
 from bridle.errors import BridleError, InvalidRequest
 from bridle.logs import configure_logs_as_told
+from bridle.tokenizer.chat_settings import ChatSettings
 
 _log = logging.getLogger(__name__)
 _ADMIN = Auth("local", True)
@@ -81,12 +83,15 @@ def _run(
     limits = o.limits_of(options)
     needs_tokens = options.server or options.save_tokenizer or options.run
     vocabulary = load_vocabulary(o.tokenizer_of(options), options.logits_size) if needs_tokens else _no_vocabulary()
+    if vocabulary.tokenizer is not None:
+        vocabulary.tokenizer.chat_settings = ChatSettings(tool_prompt=options.tool_prompt)
     if options.save_tokenizer:
         Path(options.save_tokenizer).write_bytes(vocabulary.trie(1 if o.dialect_of(options).name != "2" else 2))
         return 0
     if options.server:
         for dialect in (1, 2):
             vocabulary.trie(dialect)  # so that every worker shares them
+        prepare_chats(vocabulary.tokenizer)
     surroundings = GuestEnvironment(
         vocabulary, limits, o.capabilities_of(options), options.wasm_timer_resolution_us * 1000
     )

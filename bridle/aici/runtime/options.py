@@ -140,6 +140,12 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile the controllers that come with bridle: in the background with --server, else at once, and exit",
     )
+    group.add_argument(
+        "--tool-prompt",
+        choices=("describe", "refuse"),
+        default="describe",
+        help="tools in conversations of scripts that the model's chat template does not write",
+    )
     group.add_argument("--nursery", type=int, help=argparse.SUPPRESS)
     group.add_argument(
         "--lifeline",

@@ -31,8 +31,18 @@ from bridle.chat.tool_parsers.call_format import (
 )
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.probe_texts import STRINGS, VALUES, calls_text
-from bridle.chat.tool_parsers.probes import CONTENT, IDS, KEYS, NAMES, SAMPLES, ProbeCall, Prober, RenderChat, prober_of
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix, trimmed_opening, whole_tags
+from bridle.tokenizer.template_probes import (
+    CONTENT,
+    IDS,
+    KEYS,
+    NAMES,
+    SAMPLES,
+    ProbeCall,
+    Prober,
+    RenderChat,
+    prober_of,
+)
 
 _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
 

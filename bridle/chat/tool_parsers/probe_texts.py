@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from bridle.chat.tool_parsers.probes import CONTENT, KEYS, NAMES, ProbeCall, Prober
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix
+from bridle.tokenizer.template_probes import CONTENT, KEYS, NAMES, ProbeCall, Prober
 
 #: Values of arguments that are strings, by key: words that occur in no template.
 VALUES = ("zvala", "zvalb")

@@ -3,6 +3,7 @@ tokenizer, the constraint compiler, and the pools of controllers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings
     """Start the runtime for this model's vocabulary in the background; None if there is to be none."""
     if control.mode == "off":
         return None
+    if config.tool_prompt == "refuse" and control.runtime is None:
+        control = replace(control, args=("--tool-prompt=refuse", *control.args))
     return begin_control(control, tokenizer_folder(config, folder), guess_num_logits(folder))
 
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from bridle.chat.tool_parsers.probes import (
+from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.tokenizer.template_probes import (
     CONTENT,
     KEYS,
     SAMPLES,
@@ -35,7 +36,6 @@ from bridle.chat.tool_parsers.probes import (
     prober_of,
     renderer_of,
 )
-from bridle.errors import InvalidRequest, UnsupportedModel
 
 if TYPE_CHECKING:
     from bridle.tokenizer.chat_template import ChatTemplate
