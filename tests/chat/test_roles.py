@@ -1,5 +1,5 @@
-"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.tokenizer.roles`, for chats
-and for scripts. Others stay as they are."""
+"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.tokenizer.roles`, as chats
+and scripts have them. Others stay as they are."""
 
 from __future__ import annotations
 
