@@ -18,9 +18,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
+from bridle.chat.stream_deltas import CallRules, ParsedMessage
+from bridle.chat.tool_parsers.formats import HERMES, InferredFormat
 from dev.bfcl.cases import CATEGORIES, Case, cases_of, is_right
 
 MODES = ("unconstrained", "non-strict", "strict")
@@ -32,16 +36,19 @@ _lock = threading.Lock()
 def ask(given: argparse.Namespace) -> None:
     """Ask what is not in the file yet."""
     known = {_key(each) for each in _records(given.results)}
-    cases = [case for category in given.categories for case in cases_of(given.package, category, given.cases)]
-    todo = [(mode, case) for mode in given.modes for case in cases if (given.server, mode, case.id) not in known]
+    columns = [cases_of(given.package, category, given.cases) for category in given.categories]
     with given.results.open("a") as file, ThreadPoolExecutor(given.concurrent) as pool:
 
-        def one(work: tuple[str, Case]) -> None:
-            record = {"server": given.server, **_ask_one(given, *work)}
-            with _lock:
-                print(json.dumps(record), file=file, flush=True)
+        def one(case: Case) -> None:
+            """All modes one after another: the later ones find the prompt in the server's cache."""
+            for mode in given.modes:
+                if (given.server, mode, case.id) not in known:
+                    record = {"server": given.server, **_ask_one(given, mode, case)}
+                    with _lock:
+                        print(json.dumps(record), file=file, flush=True)
 
-        list(pool.map(one, todo))
+        # Categories take turns, so that a run that is broken off has as many cases of each.
+        list(pool.map(one, (case for row in zip_longest(*columns) for case in row if case is not None)))
 
 
 def _ask_one(given: argparse.Namespace, mode: str, case: Case) -> dict[str, Any]:
@@ -81,29 +88,40 @@ def _read(answer: dict[str, Any]) -> dict[str, Any]:
 def table(given: argparse.Namespace) -> None:
     """Print a row for each server and mode."""
     records = [each for file in given.results for each in _records(file)]
-    print("| Server | Mode | " + " | ".join(CATEGORIES) + " | Tokens | Seconds |")
-    print("| --- | --- |" + " ---: |" * (len(CATEGORIES) + 2))
+    print("| Server | Mode | " + " | ".join(CATEGORIES) + " | Tokens |")
+    print("| --- | --- |" + " ---: |" * (len(CATEGORIES) + 1))
     known = {case.id: case for name in CATEGORIES for case in cases_of(given.package, name, 1 << 20)}
     for server, mode in dict.fromkeys((each["server"], each["mode"]) for each in records):
         rows = [each for each in records if (each["server"], each["mode"]) == (server, mode)]
-        cells = [_accuracy(given.package, [e for e in rows if e["category"] == name], known) for name in CATEGORIES]
+        cells = [_accuracy(given, [e for e in rows if e["category"] == name], known) for name in CATEGORIES]
         tokens = sum(each.get("tokens", 0) for each in rows)
-        print(f"| {server} | {mode} | {' | '.join(cells)} | {tokens:,} | {_seconds(rows):,.0f} |")
+        print(f"| {server} | {mode} | {' | '.join(cells)} | {tokens:,} |")
 
 
-def _accuracy(package: Path, rows: Sequence[dict[str, Any]], known: dict[str, Case]) -> str:
-    right = sum("error" not in each and is_right(package, known[each["id"]], each["calls"]) for each in rows)
+def _accuracy(given: argparse.Namespace, rows: Sequence[dict[str, Any]], known: dict[str, Case]) -> str:
+    right = sum("error" not in e and is_right(given.package, known[e["id"]], _calls(given, e, known)) for e in rows)
     failed = sum("error" in each for each in rows)
-    return f"{right} of {len(rows)}" + (f" ({failed} refused)" if failed else "")
+    low, high = _interval(right, len(rows))
+    return f"{right} of {len(rows)} ({low:.0%} to {high:.0%})" + (f", {failed} refused" if failed else "")
 
 
-def _seconds(rows: Sequence[dict[str, Any]]) -> float:
-    """The time in which a request was under way."""
-    total, until = 0.0, 0.0
-    for row in sorted(rows, key=lambda each: each["began"]):
-        total += max(row["ended"] - max(row["began"], until), 0.0)
-        until = max(until, row["ended"])
-    return total
+def _calls(given: argparse.Namespace, row: dict[str, Any], known: dict[str, Case]) -> list[dict[str, str]]:
+    """The calls that the server found, or with `--read-content` those that bridle reads in what it took for text."""
+    if row["calls"] or not given.read_content:
+        return list(row["calls"])
+    names = frozenset(tool["function"]["name"] for tool in known[row["id"]].tools(is_strict=False))
+    reader = InferredFormat(HERMES, {}).reader(rules=CallRules(names))
+    found = ParsedMessage().add(reader.push(row["content"] or "", is_last=True))
+    return [{"name": call.name, "arguments": call.arguments} for call in found.calls]
+
+
+def _interval(right: int, total: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % for a share."""
+    if not total:
+        return 0.0, 1.0
+    z, share = 1.96, right / total
+    middle, spread = share + z * z / (2 * total), z * sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    return (middle - spread) / (1 + z * z / total), (middle + spread) / (1 + z * z / total)
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
@@ -130,6 +148,7 @@ def main() -> None:
     asking.set_defaults(do=ask)
     showing = commands.add_parser("table", help="print what files of results show")
     showing.add_argument("results", type=Path, nargs="+")
+    showing.add_argument("--read-content", action="store_true", help="read calls in what a server returned as text")
     showing.set_defaults(do=table)
     for command in (asking, showing):
         command.add_argument("--package", type=Path, required=True, help="folder that contains bfcl_eval")
