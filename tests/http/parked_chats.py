@@ -150,6 +150,14 @@ class Messages(Talk):
         self.said.append({"role": "user", "content": [result]})
 
 
+def arguments_of(text: str) -> Any:
+    """The value of a call's arguments; the text itself where it was cut off."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def blocks_of(events: list[Any]) -> tuple[list[Any], Any]:
     blocks: list[Any] = []
     for event in events:
@@ -164,7 +172,7 @@ def blocks_of(events: list[Any]) -> tuple[list[Any], Any]:
                 block["json"] = block.get("json", "") + delta["partial_json"]
     for block in blocks:
         if "json" in block:
-            block["input"] = json.loads(block.pop("json"))
+            block["input"] = arguments_of(block.pop("json"))
     return blocks, next(event for event in events if event["type"] == "message_delta")["usage"]
 
 

@@ -49,6 +49,8 @@ class GeneratingBody(SamplingFields):
     keep_alive: KeepAlive = None
     think: bool | str | None = None
     tool_prompt: ToolPrompt | None = None
+    thinking_budget: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     num_ctx: Annotated[int | None, Field(ge=1)] = None
     truncate: bool | None = None
     shift: bool | None = None
@@ -81,20 +83,26 @@ class GeneratingBody(SamplingFields):
         return filled(sampling, defaults, {name for name in defaults if getattr(self, name, None) is not None})
 
     def to_chat(
-        self, messages: JsonObjects, tools: JsonObjects | None = None, tool_choice: str | dict[str, Any] | None = None
+        self,
+        messages: JsonObjects,
+        tools: JsonObjects | None = None,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> ChatBody:
         """Return the same request as a chat of the OpenAI API."""
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         given["response_format"] = to_response_format(self.format) or self.response_format
         given["stream"] = self.streams
+        thinking = {} if self.think is None else {"enable_thinking": self.think is not False}
         return ChatBody.model_construct(
             **given,
             messages=messages,
             tools=to_tools(tools),
             tool_choice=tool_choice,
-            parallel_tool_calls=None,
+            parallel_tool_calls=parallel_tool_calls,
             tool_prompt=self.tool_prompt,
-            chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
+            thinking_budget=self.thinking_budget,
+            chat_template_kwargs=thinking | (self.chat_template_kwargs or {}),
             reasoning_effort=self.think if isinstance(self.think, str) else None,
         )
 
@@ -107,12 +115,13 @@ class OllamaChatBody(GeneratingBody):
     system: str | None = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     def chat(self) -> ChatBody:
         messages = to_messages(self.messages or [])
         if self.system and not any(message.get("role") == "system" for message in messages):
             messages = [{"role": "system", "content": self.system}, *messages]
-        return self.to_chat(messages, self.tools, self.tool_choice)
+        return self.to_chat(messages, self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class OllamaGenerateBody(GeneratingBody):
