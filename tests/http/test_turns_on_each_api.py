@@ -16,7 +16,7 @@ from bridle.tokenizer import Tokenizer
 from tests.http.harness import NAME, local_client, saying, scripted_model
 from tests.http.parked_chats import THINKING, TOLD
 from tests.http.tool_calls import PARAMETERS, a_tokenizer
-from tests.http.turn_apis import APIS, Turn, TurnApi
+from tests.http.turn_apis import APIS, Turn
 
 TOOLS = [{"name": "find", "parameters": PARAMETERS}, {"name": "stop", "parameters": {"type": "object"}}]
 ASKED = [{"role": "user", "content": "Where?"}]
@@ -127,7 +127,8 @@ def test_python_says_the_same() -> None:
 #: Writes every role, and the variables that clients set.
 SHOWN = (
     "{% for m in messages %}<{{ m.role }}{{ ' of a tool' if m.role == 'tool' }}>{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}"
     "{{ '|think=' ~ enable_thinking if enable_thinking is defined }}"
     "{{ '|effort=' ~ reasoning_effort if reasoning_effort }}{{ '|tone=' ~ tone if tone }}"
     "{{ '<assistant>' if add_generation_prompt }}{# <think> </think> #}"

@@ -18,8 +18,8 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn, whichever API said it. It ends in `calls`, with a `stop`, or at its `length`. The arguments of a call that
-    was cut off are None where the API can only write objects, else what there is of them."""
+    """A turn as an API reports it. It ends in `calls`, with a `stop`, or at its `length`. The arguments of a call that
+    was cut off are an empty object where the API can only write objects, else the text that there is."""
 
     thoughts: str = ""
     content: str = ""
