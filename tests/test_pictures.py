@@ -458,16 +458,63 @@ def test_templates_that_know_no_parts_get_places(llm: LLM) -> None:
         llm.chat(said, chat_template=template, **GREEDY)
 
 
-def test_tools_may_answer_with_pictures(http: TestClient, submitted: list[Request]) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": encoded()}
-    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
-    said = [
-        {"role": "user", "content": "Look!"},
-        {"role": "assistant", "content": [call]},
-        {"role": "user", "content": [result]},
-    ]
-    assert http.post("/v1/messages", json={"messages": said, **GREEDY}).status_code == 200
+LOOK = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look!"},
+    {"role": "assistant", "content": "", "tool_calls": [LOOK]},
+]
+SHOWN = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "image_url", "image_url": {"url": url()}}]}
+SOURCE = {"type": "base64", "media_type": "image/png", "data": encoded()}
+#: A tool's result that is a picture, as each API has it.
+RESULTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [*CALLED, SHOWN]},
+    "/v1/run": {"messages": [*CALLED, SHOWN], "controller": "none", "controller_arg": None},
+    "/v1/responses": {
+        "input": [
+            CALLED[0],
+            {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "call_1",
+                "output": [{"type": "input_image", "image_url": url()}],
+            },
+        ]
+    },
+    "/v1/messages": {
+        "messages": [
+            CALLED[0],
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_1",
+                        "content": [{"type": "image", "source": SOURCE}],
+                    }
+                ],
+            },
+        ]
+    },
+    "/api/chat": {
+        "messages": [
+            CALLED[0],
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "look", "arguments": {}}}],
+            },
+            {"role": "tool", "tool_name": "look", "content": "", "images": [encoded()]},
+        ],
+        "stream": False,
+    },
+}
+
+
+@pytest.mark.parametrize("route", RESULTS)
+def test_tools_may_answer_with_pictures(http: TestClient, submitted: list[Request], route: str) -> None:
+    answer = http.post(route, json={**RESULTS[route], **GREEDY})
+    assert answer.status_code == 200, answer.text
     assert len(submitted[0].runs) == 1
 
 
