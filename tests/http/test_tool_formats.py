@@ -317,8 +317,8 @@ BROKEN = [
     [(HERMES, OPEN, CLOSE), (LLAMA, "", ""), (Mistral(), "[TOOL_CALLS]", "")],
 )
 def test_what_is_no_call_is_content(kind: ToolFormat, before: str, after: str, text: str) -> None:
-    """No grammar enforces the text: an undeclared name, arguments that do not parse."""
-    rules = CallRules(frozenset({"f"}), is_held=True)
+    """No grammar enforces the text: an undeclared name, arguments that do not parse. No limit cuts it off."""
+    rules = CallRules(frozenset({"f"}), is_held=True, tells_cut=False)
     shown = "" if kind.opening_token else before
     for pieces in ([before + text + after], [*before, *text, *after]):
         reader, found = kind.reader(rules=rules), ParsedMessage()

@@ -10,10 +10,11 @@ from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 
 class CallTextReader:
-    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that nobody has read yet."""
+    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that nobody has read yet.
+    A `trigger` begins them."""
 
-    def __init__(self, rules: CallRules = ANY_CALL) -> None:
-        self._rules = rules
+    def __init__(self, trigger: str, rules: CallRules = ANY_CALL) -> None:
+        self._trigger, self._rules = trigger, rules
         self._held = ""
         self._call: JsonCallReader | None = None  # the one that is being read
         self._num_calls = 0
@@ -38,7 +39,8 @@ class CallTextReader:
 
     def _begin(self, rest: str, name: str | None = None) -> bool:
         """Begin a call; with `name`, only its arguments follow."""
-        self._call, self._held = JsonCallReader(self._num_calls, self._rules, name), rest
+        end = self._trigger if self._rules.tells_cut else ""
+        self._call, self._held = JsonCallReader(self._num_calls, self._rules, name, end=end), rest
         return True
 
     def _in_call(self, call: JsonCallReader, pieces: list[StreamDelta], is_last: bool) -> bool:

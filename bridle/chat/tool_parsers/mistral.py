@@ -24,7 +24,7 @@ class MistralReader(CallTextReader):
     """Reads calls after the token; `is_open` says that it stood in the prompt."""
 
     def __init__(self, ends: Sequence[str] = (), is_open: bool = False, rules: CallRules = ANY_CALL) -> None:
-        super().__init__(rules)
+        super().__init__(MARK, rules)
         self._ends = tuple(ends)
         self._in_calls = is_open
         self._name = ""  # what stood in front of the arguments of the call that is being read

@@ -1,0 +1,137 @@
+"""Calls are found in every kind of format whatever else a request asks for: a constraint, a controller that forces
+tokens, drafts, a policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from bridle.controllers import Controller, SequenceView
+from bridle.controllers.plugins import load_classes
+from bridle.engine.control.decision import Decision
+from bridle.http import HttpSettings
+from bridle.serving.policies import PolicyRegistry
+from bridle.tokenizer import Tokenizer
+from tests.fakes.call_templates import TEMPLATES, CallTemplate
+from tests.http.harness import local_client, scripted_model
+from tests.http.parked_chats import MISTRAL
+from tests.http.tool_calls import a_tokenizer
+from tests.http.turn_apis import APIS, Turn
+
+ARGUMENTS: dict[str, Any] = {"city": "Rome", "mail": "to ann@example.org", "day": 12}
+KINDS = {"city": "string", "mail": "string", "day": "integer"}
+PARAMETERS = {
+    "type": "object",
+    "properties": {name: {"type": kind} for name, kind in KINDS.items()},
+    "required": [*KINDS],
+    "additionalProperties": False,
+}
+TOOLS = [{"name": "find", "parameters": PARAMETERS}]
+FORMATS = ["objects between tags", "functions with parameters", "a name, an id and JSON", "Python calls",
+           "quoted strings", "a special token"]  # fmt: skip
+ASKED = [{"role": "user", "content": "?"}]
+CALLED = Turn("", "So: ", (("find", ARGUMENTS),), "calls")
+
+
+class Forces(Controller):
+    """Writes a whole answer at once."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.stop() if view.generated else Decision.splice(0, view.encode(self.text))
+
+
+class Hears(Controller):
+    """Changes nothing."""
+
+    max_rewind = 0
+
+
+@cache
+def source(name: str) -> str:
+    return MISTRAL.replace("ID", "") if name == "a special token" else TEMPLATES[name]
+
+
+@cache
+def text_of(name: str) -> str:
+    """An answer with a call, as the template writes it."""
+    if name == "a special token":
+        return f'So: [TOOL_CALLS][{{"name": "find", "arguments": {json.dumps(ARGUMENTS)}}}]'
+    return CallTemplate(source(name)).calls([("find", ARGUMENTS)], "So: ")
+
+
+def steering(said: str) -> dict[str, dict[str, Any]]:
+    """Fields of a request that steer its output, and let the call pass."""
+    return {
+        "nothing": {},
+        "drafts": {"speculate": 8, "prediction": {"type": "content", "content": said}},
+        "a controller": {"controller": "class:Hears"},
+        "forced tokens": {"controller": "class:Forces", "controller_arg": said},
+        "a constraint": {"regex": "(?s:.*)"},
+    }
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("is_strict", [False, True], ids=["loose", "strict"])
+def test_calls_are_found_beside_other_steering(name: str, is_strict: bool) -> None:
+    with client_of(name) as client:
+        for way, fields in steering(text_of(name)).items():
+            if (name, way) == ("a special token", "a constraint"):  # refused, and documented
+                continue
+            for is_stream in (False, True):
+                assert asked(client, is_stream, is_strict, **fields) == CALLED, way
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "policies.toml"
+    file.write_text('[[policy]]\nname = "mail"\nkind = "redact"\nwhat = ["email"]\n', encoding="utf-8")
+    redacted = replace(CALLED, calls=(("find", ARGUMENTS | {"mail": "to [e-mail]"}),))
+    with client_of(name, policies=PolicyRegistry(file)) as client:
+        for is_stream in (False, True):
+            assert asked(client, is_stream) == redacted
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
+    """It is told as far as it goes."""
+    length = len(a_tokenizer(source(name)).encode(text_of(name).partition("@ex")[0], add_special_tokens=False))
+    with client_of(name) as client:
+        for is_stream in (False, True):
+            turn = asked(client, is_stream, max_tokens=length)
+            assert (turn.content, turn.end) == ("So: ", "length")
+            assert [called for called, _ in turn.calls] == ["find"]
+
+
+def heeding(said: str, text: Tokenizer) -> Callable[[Any], int]:
+    """A script that goes on behind what a policy has put in the place of the address."""
+
+    def next_token(prefix: Any) -> int:
+        written = text.decode(list(prefix), skip_special_tokens=False).rpartition("<|im_start|>assistant\n")[2]
+        rest = said[len(written.replace("[e-mail]", "ann@example.org")) :]
+        return text.encode(rest, add_special_tokens=False)[0] if rest else text.eos_token_ids[0]
+
+    return next_token
+
+
+def client_of(name: str, **settings: Any) -> AbstractContextManager[TestClient]:
+    """A server whose model writes the call."""
+    text = a_tokenizer(source(name))
+    model = scripted_model(text=text, next_token=heeding(text_of(name), text), max_model_len=1024)
+    classes = {**load_classes([]), "Forces": Forces, "Hears": Hears}
+    return local_client(model, HttpSettings(controller_classes=classes, **settings))
+
+
+def asked(client: TestClient, is_stream: bool, is_strict: bool = False, **fields: Any) -> Turn:
+    tools = [each | {"strict": is_strict} for each in TOOLS]
+    return APIS["chat"].ask(client, ASKED, tools, is_stream, **{"max_tokens": 300} | fields)
