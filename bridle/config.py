@@ -79,7 +79,8 @@ class ModelConfig:
     steps without CUDA graphs, as it does all others. `tool_format` and `reasoning_format` name how calls and
     thoughts are written (`auto`: as the chat template shows). With `parse_special_text` special tokens that are
     spelled in messages become these tokens. Without `bare_calls` a call needs its markup. `tool_prompt` says if
-    tools that the chat template leaves out are described or refused.
+    tools that the chat template leaves out are described or refused. `thinking_budget_message` is what the model
+    writes when a budget of thoughts ends.
     """
 
     model: str = "demo"
@@ -113,6 +114,7 @@ class ModelConfig:
     parse_special_text: bool = False
     bare_calls: bool = True
     tool_prompt: Literal["describe", "refuse"] = "describe"
+    thinking_budget_message: str = ""
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)

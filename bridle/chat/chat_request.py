@@ -210,7 +210,9 @@ async def prepare_chat(
             is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
             if steering.controller is None or is_asked_for:
                 may_open = _may_open(model, conversation, tags, made.text)
-                form = OutputGrammar(model, None if is_calling else tags, is_thinking, budget, token, may_open)
+                sentence = _sentence(model, conversation)
+                own = None if is_calling else tags
+                form = OutputGrammar(model, own, is_thinking, budget, sentence, token, may_open)
                 steered, is_vouched = await form.steer(steering, kind, offer)
     if has_stream and steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
         where = "with tools" if tells_rewinds else "in streams of this route"
@@ -240,6 +242,22 @@ async def prepare_chat(
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
         channels=channels,
     )
+
+
+async def limited(model: LoadedModel, conversation: Conversation, made: ChatPrompt, given: Steering) -> Steering:
+    """What steers a request whose output is not told apart: `given`, with the budget of the conversation's thoughts."""
+    if conversation.thinking_budget is None:
+        return given
+    tags, _ = await model.in_text_thread(_known_marks, model.tokenizer)
+    is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
+    form = OutputGrammar(model, tags, is_thinking, conversation.thinking_budget, _sentence(model, conversation))
+    return (await form.steer(given, None, ToolChoice()))[0]
+
+
+def _sentence(model: LoadedModel, conversation: Conversation) -> str:
+    """What ends thoughts that reach their budget."""
+    own = conversation.thinking_budget_message
+    return model.tokenizer.chat_settings.thinking_budget_message if own is None else own
 
 
 async def render_prompt(serving: ChatServing, conversation: Conversation) -> ChatPrompt:

@@ -15,6 +15,7 @@ from bridle.chat.tool_parsers.formats import is_hermes
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
 from bridle.multimodal.modalities import reads
+from bridle.safe_repr import short_repr
 from bridle.serving import LoadedModel, check_length
 from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
@@ -35,15 +36,17 @@ Message = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
-    without a limit); `is_thinking` and `effort` are passed to its template, as are `variables`. `template` is used
-    instead of the model's own. The answer continues after `prefill`. Unless one `reads_calls`, tools are for the
-    template alone, in whatever shape it expects. `tool_prompt` replaces the operator's setting of that name."""
+    without a limit), and then writes `thinking_budget_message` (None: as the operator says); `is_thinking`
+    and `effort` are passed to its template, as are `variables`. `template` is used instead of the model's own. The
+    answer continues after `prefill`. Unless one `reads_calls`, tools are for the template alone, in whatever shape it
+    expects. `tool_prompt` replaces the operator's setting of that name."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     is_thinking: bool | None = None
     effort: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +67,13 @@ class Conversation:
         found: dict[str, Any] = {}
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
+        if self.thinking_budget is None and self.thinking_budget_message is not None:
+            given = short_repr(self.thinking_budget_message)
+            raise InvalidRequest(
+                f"thinking_budget_message: got {given}; it needs a budget of thoughts. Set thinking_budget too, or leave "
+                "it out",
+                "thinking_budget_message",
+            )
         if self.thinking_budget is not None:
             found |= {"enable_thinking": bool(self.thinking_budget), "thinking_budget": self.thinking_budget}
         if self.effort is not None:

@@ -13,6 +13,7 @@ from bridle.chat.tool_choice import ToolChoice
 from bridle.chat.tool_parsers.formats import InferredFormat, ToolFormat
 from bridle.controllers.composition import compose
 from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
+from bridle.controllers.thinking import sentence_tokens
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.serving import LoadedModel
 from bridle.serving.requests.steering import Steering
@@ -21,12 +22,14 @@ from bridle.structured_output import Constraint, OneOf
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """The form of one output. It `may_open` thoughts before a form that the client demands."""
+    """The form of one output. It `may_open` thoughts before a form that the client demands. A `sentence` ends thoughts
+    that reach the `budget`."""
 
     model: LoadedModel
     tags: ThinkTags | None
     is_thinking: bool
     budget: int | None
+    sentence: str = ""
     call_token: int | None = None
     may_open: bool = True
 
@@ -123,11 +126,12 @@ class OutputGrammar:
     async def _thinking(self, tags: ThinkTags, form: Constraint | None) -> ReasoningThenGrammar:
         encode = self.model.tokenizer.encode
         gap = tuple(encode(GAP, add_special_tokens=False))
+        said = sentence_tokens(self.model.tokenizer, self.sentence, (tags.opening_token, tags.closing_token))
         return ReasoningThenGrammar(
             end=tags.closing_token,
             opening=None if self.is_thinking else tags.opening_token,
             budget=self.budget,
-            closing=(*encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
+            closing=(*said, *encode("\n", add_special_tokens=False), tags.closing_token, *(() if form else gap)),
             gap=gap if form else (),
             then=await self._grammar(form) if form else None,
             may_stop=form is None,

@@ -91,6 +91,11 @@ class ModelOptions:
         "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request. "
         "Requests may set the field `tool_prompt`."
     )
+    thinking_budget_message: str = ""
+    (
+        "Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set "
+        "the field of that name. Default: none."
+    )
     bare_calls: bool = True
     "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
     parse_special_text: Annotated[bool, Parameter(negative="")] = False

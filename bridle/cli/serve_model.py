@@ -65,6 +65,8 @@ class LmtpOptions:
     "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
     tool_prompt: Literal["describe", "refuse"] = "describe"
     "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
+    thinking_budget_message: str = ""
+    "Sentence that the model writes when a `thinking_budget` ends. Requests may set the field of that name."
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
     "Omit the port from the first lines of output."
     silent: Annotated[bool, _FLAG] = False
@@ -91,6 +93,7 @@ class LmtpOptions:
             tool_format=self.tool_format,
             reasoning_format=self.reasoning_format,
             tool_prompt=self.tool_prompt,
+            thinking_budget_message=self.thinking_budget_message,
         )
 
 

@@ -17,6 +17,7 @@ NEWER: tuple[CompatField, ...] = (
     named("vLLM SGLang", "structural_tag", "structured_outputs", _TAG, lambda value: {"structural_tag": value}),
     named("SGLang", "sampling_seed", "seed", 7),
     named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
+    named("llama.cpp", "reasoning_budget_message", "thinking_budget_message", "x"),
     # What would change a text.
     absent("vLLM", "watermarking", "`watermark` marks a text here, with its two numbers"),
     absent(
@@ -49,7 +50,6 @@ NEWER: tuple[CompatField, ...] = (
     absent("SGLang", "task", "conversations follow the checkpoint's template", "x"),
     absent("SGLang", "use_audio_in_video", "of a video the frames are read; its sound is a part of its own"),
     absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
-    absent("llama.cpp", "reasoning_budget_message", "thoughts that end early end as the template has it", "x"),
     absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's template renders tools", "x"),
     # What changes none.

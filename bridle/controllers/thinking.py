@@ -1,5 +1,5 @@
-"""Limits reasoning by tokens, together with any other controller: after the budget, the tag that ends reasoning is
-forced, and the one that begins it is forbidden."""
+"""Limits reasoning by tokens, together with any other controller: after the budget, a sentence and the tag that ends
+reasoning are forced, and the tag that begins it is forbidden."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.control.decision import Decision, mask_words
+from bridle.errors import InvalidRequest
+from bridle.safe_repr import short_repr
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
 
+#: The field of requests that has the sentence, and the most characters of it.
+FIELD, MAX_SENTENCE_CHARS = "thinking_budget_message", 2_000
 #: The texts around thoughts, in the models that are known.
 THOUGHT_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<reasoning>", "</reasoning>"))
 
@@ -25,13 +29,33 @@ def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
     return None
 
 
+def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) -> tuple[int, ...]:
+    """The tokens of the sentence that ends thoughts, on a line of its own unless it begins with white space. Raises
+    `InvalidRequest` for one that spells a tag or another special token."""
+    if len(sentence) > MAX_SENTENCE_CHARS:
+        raise InvalidRequest(
+            f"{FIELD}: got {len(sentence)} characters; at most {MAX_SENTENCE_CHARS}. Shorten it", FIELD
+        )
+    text = sentence if not sentence or sentence[0].isspace() else "\n" + sentence
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    special = next((token for token in tokens if token in tags or token in tokenizer.special_token_ids), None)
+    if special is not None:
+        spelled = tokenizer.token_text(special)
+        raise InvalidRequest(
+            f"{FIELD}: got {short_repr(sentence)}; it may not have the special token {spelled}. Leave that out", FIELD
+        )
+    return tuple(tokens)
+
+
 @dataclass(slots=True)
 class ThinkingBudget(Controller):
-    """At most `budget` tokens of an output may stand between `opening` and `closing`."""
+    """At most `budget` tokens of an output may stand between `opening` and `closing`, and those of a `sentence` that
+    ends them."""
 
     opening: int
     closing: int
     budget: int
+    sentence: tuple[int, ...] = ()
 
     max_rewind: ClassVar[int] = 0
     is_pure: ClassVar[bool] = True
@@ -41,7 +65,11 @@ class ThinkingBudget(Controller):
         is_open, num_thoughts = self._count(view)
         if num_thoughts < self.budget:
             return Decision.sample()
-        return Decision.splice(0, (self.closing,)) if is_open else Decision.sample(self._without_opening(view))
+        return (
+            Decision.splice(0, (*self.sentence, self.closing))
+            if is_open
+            else Decision.sample(self._without_opening(view))
+        )
 
     def _count(self, view: SequenceView) -> tuple[bool, int]:
         """Return whether reasoning is open, and its number of tokens. The prompt may have opened it."""

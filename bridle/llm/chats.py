@@ -69,6 +69,7 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
         options.get("tool_choice"),
         options.get("parallel_tool_calls"),
         options.get("thinking_budget"),
+        options.get("thinking_budget_message"),
         variables=options.get("chat_template_kwargs") or {},
         template=options.get("chat_template"),
         prefill=begun,

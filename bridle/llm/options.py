@@ -42,7 +42,7 @@ class RunOptions(TypedDict, total=False):
 class ChatOptions(TypedDict, total=False):
     """Options for rendering a conversation and parsing the answer. `tools` are functions in OpenAI's shape;
     `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons
-    for `thinking_budget` tokens at most. `tool_prompt` is `describe` or `refuse`, for tools that the template leaves
+    for `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or `refuse`, for tools that the template leaves
     out. `chat_template_kwargs` are further variables of the template. With
     `continue_final_message` the model continues the last message, the assistant's; `add_generation_prompt` may say
     the same."""
@@ -51,6 +51,7 @@ class ChatOptions(TypedDict, total=False):
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     thinking_budget: int | None
+    thinking_budget_message: str | None
     tool_prompt: ToolPrompt | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None

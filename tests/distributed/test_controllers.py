@@ -16,6 +16,7 @@ from bridle.controllers import Controller
 from bridle.controllers.beams import BeamSearch
 from bridle.controllers.composition import Composed, Demand, compose
 from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar, compile_grammar
+from bridle.controllers.thinking import ThinkingBudget
 from bridle.distributed.codec.controllers import form_to_compile, pack_controller, unpack_controller
 from bridle.distributed.live_request import RoutedRequest
 from bridle.distributed.replica_messages import HEADER, Submit, frame, pack_request, read_by_replica, unpack_request
@@ -67,6 +68,13 @@ def test_free_parts_travel_with_what_their_grammar_comes_of() -> None:
     assert form_to_compile(pack_controller(ReasoningThenGrammar(2))) is None
     assert unpack_controller(pack_controller(ReasoningThenGrammar(2))) == ReasoningThenGrammar(2)
     pool.shutdown()
+
+
+def test_a_budget_of_thoughts_travels_with_its_sentence() -> None:
+    for budget in (ThinkingBudget(1, 2, 30), ThinkingBudget(1, 2, 30, (7, 8))):
+        assert unpack_controller(pack_controller(budget)) == budget
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        unpack_controller({"thinking": [1, 2, 30, "x"]})
 
 
 async def test_a_replica_compiles_what_a_free_part_needs(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
     ),
     *taken("llama.cpp", "--cache-prompt", "--prefix-caching"),
     *same("llama.cpp", "--reasoning-format", "`none`, `auto`, `deepseek`"),
+    *taken("llama.cpp", "--reasoning-budget-message", "--thinking-budget-message"),
     *taken("llama.cpp", "--no-cache-prompt", "--no-prefix-caching"),
     *refusals(
         "llama.cpp",
@@ -96,7 +97,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--no-escape -e --reverse-prompt -r --special -sp": "a server has no prompt; `bridle generate` has",
             "--jinja": reasons.ALWAYS,
             "--no-jinja --chat-template-file": reasons.TEMPLATE,
-            "--chat-template-kwargs --reasoning-effort --reasoning-budget --reasoning-budget-message --reasoning -rea "
+            "--chat-template-kwargs --reasoning-effort --reasoning-budget --reasoning -rea "
             "--prefill-assistant --no-prefill-assistant": reasons.REQUEST,
             "--reasoning-preserve --no-reasoning-preserve --skip-chat-parsing --no-skip-chat-parsing": reasons.TOLD,
             "--spm-infill": "there is no filling in between prefix and suffix",

@@ -39,7 +39,7 @@ def pack_controller(controller: object | None) -> dict[str, Any] | None:
         packed = {"composed": [pack_controller(part) for part in controller.parts]}
         return {**packed, "demands": demands} if demands else packed
     if isinstance(controller, ThinkingBudget):
-        return {"thinking": [controller.opening, controller.closing, controller.budget]}
+        return {"thinking": [controller.opening, controller.closing, controller.budget, *controller.sentence]}
     if isinstance(controller, Controller) and controller.made_from is not None:
         return {"demanded": list(controller.made_from)}
     kind = type(controller).__name__
@@ -78,8 +78,8 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | N
             return Composed(made, tuple(Demand(policy, on_failure) for policy, on_failure in demands))
         case {"composed": list() as parts}:
             return compose(*(unpack_controller(part, grammar) for part in parts))
-        case {"thinking": [int() as opening, int() as closing, int() as budget]}:
-            return ThinkingBudget(opening, closing, budget)
+        case {"thinking": [int() as opening, int() as closing, int() as budget, *sentence]} if _are_tokens(sentence):
+            return ThinkingBudget(opening, closing, budget, tuple(sentence))
         case {"demanded": [str() as place, argument]}:
             return _make_demanded(place, argument)
         case {"constraint": dict() as form}:
@@ -107,6 +107,10 @@ def _unpack_free(form: dict[str, Any], grammar: CompiledGrammar | None) -> Reaso
         )
     except (KeyError, TypeError) as error:
         raise ProtocolError(f"got a malformed reasoning constraint: {error!r}") from None
+
+
+def _are_tokens(values: list[object]) -> bool:
+    return all(isinstance(each, int) for each in values)
 
 
 def _unpack_beams(form: dict[str, Any]) -> BeamSearch:

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from bridle.chat.chat_request import render_prompt
+from bridle.chat.chat_request import limited, render_prompt
 from bridle.chat.conversation import Conversation, continued
 from bridle.controllers.plugins import is_class
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
@@ -93,6 +93,8 @@ class RunBody(ControllerFields, _Derived):
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_prompt: ToolPrompt | None = None
+    thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -140,6 +142,10 @@ class RunBody(ControllerFields, _Derived):
         if self.messages is None:
             if self.tools:
                 raise InvalidRequest("tools are given without messages; give messages, or leave tools out", "tools")
+            if self.thinking_budget is not None or self.thinking_budget_message is not None:
+                raise InvalidRequest(
+                    "thinking_budget is given without messages; give messages, or leave it out", "thinking_budget"
+                )
             return None
         if self.prompt:
             raise InvalidRequest("prompt and messages are given; a run begins with one of them", "messages")
@@ -147,6 +153,8 @@ class RunBody(ControllerFields, _Derived):
         return Conversation(
             messages,
             self.tools,
+            thinking_budget=self.thinking_budget,
+            thinking_budget_message=self.thinking_budget_message,
             variables=self.chat_template_kwargs or {},
             prefill=begun,
             tool_prompt=self.tool_prompt,
@@ -218,7 +226,7 @@ async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
-    tokens, sights = await _prompt(body, serving, model)
+    tokens, sights, steering = await _prompt(body, serving, model, steering)
     sampling = body.filled(sampling, model)
     generation = await serving.prepare([tokens], sampling, steering, sights=sights)
     for event in await generation.begin():
@@ -228,16 +236,17 @@ async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
 
 
 async def _prompt(
-    body: RunBody, serving: RequestLifecycle, model: LoadedModel
-) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """The prompt: a conversation by the chat template, a text, or what stands for none."""
+    body: RunBody, serving: RequestLifecycle, model: LoadedModel, steering: Steering
+) -> tuple[tuple[int, ...], MultiModalInputs, Steering]:
+    """The prompt: a conversation by the chat template, a text, or what stands for none. A conversation may limit its
+    thoughts beside what steers."""
     conversation = body.conversation()
     if conversation is not None:
         made = await render_prompt(serving, conversation)
-        return made.tokens, made.sights
+        return made.tokens, made.sights, await limited(model, conversation, made, steering)
     is_plain = not is_controlled(body.named())
     text = body.controller_arg if is_plain and isinstance(body.controller_arg, str) else body.prompt
-    return (await serving.tokens([text]))[0] if text else start_tokens(model.tokenizer), NO_SIGHTS
+    return (await serving.tokens([text]))[0] if text else start_tokens(model.tokenizer), NO_SIGHTS, steering
 
 
 # -- the store -----------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class MessagesBody(SamplingFields):
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingFields | None = None
+    thinking_budget_message: str | None = None
     output_config: OutputFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_prompt: ToolPrompt | None = None
@@ -86,6 +87,7 @@ class MessagesBody(SamplingFields):
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use", False),
             chat_template_kwargs=self._template_variables(),
             thinking_budget=self._budget(),
+            thinking_budget_message=self.thinking_budget_message,
             tool_prompt=self.tool_prompt,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
         )

@@ -48,6 +48,8 @@ class GeneratingBody(SamplingFields):
     format: Any = None
     keep_alive: KeepAlive = None
     think: bool | str | None = None
+    thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     tool_prompt: ToolPrompt | None = None
     thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -102,7 +104,8 @@ class GeneratingBody(SamplingFields):
             parallel_tool_calls=parallel_tool_calls,
             tool_prompt=self.tool_prompt,
             thinking_budget=self.thinking_budget,
-            chat_template_kwargs=thinking | (self.chat_template_kwargs or {}),
+            thinking_budget_message=self.thinking_budget_message,
+            chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
             reasoning_effort=self.think if isinstance(self.think, str) else None,
         )
 

@@ -276,6 +276,7 @@ class ChatBody(BeamFields):
     parallel_tool_calls: bool | None = None
     tool_prompt: ToolPrompt | None = None
     thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     reasoning: ReasoningFields | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -296,6 +297,7 @@ class ChatBody(BeamFields):
             self.tool_choice,
             self.parallel_tool_calls,
             thinking_budget=reasoning.max_tokens if self.thinking_budget is None else self.thinking_budget,
+            thinking_budget_message=self.thinking_budget_message,
             is_thinking=reasoning.enabled,
             effort=self.reasoning_effort or reasoning.effort,
             variables=self.chat_template_kwargs or {},

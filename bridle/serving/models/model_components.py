@@ -28,6 +28,7 @@ def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
         config.parse_special_text,
         config.bare_calls,
         config.tool_prompt,
+        config.thinking_budget_message,
     )
     return tokenizer
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import regex
 
 from bridle.controllers.plugins import make_demanded
-from bridle.controllers.thinking import ThinkingBudget, tags_of
+from bridle.controllers.thinking import ThinkingBudget, sentence_tokens, tags_of
 from bridle.engine.guardrails.guardrails import (
     MAX_MATCH,
     Action,
@@ -217,10 +217,13 @@ def _thinking(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     budget = fields.count("max_tokens", None, least=0)
     if budget is None:
         raise fields.error("max_tokens", "is missing; must be an integer")
+    said = fields.pop("message", str)
 
     def make(model: ForModel) -> object | None:
-        tags = tags_of(model.tokenizer)
-        return None if tags is None else ThinkingBudget(*tags, budget)
+        text = model.tokenizer
+        tags = tags_of(text)
+        sentence = text.chat_settings.thinking_budget_message if said is None else said
+        return None if tags is None else ThinkingBudget(*tags, budget, sentence_tokens(text, sentence, tags))
 
     return CompiledPolicy(controller=make)
 

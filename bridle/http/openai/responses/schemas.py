@@ -73,6 +73,7 @@ class ResponsesBody(SamplingFields):
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
     thinking_budget: int | None = None
+    thinking_budget_message: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     previous_response_id: str | None = None
@@ -122,6 +123,7 @@ class ResponsesBody(SamplingFields):
             tool_prompt=self.tool_prompt,
             reasoning=self.reasoning,
             thinking_budget=self.thinking_budget,
+            thinking_budget_message=self.thinking_budget_message,
             chat_template_kwargs=self.chat_template_kwargs,
         )
 
