@@ -42,8 +42,8 @@ class RunOptions(TypedDict, total=False):
 class ChatOptions(TypedDict, total=False):
     """Options for rendering a conversation and parsing the answer. `tools` are functions in OpenAI's shape;
     `tool_choice` is `none`, `auto`, `required`, a function's name, or OpenAI's object. A reasoning model reasons
-    for `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or `refuse`, for tools that the template leaves
-    out. `chat_template_kwargs` are further variables of the template. With
+    for `thinking_budget` tokens at most, and then writes `thinking_budget_message`. `tool_prompt` is `describe` or
+    `refuse`, for tools that the template leaves out. `chat_template_kwargs` are further variables of the template. With
     `continue_final_message` the model continues the last message, the assistant's; `add_generation_prompt` may say
     the same."""
 

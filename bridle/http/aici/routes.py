@@ -53,6 +53,7 @@ from bridle.serving.requests.steering import (
     MAX_NAME_CHARS,
     NO_CONTROLLER,
     Controllers,
+    Steering,
     auth_of,
     control_of,
     ignores_eos,
