@@ -207,6 +207,49 @@ def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest
     assert len(parsed) > 100 and sum(parsed) < 3 << 20
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_many_beginnings_of_calls_take_work_in_proportion(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is given the text that follows it, as far as that is looked at together."""
+    form, given, push = form_of(name), list[int](), held_call.HeldCall.push
+
+    def counted(call: held_call.HeldCall, text: str, pieces: list[Any], is_last: bool) -> str:
+        given.append(len(text))
+        return push(call, text, pieces, is_last)
+
+    monkeypatch.setattr(held_call.HeldCall, "push", counted)
+    call = CallTemplate(TEMPLATES[name]).calls([("get_weather", {"city": "Rome"})])
+    begun = call[: call.index("get_weather") + 12]
+    text = begun * (64_000 // len(begun))
+    read(form, [text], CallRules(frozenset({"other"}), True))
+    assert 0 < sum(given) <= 64 * len(text)
+
+
+def test_spaces_within_a_call_are_passed_once() -> None:
+    """A pattern that may begin at each of them would look at all that follow: this test would not end in time."""
+    form, spaces = form_of("functions with parameters"), " " * 100_000
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+    for place in ("\n<function", "\n<parameter", "\n</parameter", "\n</function", "\n</tool_call"):
+        wide = text.replace(place, spaces + place)
+        for pieces in ([wide], [wide[start : start + 5_000] for start in range(0, len(wide), 5_000)]):
+            content, ((called, arguments),) = read(form, pieces)
+            assert (content, called, arguments["city"].strip()) == ("", "get_weather", "Rome")
+
+
+def test_tags_that_are_nested_too_deep_make_no_call() -> None:
+    form = form_of("tags within tags")
+    assert isinstance(form.arguments, TaggedArguments)
+    middle, closing = form.arguments.middles["any"], form.arguments.closing
+    for depth, is_call in ((60, True), (3_000, False)):
+        keys = [f"a{number}" for number in range(depth)]
+        value = "".join(f"{form.arguments.opening}{key}{middle}" for key in keys) + "x"
+        value += "".join(closing.replace("{key}", key) for key in reversed(keys))
+        call = CallTemplate(TEMPLATES["tags within tags"]).calls([("get_weather", {"city": "Rome"})])
+        begin = call.index(form.arguments.opening + "city")
+        end = call.index(closing.replace("{key}", "city")) + len(closing.replace("{key}", "city"))
+        content, found = read(form, [text := call[:begin] + value + call[end:]])
+        assert (len(found), content) == ((1, "") if is_call else (0, text))
+
+
 def test_numbers_that_json_has_not_make_no_call() -> None:
     text = CallTemplate(TEMPLATES["Python calls"]).calls([("get_weather", {"days": 7})]).replace("=7", "=1e999")
     content, found = read(form_of("Python calls"), [text])

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-_MAX_DEPTH = 64
+#: How deep values may be nested.
+MAX_DEPTH = 64
 
 
 def types_of(schema: object) -> frozenset[str]:
@@ -81,7 +82,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def _plain(node: ast.expr, depth: int = 0) -> Any:
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         raise ValueError("nested too deep")
     match node:
         case ast.Constant(value=str() | int() | float() | bool() | None):
@@ -193,7 +194,7 @@ class QuotedReader:
         return found[1].strip('"')
 
     def _value(self, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise ValueError("nested too deep")
         self._spaces()
         if self._text.startswith(self._quote, self._at):

@@ -75,6 +75,6 @@ def _field(text: str, at: int, field: str, behind: str, is_last: bool) -> tuple[
 
 
 def end_pattern(form: CallFormat) -> re.Pattern[str]:
-    """The end of a call, with any white space; `closing` of tags may lack what only the last tag says."""
-    words = [re.escape(word) for word in form.closing.split()]
-    return re.compile(r"\s*" + r"\s*".join(words))
+    """The end of a call, with any white space within it. A pattern that began with white space would be tried at each
+    of many spaces."""
+    return re.compile(r"\s*+".join(map(re.escape, form.closing.split())))

@@ -12,6 +12,8 @@ from bridle.chat.tool_parsers.call_format import CallFormat, PythonArguments, ma
 from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided
 from bridle.chat.tool_parsers.held_call import HeldCall
 
+#: Each beginning of a call takes all text that was pushed, so that long texts are read in parts of this length.
+_CHUNK = 1024
 #: Stands in front of bare calls of some models; a special token, which outputs do not show unless asked to.
 PYTHON_TAG = "<|python_tag|>"
 
@@ -27,8 +29,9 @@ class CallFormatReader:
         self._between_marks = " \t\n,;" if form.is_bare else " \t\n,"
         self._held = form.opening if form.is_prompted else ""
         self._is_own = form.is_prompted  # the first opening stood in the prompt, and is never told
+        self._num_blank = 0  # characters of `_held` that were seen to be white space
         self._space = ""  # after a call
-        self._skipped = ""  # markup that was passed since the last call or content
+        self._skipped: list[str] = []  # markup that was passed since the last call or content
         self._in_calls = form.is_bare
         self._is_text = False  # to its end
         self._num_calls = 0
@@ -36,10 +39,11 @@ class CallFormatReader:
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
         """Return what became certain with `text`; with `is_last` nothing follows."""
-        self._held += text
         pieces: list[StreamDelta] = []
-        while self._step(pieces, is_last):
-            pass
+        for start in range(0, max(len(text), 1), _CHUNK):
+            self._held += text[start : start + _CHUNK]
+            while self._step(pieces, is_last and start + _CHUNK >= len(text)):
+                pass
         return pieces
 
     def _step(self, pieces: list[StreamDelta], is_last: bool) -> bool:
@@ -58,7 +62,8 @@ class CallFormatReader:
 
     def _between(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         """In front of a call, or behind one: pass markup and white space."""
-        rest = self._held.lstrip(self._between_marks)
+        blank, self._num_blank = self._num_blank, 0
+        rest = self._held[blank:].lstrip(self._between_marks)
         begin = len(self._held) - len(rest)
         if self._form.content_open and rest.startswith(self._form.content_open):
             self._held, self._in_calls, self._is_own = rest.removeprefix(self._form.content_open), False, False
@@ -67,15 +72,18 @@ class CallFormatReader:
             return False
         if self._opens(rest):
             self._call = HeldCall(self._form, self._rules, self._num_calls)
-            self._skipped += self._held[:begin]
+            self._skipped.append(self._held[:begin])
             self._call.text, self._held = rest, ""
             return True
         for mark in self._marks:
             if rest.startswith(mark):
-                self._skipped += self._held[: begin + len(mark)]
+                self._skipped.append(self._held[: begin + len(mark)])
                 self._held = self._held[begin + len(mark) :]
                 return True
-        if not is_last and (not rest or any(mark.startswith(rest) for mark in (*self._marks, self._opening))):
+        if not is_last and not rest:
+            self._num_blank = begin
+            return False
+        if not is_last and any(mark.startswith(rest) for mark in (*self._marks, self._opening)):
             return False
         return self._leave(rest, pieces, is_last)
 
@@ -86,8 +94,8 @@ class CallFormatReader:
         if self._num_calls:
             self._space = ""
         else:
-            self._say(self._skipped, pieces)
-        self._skipped = ""
+            self._say("".join(self._skipped), pieces)
+        self._skipped = []
         if is_last and not rest and (self._num_calls or not self._held):
             self._held = ""
             return False
@@ -102,7 +110,7 @@ class CallFormatReader:
             return rest.startswith(self._opening)
         if self._form.name_key is not None:
             return rest.startswith("{")
-        return bool(BARE_NAME.match(rest)) and (bool(self._skipped.strip()) or self._num_calls > 0)
+        return bool(BARE_NAME.match(rest)) and (any(map(str.strip, self._skipped)) or self._num_calls > 0)
 
     def _in_call(self, call: HeldCall, pieces: list[StreamDelta], is_last: bool) -> bool:
         text, self._held = self._held, ""
@@ -113,10 +121,10 @@ class CallFormatReader:
         except NotACall:
             self._call, self._in_calls, self._is_text = None, False, self._form.is_bare
             told, self._held = call.given_up()
-            self._say(self._skipped + told.removeprefix(self._trigger if self._is_own else ""), pieces)
-            self._skipped, self._is_own = "", False
+            self._say("".join(self._skipped) + told.removeprefix(self._trigger if self._is_own else ""), pieces)
+            self._skipped, self._is_own = [], False
             return bool(self._held)
-        self._call, self._held, self._skipped, self._is_own = None, rest, "", False
+        self._call, self._held, self._skipped, self._is_own = None, rest, [], False
         self._num_calls, self._space = self._num_calls + 1, ""
         return True
 

@@ -100,12 +100,20 @@ class HeldCall:
         if is_last:  # cut off: told as far as it goes
             self._tell(json.dumps(self._arguments(len(self.text), is_cut=True), ensure_ascii=False)[:-1], pieces)
             return ""
-        self._looked = max(self._looked, self._body, len(self.text) - len(self._form.closing) - 8)
+        self._looked = max(self._looked, self._body, self._begun_end())
         raise Undecided
+
+    def _begun_end(self) -> int:
+        """Where an end may begin that the text so far does not complete."""
+        words = self._form.closing.split() or [""]
+        last = self.text.rfind(words[0], self._looked)
+        if last >= 0 and "".join(words).startswith("".join(self.text[last:].split())):
+            return last
+        return len(self.text) - len(words[0]) + 1
 
     def _arguments(self, end: int, is_cut: bool = False) -> dict[str, Any]:
         """The arguments up to a place in the text. Of those that are cut off only tagged ones are read."""
-        text, schema = self.text[self._body : end], self._rules.schemas.get(self._name or "")
+        text, schema = self.text[self._body : end].rstrip(), self._rules.schemas.get(self._name or "")
         match self._form.arguments:
             case TaggedArguments() as tagged:
                 return read_tagged(tagged, text, schema, is_cut)

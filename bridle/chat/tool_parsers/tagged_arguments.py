@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridle.chat.tool_parsers.argument_values import property_schema, read_value
+from bridle.chat.tool_parsers.argument_values import MAX_DEPTH, property_schema, read_value
 from bridle.chat.tool_parsers.call_format import KEY, TaggedArguments
 
 #: Some models protect values in the way of XML.
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
+#: Characters of a key, with the white space around it.
+_LONGEST_KEY = 256
 _NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
 
 
@@ -61,15 +63,14 @@ def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, st
     """The type that the tag of the key names, the key, and where the value begins."""
     best: tuple[int, int, str] | None = None
     for kind, middle in form.middles.items():
-        words = middle.split() or [""]
-        pattern = re.compile(r"\s*" + r"\s*".join(map(re.escape, words)))
-        found = pattern.search(text, start)
+        pattern = re.compile(r"\s*+".join(map(re.escape, middle.split())))
+        found = pattern.search(text, start, start + _LONGEST_KEY + len(middle))
         if found is not None and (best is None or found.start() < best[0]):
             best = (found.start(), found.end(), kind)
     if best is None:
         raise ValueError("a key without a value")
     key = text[start : best[0]].strip().strip('"')
-    if not key or "\n" in key or len(key) > 256:
+    if not key or "\n" in key or len(key) > _LONGEST_KEY:
         raise ValueError("not a key")
     return best[2], key, best[1]
 
@@ -93,8 +94,10 @@ def _without_layout(form: TaggedArguments, kind: str, raw: str) -> str:
     return raw.removesuffix("\n") if form.closing.startswith("\n") else raw
 
 
-def _nested(form: TaggedArguments, raw: str, schema: object) -> Any:
+def _nested(form: TaggedArguments, raw: str, schema: object, depth: int = 0) -> Any:
     """A value that may be tags again: an array if all of them are items, else an object."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deep")
     opening = form.opening.strip()
     if not raw.strip().startswith(opening):
         return read_value(raw, schema) if raw or schema else raw
@@ -107,5 +110,5 @@ def _nested(form: TaggedArguments, raw: str, schema: object) -> Any:
         pairs.append((key, raw[begin:end]))
     items = schema.get("items") if isinstance(schema, Mapping) else None
     if all(key == "item" for key, _ in pairs):
-        return [_nested(form, each, items) for _, each in pairs]
-    return {key: _nested(form, each, property_schema(schema, key)) for key, each in pairs}
+        return [_nested(form, each, items, depth + 1) for _, each in pairs]
+    return {key: _nested(form, each, property_schema(schema, key), depth + 1) for key, each in pairs}
