@@ -37,11 +37,39 @@ _DEEPSEEK_LETTERS = (
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
     "]+"
 )
+_KANA = "[一-龥\u3040-ゟ゠-ヿ]+"
 _DEEPSEEK3_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+#: Runs of digits in groups of three, counted from their ends.
+_DIGITS_FROM_END = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fd5\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+_SPARK_WORDS = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"
+)
+_YOUTU_SCRIPTS = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c"
+    "\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+)
+_BAILING = rf"'(?i:[sdmt]|ll|ve|re)|{_LEAD}+\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    rf"{_ENDINGS}|{_LEAD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_FEWER_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+_JAIS2 = _LLAMA3.replace(_SPACES, rf"\s*[\r\n]+|{_FEWER_SPACES}|\s{{1}}")
+_NOT_HAN_BIG = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_NOT_HAN_SMALL = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI = (
+    rf"\p{{Han}}+|{_LEAD}{_NOT_HAN_BIG}*{_NOT_HAN_SMALL}+{_ENDINGS}?|{_LEAD}{_NOT_HAN_BIG}+{_NOT_HAN_SMALL}*{_ENDINGS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +92,52 @@ _GPT4O_LIKE = PreTokenizer(((_GPT4O,),))
 #: By the name in the file. The first name of several that mean the same is the one that is written.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3_LIKE,
-    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3_LIKE),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2", "falcon-h1", "jina-v5-nano"), _LLAMA3_LIKE
+    ),
     "smaug-bpe": PreTokenizer(((_LLAMA3,),)),
     **dict.fromkeys(("dbrx", "chatglm-bpe"), PreTokenizer(((_LLAMA3,),))),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(((_LLAMA3,),), is_whole=True)),
     "qwen2": _QWEN2_LIKE,
-    **dict.fromkeys(("hunyuan", "megrez"), _QWEN2_LIKE),
+    **dict.fromkeys(("hunyuan", "megrez", "kormo", "f2llmv2"), _QWEN2_LIKE),
     "deepseek-r1-qwen": PreTokenizer(((_QWEN2,),)),
     **dict.fromkeys(("stablelm2", "solar-open", "grok-2"), PreTokenizer(((_QWEN2,),))),
     "qwen35": PreTokenizer(((_QWEN35,),)),
     "gpt-2": _GPT2_LIKE,
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4"), _GPT2_LIKE),
-    **dict.fromkeys(("trillion", "granite-docling"), _GPT2_LIKE),
+    **dict.fromkeys(
+        ("trillion", "granite-docling", "modern-bert", "roberta-bpe", "jina-v1-en", "jina-v2-code"), _GPT2_LIKE
+    ),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), _GPT2_LIKE),
     "smollm": _DIGITS_LIKE,
-    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_LIKE),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS_LIKE),
     "falcon": PreTokenizer(("punctuation", "gpt2", ("[0-9][0-9][0-9]",))),
     "tekken": PreTokenizer(((_TEKKEN,),), is_whole=True),
     "gpt-4o": _GPT4O_LIKE,
-    **dict.fromkeys(("llama4", "kanana2", "minimax-m2"), _GPT4O_LIKE),
+    **dict.fromkeys(("llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O_LIKE),
+    "granite-embed-multi-97m": PreTokenizer(((_GPT4O,),), is_whole=True),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer(((r"\d{1,3}(?=(?:\d{3})*\b)",), (_GPT4O,)))),
+    "kimi-k2": PreTokenizer(((_KIMI,),)),
+    "jais-2": PreTokenizer(((_JAIS2,),)),
+    "superbpe": PreTokenizer(((r"\p{N}+",), (r"(?=(\d{3})+(?!\d))",))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer(((_BAILING,),))),
+    "ufakzeka": PreTokenizer(((_QWEN2.removeprefix(f"{_ENDINGS}|"),),)),
+    "exaone-moe": PreTokenizer(((_EXAONE_MOE,),)),
+    "laguna": PreTokenizer(((r"[^\n]+|[\n]+",), (_QWEN2,))),
+    "afmoe": PreTokenizer(((_DIGITS_FROM_END,), (_ASIAN,), (_DEEPSEEK3_WORDS,))),
+    "youtu": PreTokenizer(((_YOUTU_SCRIPTS,), (_GPT4O.replace(r"\p{N}{1,3}", r"\p{N}"),)), is_whole=True),
+    "spark2_5": PreTokenizer(((r"\p{N}{1,3}",), (_KANA,), (_SPARK_WORDS,), (r"\p{N}",))),
+    "chameleon": PreTokenizer(
+        (
+            ("<sentinel:[0-9]+>",),
+            ("(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",),
+            (r"([\t\n]|    |  )",),
+            (r"\p{N}",),
+            (r"[\p{P}!-/:-@\[-`{-~]",),
+            "gpt2",
+        ),
+        adds_bos=True,
+    ),
     "deepseek-llm": PreTokenizer(
         (
             ("[\r\n]",),
@@ -93,14 +149,19 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((("[\r\n]",), (r"\s?\p{L}+",), (r"\s?\p{P}+",), (_CJK,), "digit")),
-    "deepseek-v3": PreTokenizer(((r"\p{N}{1,3}",), ("[一-龥\u3040-ゟ゠-ヿ]+",), (_DEEPSEEK3_WORDS,))),
-    "hunyuan-dense": PreTokenizer(((r"\p{N}{1,3}",), ("[一-龥\u3040-ゟ゠-ヿ]+",), (_DEEPSEEK3_WORDS,))),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
+        PreTokenizer(((r"\p{N}{1,3}",), (_KANA,), (_DEEPSEEK3_WORDS,))),
+    ),
     "seed-coder": PreTokenizer(((rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",),)),
     **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer(((_BLOOM,),))),
     "viking": PreTokenizer(((_BLOOM,), "digit")),
     "minicpm5": PreTokenizer(((r"\p{N}{1,3}",), (_LLAMA3.replace("{1,3}", "+"),)), is_whole=True),
     "default": PreTokenizer(((r"[\p{P}\$\+<=>\^~\|]+",), "gpt2", (r"\p{N}+",), ("[0-9][0-9][0-9]",))),
 }
+
+#: Names of files whose texts are merged as a whole, as SentencePiece does it, though the file holds merges.
+WHOLE_TEXTS = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
 
 
 def pre_tokenizer_spec(name: str) -> dict[str, Any] | None:

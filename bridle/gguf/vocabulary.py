@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as a `tokenizer.json`, so that everything that reads those reads it too.
 
-Three kinds are known: byte-level BPE (`gpt2`), SentencePiece's BPE, which a file holds as scores (`llama`), and its
-unigram model (`t5`). Others are refused by name.
+These kinds are known: byte-level BPE (`gpt2`), SentencePiece's BPE, which a file holds as scores (`llama`) or as merges
+(`gemma4`), its unigram model (`t5`), and WordPiece (`bert`). Others are refused by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.pretokenizers import PRE_TOKENIZERS, pre_tokenizer_spec
+from bridle.gguf.pretokenizers import PRE_TOKENIZERS, WHOLE_TEXTS, pre_tokenizer_spec
 from bridle.gguf.shards import GgufModel
 from bridle.safe_repr import short_repr
 
@@ -30,6 +30,7 @@ END_NAMES = frozenset(
     }
 )
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_BERT_MARKS = {"bos": "[CLS]", "eos": "[SEP]", "unknown": "[UNK]", "padding": "[PAD]"}
 _PADDING = re.compile(r"\[PAD\d+\]")
 _SPACE = "\u2581"
 _KEPT_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
@@ -91,6 +92,10 @@ class _Pieces:
                 token = model.integer(key, high=(1 << 32) - 1)
                 if token < len(self.texts):  # files have -1, and numbers beyond the vocabulary, for none
                     yield role, token
+        if model.text("tokenizer.ggml.model") == "bert":
+            for role, text in _BERT_MARKS.items():
+                if f"tokenizer.ggml.{role}_token_id" not in model.metadata and text in self.ids:
+                    yield role, self.ids[text]
 
     def added(self) -> list[dict[str, Any]]:
         """Tokens that are found in a text before it is cut into words."""
@@ -121,23 +126,29 @@ class _Pieces:
 
 def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     name = model.text("tokenizer.ggml.pre") or "default"
+    if name in WHOLE_TEXTS:
+        return _merged_pieces(model, pieces)
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         raise UnsupportedModel(
             f"{model.path}: its pre-tokenizer {short_repr(name)} is not known; name the original tokenizer with "
             "--tokenizer"
         )
-    merges = [_pair(text) for text in model.texts("tokenizer.ggml.merges")]
-    ids = pieces.ids
-    known = [pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
-    if len(known) < len(merges) // 2:
-        raise UnsupportedModel(f"{model.path}: {len(merges) - len(known)} of {len(merges)} merges name unknown tokens")
     return {
         "normalizer": {"type": "NFC"} if rule.is_composed else None,
         "pre_tokenizer": pre_tokenizer_spec(name),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(ids, known, ignore_merges=rule.is_whole),
+        "model": _bpe(pieces.ids, _known_merges(model, pieces), ignore_merges=rule.is_whole),
     }
+
+
+def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
+    """The merges of a file whose tokens all exist."""
+    merges, ids = [_pair(text) for text in model.texts("tokenizer.ggml.merges")], pieces.ids
+    known = [pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
+    if len(known) < len(merges) // 2:
+        raise UnsupportedModel(f"{model.path}: {len(merges) - len(known)} of {len(merges)} merges name unknown tokens")
+    return known
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -150,8 +161,18 @@ def _sentencepiece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     scores = model.numbers("tokenizer.ggml.scores")
     if len(scores) != len(pieces.texts):
         raise UnsupportedModel(f"{model.path} has {len(pieces.texts)} tokens and {len(scores)} scores")
+    return _whole_texts(
+        pieces, _merges_of(pieces, scores.tolist()), model.flag("tokenizer.ggml.add_space_prefix", True)
+    )
+
+
+def _merged_pieces(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
+    return _whole_texts(pieces, _known_merges(model, pieces), model.flag("tokenizer.ggml.add_space_prefix", False))
+
+
+def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: bool) -> dict[str, Any]:
+    """BPE over texts that are not cut into words, with bytes to fall back on."""
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
-    has_prefix = model.flag("tokenizer.ggml.add_space_prefix", True)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     lead = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
     steps = [
@@ -160,7 +181,6 @@ def _sentencepiece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
         {"type": "Fuse"},
         *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []),
     ]
-    merges = _merges_of(pieces, scores.tolist())
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*lead, replace]},
         "pre_tokenizer": None,
@@ -209,6 +229,28 @@ def _unigram(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     }
 
 
+def _word_piece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
+    """Files mark the pieces that begin a word; `tokenizer.json` marks the others."""
+    vocabulary = {_continued(text): number for text, number in pieces.ids.items()}
+    unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else "[UNK]"
+    is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", True)
+    accents = model.flag("tokenizer.ggml.normalizer.strip_accents", is_lower)
+    settings = {"unk_token": unknown, "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    changes = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": accents, "lowercase": is_lower}
+    return {
+        "normalizer": {"type": "BertNormalizer", **changes},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", **settings, "vocab": vocabulary},
+    }
+
+
+def _continued(text: str) -> str:
+    if text.startswith("[") and text.endswith("]"):
+        return text
+    return text[1:] if text.startswith(_SPACE) else f"##{text}"
+
+
 def _bpe(ids: Mapping[str, int], merges: list[tuple[str, str]], **settings: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "dropout": None,
@@ -222,7 +264,13 @@ def _bpe(ids: Mapping[str, int], merges: list[tuple[str, str]], **settings: Any)
     return {"type": "BPE", **plain, **settings, "vocab": dict(ids), "merges": [list(pair) for pair in merges]}
 
 
-_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+_BUILDERS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "t5": _unigram,
+    "gemma4": _merged_pieces,
+    "bert": _word_piece,
+}
 _KNOWN = ", ".join(_BUILDERS)
 
 
@@ -232,10 +280,12 @@ _KNOWN = ", ".join(_BUILDERS)
 def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
     """Return whether BOS and EOS are added to a text, by default as llama.cpp does."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
-    begins = kind == "llama" or (kind == "gpt2" and rule is not None and rule.adds_bos)
+    begins = kind in ("llama", "bert") or (kind == "gpt2" and rule is not None and rule.adds_bos)
+    if kind == "gemma4":  # whatever its files say
+        return True, model.flag("tokenizer.ggml.add_eos_token", False)
     return (
         model.flag("tokenizer.ggml.add_bos_token", begins),
-        model.flag("tokenizer.ggml.add_eos_token", kind == "t5"),
+        model.flag("tokenizer.ggml.add_eos_token", kind in ("t5", "bert")),
     )
 
 

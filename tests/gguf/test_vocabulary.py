@@ -192,6 +192,51 @@ def test_marks_behind_a_gap_keep_their_ids(kind: str) -> None:
     assert loaded.id_of("<far>") == NUM_ROWS - 3 and NUM_ROWS - 3 in loaded.encode("the<far>the")
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "want", "around"),
+    [
+        ("gemma4", "the the", ["the", "\u2581the"], ["<bos>"]),
+        ("bert", "Thethe in", ["the", "##the", "in"], ["[CLS]", "[SEP]"]),
+    ],
+)
+def test_kinds_that_are_only_read(kind: str, text: str, want: list[str], around: list[str]) -> None:
+    """Merged pieces of whole texts, and pieces of words, of which files mark the first one."""
+    tokens = [*around, "<unk>", "[UNK]", *"the\u2581", "th", "the", "\u2581the", "\u2581in"]
+    both("llama-bpe")
+    model = _with(
+        folder() / "llama-bpe.gguf",
+        model=kind,
+        pre=kind,
+        tokens=tokens,
+        merges=["t h", "th e", "\u2581 the"],
+        token_type=None,
+        bos_token_id=0,
+        eos_token_id=len(around) - 1,
+        add_bos_token=kind == "bert",
+        add_eos_token=kind == "bert",
+    )
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_vocabulary(model).spec))
+    assert tokenizer.encode(text, add_special_tokens=False).tokens == want
+    assert tokenizer.encode(text).tokens == [around[0], *want, *around[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("afmoe", "12|345| |123|456| |漢字|abc|'S|\n\n"),
+        ("tiny_aya", "12|345| |123|456| 漢字abc'S|\n\n"),
+        ("kimi-k2", "123|45| |123|456| |漢字|abc'S|\n\n"),
+        ("superbpe", "12|345| |123|456| 漢字abc'S\n\n"),
+        ("youtu", "1|2|3|4|5| |1|2|3|4|5|6| |漢字|abc'S|\n\n"),
+    ],
+)
+def test_texts_are_cut_as_the_names_say(name: str, want: str) -> None:
+    spec = json.loads(tokenizers.Tokenizer(models.BPE()).to_str()) | {"pre_tokenizer": pre_tokenizer_spec(name)}
+    splitter = tokenizers.Tokenizer.from_str(json.dumps(spec)).pre_tokenizer
+    text = "12345 123456 漢字abc'S\n\n"
+    assert "|".join(text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)) == want
+
+
 def test_names_mean_one_thing_each() -> None:
     for name in NAMES:
         rule = PRE_TOKENIZERS[name]
@@ -211,7 +256,7 @@ def _with(path: Path, **changes: Any) -> GgufModel:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": "bert"}, "of the kind 'bert'; known are gpt2, llama, t5"),
+        ({"model": "rwkv"}, "of the kind 'rwkv'; known are gpt2, llama, t5"),
         ({"model": None}, "of the kind None"),
         ({"pre": "nobody"}, "pre-tokenizer 'nobody' is not known"),
         ({"tokens": []}, "holds no tokens"),
