@@ -45,6 +45,7 @@ from bridle.model.lora_layers import Sites
 from bridle.model.media_device import LocalMedia
 from bridle.model.media_encoder import MediaEncoder
 from bridle.model.model_cache import key_of, load_kept
+from bridle.model.own_attention import LIBRARY_ATTENTION, has_biases, lead_to_bridle
 from bridle.model.parity import compare_with_eager
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
@@ -143,7 +144,10 @@ def read_model(
 
     if support_checks.takes_media(settings):
         return read_language_model(checkpoint, settings, dtype, device, progress)
-    return read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, progress=progress)
+    name = LIBRARY_ATTENTION.get(settings.model_type, attention.ATTENTION_NAME)
+    return lead_to_bridle(
+        read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, attention_names=name, progress=progress)
+    )
 
 
 def _read_gguf(
@@ -230,6 +234,12 @@ def build_executor(
     config, model, geometry = loaded.config, loaded.model, loaded.geometry
     dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
     block_size, kv_dtype = kv_profiling.default_block_size(config), choose_kv_dtype(config, dtype, device)
+    if kv_dtype is torch.int8 and has_biases(model):
+        raise InvalidRequest(
+            "kv_cache_dtype is 'int8', and this model's keys hold biases of positions, which 8 bits do not keep; use "
+            "'bfloat16'",
+            "kv_cache_dtype",
+        )
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
     num_mutual_rows = model.num_mutual_rows if isinstance(model, LanguageModel) else 0
     if num_mutual_rows:

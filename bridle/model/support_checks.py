@@ -21,27 +21,35 @@ if TYPE_CHECKING:
 #: Others are compared while loading.
 KNOWN_FAMILIES = frozenset(
     {
+        "bloom",
+        "codegen",
         "cohere",
         "cohere2",
+        "falcon",
         "gemma",
         "gemma2",
         "gemma3_text",
         "glm4",
         "gpt2",
         "gpt_bigcode",
+        "gpt_neo",
         "gpt_neox",
+        "gpt_neox_japanese",
         "gpt_oss",
+        "gptj",
         "granite",
         "helium",
         "llama",
         "ministral",
         "mistral",
         "mixtral",
+        "mpt",
         "nemotron",
         "olmo",
         "olmo2",
         "olmo3",
         "olmoe",
+        "openai-gpt",
         "opt",
         "phi",
         "phi3",
@@ -53,6 +61,7 @@ KNOWN_FAMILIES = frozenset(
         "smollm3",
         "stablelm",
         "starcoder2",
+        "xglm",
     }
 )
 
@@ -89,10 +98,8 @@ _LAYER_REASONS = {
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
-_OWN_ATTENTION = "it has its own attention that cannot use a paged cache"
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
-    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
 }
 
@@ -172,8 +179,6 @@ def check_kind(config: PreTrainedConfig) -> None:
             )
     if name in _REFUSED:
         raise UnsupportedModel(f"model type {name!r} cannot be served: {_REFUSED[name]}")
-    if getattr(config, "alibi", False):
-        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
 
 
 def _check_one_stack(name: str, config: PreTrainedConfig) -> None:
@@ -214,8 +219,6 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
             f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "
             f"{_REFUSED[config.model_type]}"
         )
-    if getattr(config, "alibi", False):
-        raise UnsupportedModel(f"model type {name!r} with ALiBi positions puts them into a mask of its own")
     if name == "qwen3_vl_moe":
         _check_experts(name, config.hidden_size, config.moe_intermediate_size)
     _check_layer_types(name, config)

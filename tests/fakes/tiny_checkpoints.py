@@ -47,19 +47,39 @@ _SLIDING: dict[str, Any] = {
     "sliding_window": 16,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+_GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512}
 _CAPPED: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
 
 #: What each family's configuration needs beside the common fields; None drops a field.
 FAMILIES: dict[str, dict[str, Any]] = {
+    "bloom": {"hidden_size": 48, "n_layer": 3, "n_head": 6},
+    "codegen": {**_GPT, "n_ctx": 512, "rotary_dim": 4},
     "cohere": {**_DENSE, "logit_scale": 1.0},
     "cohere2": {**_DENSE, **_SLIDING, "logit_scale": 1.0},
+    "falcon": {
+        **_DENSE,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+        "num_key_value_heads": None,
+        "head_dim": None,
+    },
     "gemma": _DENSE,
     "gemma2": {**_DENSE, **_SLIDING, **_CAPPED, "query_pre_attn_scalar": 8},
     "gemma3_text": {**_DENSE, **_SLIDING, "query_pre_attn_scalar": 8},
     "glm4": {**_DENSE, "pad_token_id": PAD},
-    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512},
-    "gpt_bigcode": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 512, "multi_query": True},
+    "gpt2": _GPT,
+    "gpt_bigcode": {**_GPT, "multi_query": True},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 3,
+        "num_heads": 4,
+        "max_position_embeddings": 512,
+        "window_size": 12,
+        "attention_types": [[["global", "local", "global"], 1]],
+    },
     "gpt_neox": {**_DENSE, "num_key_value_heads": None, "head_dim": None},
+    "gpt_neox_japanese": {**_DENSE, "num_key_value_heads": None, "head_dim": None},
+    "gptj": {**_GPT, "rotary_dim": 4},
     "gpt_oss": {**_DENSE, **_SLIDING, **_MOE},
     "granite": {**_DENSE, "logits_scaling": 1.0},
     "helium": _DENSE,
@@ -67,11 +87,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral": {**_DENSE, **_SLIDING},
     "mistral": {**_DENSE, "sliding_window": 16},
     "mixtral": {**_DENSE, **_MOE},
+    "mpt": {"hidden_size": 48, "n_layers": 3, "n_heads": 6, "max_seq_len": 512},
     "nemotron": _DENSE,
     "olmo": _DENSE,
     "olmo2": _DENSE,
     "olmo3": {**_DENSE, **_SLIDING},
     "olmoe": {**_DENSE, **_MOE},
+    "openai-gpt": _GPT,
     "opt": {**_DENSE, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_key_value_heads": None, "head_dim": None},
     "phi": _DENSE,
     "phi3": {**_DENSE, "original_max_position_embeddings": 512},
@@ -83,6 +105,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": _DENSE,
     "stablelm": _DENSE,
     "starcoder2": _DENSE,
+    "xglm": {"d_model": 32, "num_layers": 3, "attention_heads": 4, "ffn_dim": 64, "max_position_embeddings": 512},
 }
 
 

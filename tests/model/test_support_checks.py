@@ -31,7 +31,6 @@ _SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_GPT: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _HYBRID: dict[str, Any] = {
     **_SMALL,
     "linear_num_key_heads": 2,
@@ -46,19 +45,8 @@ _HYBRID: dict[str, Any] = {
 
 # family -> (configuration, what the message must say)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gptj": ({**_GPT, "rotary_dim": 4}, "its own attention"),
-    "gpt_neo": (
-        {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
-        "its own attention",
-    ),
-    "codegen": ({**_GPT, "rotary_dim": 4}, "its own attention"),
-    "bloom": ({"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "its own attention"),
-    "mpt": (
-        {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "expansion_ratio": 2},
-        "its own attention",
-    ),
-    "falcon": (
-        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "cpmant": (
+        {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "dim_head": 8},
         "its own attention",
     ),
     "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "recurrent"),
@@ -85,11 +73,7 @@ def test_family_is_refused_with_its_reason(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gptj", "its own attention"),
-        ("codegen", "its own attention"),
-        ("bloom", r"own.*0 of 2 layers"),
-        ("falcon", "its own attention"),
-        ("mpt", "MptForCausalLM cannot run a packed forward pass"),
+        ("cpmant", r"own.*0 of 2 layers"),
         ("mamba", "cannot"),
         ("jamba", "0 of 4 layers"),
         ("lfm2", "only 2 of 4"),

@@ -1,0 +1,240 @@
+"""Families whose layers compute attention by functions of their own, led to bridle's.
+
+Inside of a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of one they
+compute as the library does, which is what they are compared with. Biases of positions (ALiBi) become further numbers of
+each key: the bias of a head for a key depends on the key's position alone, as what all keys share changes no softmax.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model.attention import bridle_attention
+from bridle.model.forward_context import handler_or_none
+
+#: The attention that these families are loaded with, of those that they have. Falcon's eager one adds ALiBi twice.
+LIBRARY_ATTENTION = {
+    **dict.fromkeys(("bloom", "codegen", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "xglm"), "eager"),
+    "falcon": "sdpa",
+}
+#: Numbers that a key gets for its position, three of which are used; the others keep heads aligned.
+_ADDED = 8
+#: What they are multiplied by in queries, so that they fit into half precision.
+_UNIT = 64.0
+Projected = tuple[Tensor, Tensor, Tensor]
+
+
+def lead_to_bridle(model: nn.Module) -> nn.Module:
+    """Make the layers of a family in `LIBRARY_ATTENTION` call bridle's attention. Other models stay as they are."""
+    config: Any = model.config
+    if config.model_type not in LIBRARY_ATTENTION:
+        return model
+    # The library would log that these families cannot change theirs.
+    vars(model)["set_attn_implementation"] = lambda name: None
+    if has_biases(model):
+        positions = _Positions(model)
+        for layer in _layers_with(model, "query_key_value", "Wqkv"):
+            _BIASED[config.model_type](layer, positions)
+    else:
+        for number, layer in enumerate(_layers_with(model, "_attn", "k_proj", "query_key_value")):
+            _FAMILIES[config.model_type](layer, number)
+    return model
+
+
+def has_biases(model: nn.Module) -> bool:
+    """Return whether keys hold biases of their positions, which 8 bits would not keep."""
+    config: Any = model.config
+    return config.model_type in ("bloom", "mpt") or (config.model_type == "falcon" and bool(config.alibi))
+
+
+def _layers_with(model: nn.Module, *names: str) -> Iterator[Any]:
+    return (module for module in model.modules() if any(hasattr(module, name) for name in names))
+
+
+def _replace(module: Any, name: str, attend: Callable[..., Any]) -> None:
+    """Let `attend` answer the calls of a module's method inside of steps."""
+    original = getattr(module, name)
+
+    def call(*args: Any, **options: Any) -> Any:
+        return original(*args, **options) if handler_or_none() is None else attend(*args, **options)
+
+    setattr(module, name, call)
+
+
+# -- without biases ---------------------------------------------------------------------------------------------------
+
+
+def _paged(
+    module: Any, scaling: float, window: int | None, query: Tensor, key: Tensor, value: Tensor, *rest: Any
+) -> tuple[Tensor, None]:
+    """Queries, keys and values [1, H, T, D] -> [1, H, T, D]"""
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    rows, _ = bridle_attention(module, query, key, value, None, scaling=scaling, sliding_window=window)
+    return rows.transpose(1, 2), None
+
+
+def _lead_rotary(module: Any, number: int) -> None:
+    """GPT-J, CodeGen and GPT-NeoX Japanese, whose scores are divided by a root."""
+    divisor = module.scale_attn if hasattr(module, "scale_attn") else module.norm_factor
+    _replace(module, "_attn", partial(_paged, module, 1 / float(divisor), None))
+
+
+def _lead_neo(module: Any, number: int) -> None:
+    """GPT-Neo: scores are not divided, and every other layer has a window."""
+    module.layer_idx = module.layer_id
+    window = module.config.window_size if module.attention_type == "local" else None
+    _replace(module, "_attn", partial(_paged, module, 1.0, window))
+
+
+def _lead_first(module: Any, number: int) -> None:
+    """The first GPT: its keys stand the other way round, and its results in a list."""
+    module.layer_idx = number
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
+        scaling = value.shape[-1] ** -0.5 if module.scale else 1.0
+        return [_paged(module, scaling, None, query, key.mT, value)[0]]
+
+    _replace(module, "_attn", attend)
+
+
+def _lead_xglm(module: Any, number: int) -> None:
+    def attend(hidden_states: Tensor, **rest: Any) -> tuple[Tensor, None]:
+        query, key, value = (
+            part(hidden_states).unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2)
+            for part in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        rows, _ = bridle_attention(module, query, key, value, None, scaling=module.scaling)
+        return module.out_proj(rows.flatten(2)), None
+
+    _replace(module, "forward", attend)
+
+
+def _lead_falcon(module: Any, number: int) -> None:
+    def attend(
+        hidden_states: Tensor, alibi: None, attention_mask: Any, position_embeddings: Any, **rest: Any
+    ) -> tuple[Tensor, None]:
+        from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
+
+        query, key, value = _falcon_heads(module, hidden_states)
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        rows, _ = bridle_attention(module, query, key, value, None, scaling=module.inv_norm_factor)
+        return module.dense(rows.flatten(2)), None
+
+    _replace(module, "forward", attend)
+
+
+def _falcon_heads(module: Any, hidden_states: Tensor) -> Projected:
+    """[1, T, hidden] -> [1, H, T, D] each; heads of keys are not repeated, as the library's function does it."""
+    fused = module.query_key_value(hidden_states)
+    if not module.new_decoder_architecture:
+        query, key, value = module._split_heads(fused)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    groups = fused.unflatten(-1, (module.num_kv_heads, -1, module.head_dim))  # [1, T, G, H / G + 2, D]
+    query = groups[..., :-2, :].flatten(2, 3)
+    return query.transpose(1, 2), groups[..., -2, :].transpose(1, 2), groups[..., -1, :].transpose(1, 2)
+
+
+_FAMILIES: dict[str, Callable[[Any, int], None]] = {
+    "codegen": _lead_rotary,
+    "falcon": _lead_falcon,
+    "gpt_neo": _lead_neo,
+    "gpt_neox_japanese": _lead_rotary,
+    "gptj": _lead_rotary,
+    "openai-gpt": _lead_first,
+    "xglm": _lead_xglm,
+}
+
+
+# -- with biases of positions -----------------------------------------------------------------------------------------
+
+
+class _Positions:
+    """The positions [T] of the pass under way, which these families do not hand to their layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.now = torch.empty(0)
+        model.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def _see(self, model: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        if options.get("position_ids") is not None:
+            self.now = options["position_ids"][0]
+
+
+def _attend_biased(module: Any, heads: Projected, scaling: float, biases: Tensor) -> Tensor:
+    """Attention with `biases` [H, T] of the keys that are added before scores are scaled -> [1, T, H * D]"""
+    query, key, value = heads
+    if key.shape[1] < query.shape[1]:  # each head has its own biases
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    query = torch.cat((query, query.new_full((*query.shape[:3], _ADDED), _UNIT)), -1)
+    key = torch.cat((key, _parts_of(biases / _UNIT).to(key.dtype)[None]), -1)
+    rows, _ = bridle_attention(module, query, key, value, None, scaling=scaling)
+    return rows.flatten(2)
+
+
+def _parts_of(numbers: Tensor) -> Tensor:
+    """float32 [H, T] -> [H, T, 8], whose sums they are: each part fits into bfloat16."""
+    parts = numbers.new_zeros(*numbers.shape, _ADDED)
+    for at in range(3):
+        parts[..., at] = numbers.bfloat16()
+        numbers = numbers - parts[..., at]
+    return parts
+
+
+def _lead_bloom(module: Any, positions: _Positions) -> None:
+    from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
+
+    slopes = _get_alibi_slopes(module.num_heads, module.query_key_value.weight.device)[:, None]
+
+    def attend(hidden_states: Tensor, residual: Tensor, **rest: Any) -> tuple[Tensor, None]:
+        heads = module._reshape(module.query_key_value(hidden_states))
+        biases = slopes * positions.now / module.inv_norm_factor
+        return module.dense(_attend_biased(module, heads, module.inv_norm_factor, biases)) + residual, None
+
+    _replace(module, "forward", attend)
+
+
+def _lead_mpt(module: Any, positions: _Positions) -> None:
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    two = build_mpt_alibi_tensor(module.n_heads, 2, device=module.Wqkv.weight.device)  # of positions -1 and 0
+    slopes = two[:, 0, 1:] - two[:, 0, :1]  # [H, 1]
+
+    def attend(hidden_states: Tensor, **rest: Any) -> tuple[Tensor, None]:
+        mixed = module.Wqkv(hidden_states)
+        if module.clip_qkv:
+            mixed = mixed.clamp(-module.clip_qkv, module.clip_qkv)
+        query, key, value = (
+            part.unflatten(-1, (module.n_heads, module.head_dim)).transpose(1, 2) for part in mixed.chunk(3, -1)
+        )
+        biases = slopes * positions.now / module.softmax_scale
+        return module.out_proj(_attend_biased(module, (query, key, value), module.softmax_scale, biases)), None
+
+    _replace(module, "forward", attend)
+
+
+def _lead_biased_falcon(module: Any, positions: _Positions) -> None:
+    """Its biases are rounded to bfloat16, and the mask that holds them is scaled as scores are."""
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    def attend(hidden_states: Tensor, **rest: Any) -> tuple[Tensor, None]:
+        ones = torch.ones(1, 2, dtype=torch.long, device=hidden_states.device)
+        slopes = build_alibi_tensor(ones, module.num_heads, torch.bfloat16)[:, 0, 1:]  # [H, 1]
+        biases = (slopes * positions.now).float()
+        scale = 1 / math.sqrt(module.head_dim)
+        rows = _attend_biased(module, _falcon_heads(module, hidden_states), scale, biases)
+        return module.dense(rows), None
+
+    _replace(module, "forward", attend)
+
+
+_BIASED: dict[str, Callable[[Any, _Positions], None]] = {
+    "bloom": _lead_bloom,
+    "falcon": _lead_biased_falcon,
+    "mpt": _lead_mpt,
+}
