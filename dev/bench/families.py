@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.bench.control import print_table
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
+from bridle.errors import InvalidRequest
 from dev.bench.family_trial import CRASHED, MULTIMODAL, REFUSED, SERVED, UNTRIED, WRONG, architectures, try_family
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def _read(folder: Path | None) -> dict[str, list[str]]:
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Try all that are left. Prints a table."""
+    if settings.report is not None and (settings.quick or settings.parts):
+        raise InvalidRequest("report needs all architectures: leave out --quick and --parts", "report")
     results = _read(settings.folder)
     for name in _wanted(settings):
         if name in results:

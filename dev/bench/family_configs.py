@@ -138,12 +138,57 @@ _THREE_DIMENSIONAL = frozenset(
 )
 
 
+_VISUAL_TOKENS = {"<image>": 300, "<|extra_200|>": 301}
+_COMPASS = {
+    "rope_parameters": {
+        "full_attention": None,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
+    }
+}
+#: Fields without which a class of the library cannot be made from its default configuration, or not made small.
+_NEEDED: dict[str, dict[str, Any]] = {
+    "chameleon": {"vocabulary_map": {**_VISUAL_TOKENS, "IMGIMGAZ": 302}},
+    "cohere_compass_text": _COMPASS,
+    "cohere_compass": {"text_config": _COMPASS},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "emu3": {
+        "vocabulary_map": {**_VISUAL_TOKENS, "<|visual token 000000|>": 302},
+        "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "attn_resolutions": [1], "codebook_size": 64},
+    },
+    "gemma4_assistant": {
+        "text_config": {"vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2}
+    },
+    "hunyuan_v1_dense": {"head_dim": HEAD_DIM},
+    "hunyuan_v1_moe": {"head_dim": HEAD_DIM},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "ministral": {"head_dim": HEAD_DIM},
+    "nemotron": {"head_dim": HEAD_DIM},
+    "reformer": {"is_decoder": True},
+    "step3p7": {
+        "text_config": {
+            "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "share_expert_dim": 24,
+        }
+    },
+}
+
+
 def tiny_config(model_type: str) -> PreTrainedConfig:
     """The default configuration of a model type, made small."""
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    return kind(**small_fields(kind()))
+    return kind(**_merged(small_fields(kind()), _NEEDED.get(model_type, {})))
+
+
+def _merged(fields: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`fields` with `more`, also in fields that are configurations themselves."""
+    inner = {name: _merged(fields[name], value) for name, value in more.items() if isinstance(fields.get(name), dict)}
+    return {**fields, **more, **inner}
 
 
 def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, Any]:
@@ -153,15 +198,22 @@ def small_fields(config: PreTrainedConfig, is_tower: bool = False) -> dict[str, 
     for name, value in given.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             is_text = any(part in name for part in ("text", "decoder", "llm", "language", "thinker"))
-            own = small_fields(value, not is_text)
+            own = {**_whole_numbers(value), **small_fields(value, not is_text)}
             fields[name] = {"model_type": value.model_type, **own} if value.model_type else own
         elif type(value) is int and (size := _small(name, value, is_tower)) != value:
             fields[name] = size
     _fit_layers(fields, given, is_tower)
     _fit_rotary(fields, given, config.model_type)
+    if given.get("head_dim") is not None and given.get("head_dim") == given.get("qk_rope_head_dim"):
+        fields["head_dim"] = fields["qk_rope_head_dim"]  # what is rotated, in these families
     if "num_key_value_heads" in given and given.get("num_key_value_heads") == given.get("num_attention_heads"):
         fields["num_key_value_heads"] = HEADS
     return fields
+
+
+def _whole_numbers(config: PreTrainedConfig) -> dict[str, int]:
+    """The numbers of a part, which may be others than those of its own class."""
+    return {name: value for name, value in vars(config).items() if type(value) is int and not name.startswith("_")}
 
 
 def _small(name: str, value: int, is_tower: bool) -> int:
