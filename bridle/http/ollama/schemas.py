@@ -51,7 +51,6 @@ class GeneratingBody(SamplingFields):
     thinking_budget: int | None = None
     thinking_budget_message: str | None = None
     tool_prompt: ToolPrompt | None = None
-    thinking_budget: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     num_ctx: Annotated[int | None, Field(ge=1)] = None
     truncate: bool | None = None
@@ -105,7 +104,7 @@ class GeneratingBody(SamplingFields):
             tool_prompt=self.tool_prompt,
             thinking_budget=self.thinking_budget,
             thinking_budget_message=self.thinking_budget_message,
-            chat_template_kwargs={} if self.think is None else {"enable_thinking": self.think is not False},
+            chat_template_kwargs=thinking | (self.chat_template_kwargs or {}),
             reasoning_effort=self.think if isinstance(self.think, str) else None,
         )
 
