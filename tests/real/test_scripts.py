@@ -7,17 +7,20 @@ import re
 import runpy
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from bridle import LLM, ModelConfig, RequestOutput, SamplingParams, WasmController
+from bridle import LLM, RequestOutput, SamplingParams, WasmController
 from bridle.outputs import BY_ITSELF
-from bridle.serving import ControlSettings, load_model
+from bridle.serving.tracing.replay import replay
+from bridle.traces import parse
+from bridle.traces.compare import compare
+from bridle.traces.format import encode_trace
 from tests.controllers.example_tools import example_tools
 from tests.http.controlled import lent
 from tests.http.harness import served
-from tests.real.material import model_path, num_threads
+from tests.real.controlled import controlled
+from tests.real.material import model_path
 from tests.sources import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,13 +32,9 @@ Run = Callable[..., RequestOutput]
 
 @pytest.fixture(scope="module")
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    cache = getattr(request.config, "cache", None)
-    store = tmp_path_factory.mktemp("store") if cache is None else Path(cache.mkdir("bridle-py-store"))
-    limits = ("--wasm-max-step-time=4000", "--limit", "max_prepare_wait=1200000", "--limit", "max_init_time=20000")
-    control = ControlSettings("on", args=limits, store=store)
-    config = ModelConfig(str(model_path("qwen2.5-coder:0.5b")), num_threads=num_threads())
     desk = example_tools(tmp_path_factory.mktemp("starts"))
-    with closing(desk), LLM(load_model(config, control=control, tools=desk)) as loaded:
+    store = tmp_path_factory.mktemp("store")
+    with closing(desk), controlled("qwen2.5-coder:0.5b", request, store, desk) as loaded:
         yield loaded
 
 
@@ -119,3 +118,29 @@ def test_a_human_is_asked(run: Run, llm: LLM, capsys: pytest.CaptureFixture[str]
         human["main"](url, lambda question: "Emma")
     text = re.sub(r"\d{4}-\d\d-\d\d [^\n]*\n", "", capsys.readouterr().out)  # the server logs there, too
     assert text.startswith("Once upon a time there was a girl named Emma."), text
+
+
+@pytest.mark.parametrize(("file", "ran"), [("yesno.py", "pyctrl"), ("judges.js", "jsctrl")])
+def test_a_script_replays_to_the_token(llm: LLM, file: str, ran: str) -> None:
+    controller = WasmController(ran, (FOLDER / file).read_text(encoding="utf-8"))
+    sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=200)
+    (output,) = llm.generate(["\n"], sampling, controller=controller, trace=True)
+    assert output.trace is not None
+    (trace,) = parse(encode_trace(output.trace))
+    found = compare(trace, replay(llm.model, trace))
+    assert found.is_same, found.sentences
+
+
+def test_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that load a model by themselves."""
+
+    def printed(name: str) -> list[str]:
+        runpy.run_path(str(FOLDER / name))["main"](str(model_path("smollm2")))
+        return [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+    records = [json.loads(line) for line in printed("distinct_digits.py")]
+    assert all(len({*each["pin"], *each["code"]}) == 7 for each in records) and len(records) == 2
+    forms = [line for line in printed("steer.py") if line.startswith("{")]
+    assert len(forms) == 3 and all("'age': " in line for line in forms)
+    stories = "\n".join(printed("custom_stopping.py"))
+    assert stories.startswith("Once upon a time") and stories.count("  stopped: 2 sentences") == 2, stories
