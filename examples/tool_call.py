@@ -45,7 +45,7 @@ async def main():
     await aici.chat(REQUEST, tools=[{"type": "function", "function": function} for function in functions])
     wishes = await aici.candidates(3)
     print("wishes:", *(f"{wish.text!r} {wish.probability:.1%}" for wish in wishes))
-    if wishes[0].text.startswith("<"):
+    if wishes[0].text.startswith(("<", "{")):  # some models leave the tag out
         await aici.FixedTokens("<tool_call>\n")
         call = json.loads(await aici.gen_text(json_schema=call_schema(), max_tokens=60, store_var="call"))
         await aici.FixedTokens("\n</tool_call>")
