@@ -1,4 +1,5 @@
-"""What llama.cpp makes of a file: tokens of texts and logits of token lists. Runs in a Python that has its bindings.
+"""What llama.cpp makes of a file: tokens of texts, logits and continuations of token lists. It runs in a Python that
+has its bindings.
 
     python llamacpp_peer.py REQUEST.json RESULT.npz
 
@@ -15,6 +16,17 @@ import llama_cpp
 import numpy
 
 
+def continued(llm: llama_cpp.Llama, prompt: list[int], count: int) -> list[int]:
+    """The most probable tokens behind a prompt."""
+    llm.reset()
+    llm.eval(prompt)
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens.append(int(llm.scores[llm.n_tokens - 1].argmax()))
+        llm.eval(tokens[-1:])
+    return tokens
+
+
 def main(request_path: str, result_path: str) -> None:
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     llm = llama_cpp.Llama(
@@ -26,6 +38,9 @@ def main(request_path: str, result_path: str) -> None:
         llm.reset()
         llm.eval(page)
         found[f"logits{number}"] = llm.scores[: len(page)].copy()
+    found["greedy"] = numpy.array(
+        json.dumps([continued(llm, each, request["num_greedy"]) for each in request["prompts"]])
+    )
     numpy.savez(result_path, **found)
 
 

@@ -39,7 +39,8 @@ class Reference:
     tokens: list[list[int]]  # of TEXTS
     pages: list[list[int]]  # tokens of PAGES
     logprobs: list[Tensor]  # [T, V] of each page
-    continuations: list[Continuation]
+    prompts: list[list[int]]  # tokens of the first PROMPTS
+    continuations: list[Continuation]  # of these
     chats: list[str | None]
 
 
@@ -62,11 +63,13 @@ def reference_of(file: Path) -> Reference:
     """All that the tests compare with; the model is freed."""
     model, tokenizer = load_dequantized(file), load_tokenizer(file)
     pages = [tokenizer.encode(page) for page in PAGES]
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS[:NUM_CONTINUED]]
     return Reference(
         [tokenizer.encode(text) for text in TEXTS],
         pages,
         [logprobs_of(model, page) for page in pages],
-        [_continued(model, tokenizer.encode(prompt)) for prompt in PROMPTS[:NUM_CONTINUED]],
+        prompts,
+        [_continued(model, prompt) for prompt in prompts],
         [_rendered(tokenizer, messages, tools) for messages, tools in CHATS],
     )
 
@@ -98,26 +101,27 @@ def _rendered(tokenizer: Any, messages: Any, tools: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """What llama.cpp makes of a file: tokens of TEXTS, and log-probabilities [T, V] of each page."""
+    """What llama.cpp makes of a file: tokens of TEXTS, log-probabilities [T, V] of each page, greedy continuations."""
 
     tokens: list[list[int]]
     logprobs: list[Tensor]
+    continuations: list[list[int]]
 
 
-def llamacpp_of(file: Path, pages: list[list[int]], folder: Path) -> LlamaCpp:
+def llamacpp_of(file: Path, reference: Reference, folder: Path) -> LlamaCpp:
     """Run llama.cpp in its own Python. Skips the test if there is none."""
     python = llamacpp_python()
     request, result = folder / "request.json", folder / "result.npz"
-    request.write_text(
-        json.dumps({"model": str(file), "texts": TEXTS, "pages": pages, "threads": num_threads()}), encoding="utf-8"
-    )
+    wanted = {"model": str(file), "texts": TEXTS, "pages": reference.pages, "prompts": reference.prompts}
+    wanted |= {"num_greedy": NUM_GREEDY, "threads": num_threads()}
+    request.write_text(json.dumps(wanted), encoding="utf-8")
     done = subprocess.run(
         [python, str(_PEER), str(request), str(result)],
         timeout=2 * PATIENCE, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
     with numpy.load(result) as found:
-        logprobs = [torch.from_numpy(found[f"logits{n}"]).float().log_softmax(-1) for n in range(len(pages))]
-        tokens = json.loads(str(found["tokens"]))
+        logits = [found[f"logits{number}"] for number in range(len(reference.pages))]
+        tokens, greedy = json.loads(str(found["tokens"])), json.loads(str(found["greedy"]))
     result.unlink()
-    return LlamaCpp(tokens, logprobs)
+    return LlamaCpp(tokens, [torch.from_numpy(each).float().log_softmax(-1) for each in logits], greedy)
