@@ -1,17 +1,26 @@
-"""How a model writes calls and thoughts, for people to read: `bridle doctor`, and the routes of models."""
+"""How a model writes calls and thoughts: found out when the model is loaded, for `bridle doctor`, the routes of models,
+the log and traces."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from bridle.chat.reasoning import tags_of
-from bridle.chat.tool_parsers.formats import described
+from bridle.chat.tool_parsers.formats import UNKNOWN, described
 from bridle.chat.tool_parsers.harmony import harmony_of
+from bridle.controllers.thinking import sentence_tokens
+from bridle.errors import BridleError
 
 if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+    from bridle.load_progress import Report
+    from bridle.serving import LoadedModel
+    from bridle.serving.models.model_loader import ModelLoader
     from bridle.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 _KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -40,9 +49,47 @@ def summary(tokenizer: Tokenizer) -> str:
     if found is None:
         return ""
     calls, reasoning = found["tool_format"], found["reasoning_format"]
+    if calls["name"] == UNKNOWN:
+        return f"tool calls in a form that is not understood: requests with tools are refused; {_thoughts(reasoning)}"
     sample = "".join((calls.get("section_open", ""), *calls.get("call", ()), calls.get("section_close", "")))
     written = f" ({' '.join(sample.split())})" if sample else ""
-    thoughts = (
-        "no reasoning" if reasoning is None else f"reasoning between {reasoning['opening']} and {reasoning['closing']}"
-    )
-    return f"tool calls in the format {calls['name']}{written}, {thoughts}"
+    return f"tool calls in the format {calls['name']}{written}, {_thoughts(reasoning)}"
+
+
+def _thoughts(tags: dict[str, str] | None) -> str:
+    return "no reasoning" if tags is None else f"reasoning between {tags['opening']} and {tags['closing']}"
+
+
+# -- at load ---------------------------------------------------------------------------------------------------
+
+
+def learn(model: LoadedModel) -> None:
+    """Find out how a model writes calls and thoughts, and log it, or the reason why it cannot be known. Renders the
+    chat template many times."""
+    tokenizer = model.tokenizer
+    try:
+        model.chat_format = chat_format(tokenizer)
+        tags = tags_of(tokenizer)
+        if tags is not None:
+            said = tokenizer.chat_settings.thinking_budget_message
+            sentence_tokens(tokenizer, said, (tags.opening_token, tags.closing_token))
+    except BridleError as error:
+        _log.warning("chat format of %s: cannot be used, chats are refused: %s", model.name, error)
+        return
+    if model.chat_format is not None:
+        _log.info("chat format of %s: %s", model.name, summary(tokenizer))
+
+
+class LearningLoader:
+    """A loader whose models know their chat format before they take requests."""
+
+    def __init__(self, loader: ModelLoader) -> None:
+        self._loader = loader
+        self.measure, self.make_room = loader.measure, loader.make_room
+
+    def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
+        """Load a model and find out its chat format."""
+        model = self._loader.load(config, name, progress)
+        if model.pooling is None:
+            learn(model)
+        return model

@@ -8,13 +8,14 @@ format.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from bridle.chat.chat_format import learn
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.exact_history import keep_answers, recalled
 from bridle.chat.files import has_remote_file
@@ -197,7 +198,7 @@ async def prepare_chat(
     model, offer = serving.model, conversation.offer()
     async with serving.bounded("its prompt was made"):
         if model.tokenizer not in _MARKS:
-            await model.in_text_thread(_learn_marks, model.tokenizer)
+            await model.in_text_thread(_learn, model)
         made = await _prompt(serving, conversation, offer)
         kind = format_of(model.tokenizer) if offer.functions else None
         token = None if kind is None else _call_token(model, kind)
@@ -306,11 +307,12 @@ _MARKS: WeakKeyDictionary[Tokenizer, tuple[ThinkTags | None, Harmony | None]] = 
 _THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
 
-def _learn_marks(tokenizer: Tokenizer) -> None:
-    """Infer a model's marks and format of calls, which renders its template many times: not on the event loop."""
-    _known_marks(tokenizer)
-    with suppress(InvalidRequest):  # a request with tools gets the error
-        format_of(tokenizer)
+def _learn(model: LoadedModel) -> None:
+    """Infer a model's marks and its chat format, unless that happened when it was loaded. Renders its template many
+    times: not on the event loop."""
+    _known_marks(model.tokenizer)
+    if model.chat_format is None:
+        learn(model)
 
 
 def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:

@@ -8,10 +8,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from bridle.chat.stream_deltas import held_back
-from bridle.chat.tool_parsers.presets import reasoning_tags
-from bridle.controllers.thinking import THOUGHT_TAGS
-from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedModel
-from bridle.tokenizer.template_probes import (
+from bridle.chat.tool_parsers.presets import TAGS_FROM_TEMPLATE, reasoning_tags
+from bridle.chat.tool_parsers.probes import (
     CONTENT,
     KEYS,
     NAMES,
@@ -51,8 +49,8 @@ class ThinkTags:
 def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
     """The tags of a model that thinks: its chat template writes or knows them, and each is one token."""
     name = tokenizer.chat_settings.reasoning_format
-    chosen = None if name == "auto" else reasoning_tags(name)
-    if name != "auto" and chosen is None:
+    chosen = None if name in TAGS_FROM_TEMPLATE else reasoning_tags(name)
+    if name not in TAGS_FROM_TEMPLATE and chosen is None:
         return None
     for opening, closing, lead, tail in _shown(tokenizer) if chosen is None else [chosen]:
         first, last = tokenizer.id_of(_TAG_OF_CHANNEL.sub(r"\1", opening)), tokenizer.id_of(closing)

@@ -207,15 +207,25 @@ def model(name: str) -> Iterator[Finding]:
         yield Finding("note", f"model {name}", text, "--quantization int8 takes a quarter, --dtype bfloat16 half")
     else:
         yield Finding("ok", f"model {name}", text)
-    if pooling is None and (said := _chat(folder)):
-        yield Finding("ok", f"chat of {name}", said, "--tool-format and --reasoning-format set others.")
+    if pooling is None:
+        yield from _chat(name, folder)
 
 
-def _chat(folder: Path) -> str:
-    from bridle.chat.chat_format import summary
+def _chat(name: str, folder: Path) -> Iterator[Finding]:
+    from bridle.chat.chat_format import chat_format, summary
+    from bridle.chat.tool_parsers.formats import UNKNOWN
+    from bridle.errors import BridleError
     from bridle.tokenizer import Tokenizer
 
-    return summary(Tokenizer.load(folder))
+    tokenizer = Tokenizer.load(folder)
+    try:
+        found = chat_format(tokenizer)
+    except BridleError as error:
+        yield Finding("problem", f"chat of {name}", str(error))
+        return
+    if found is not None:
+        kind = "note" if found["tool_format"]["name"] == UNKNOWN else "ok"
+        yield Finding(kind, f"chat of {name}", summary(tokenizer), "--tool-format and --reasoning-format set others.")
 
 
 def _local_folder(name: str) -> Path | None:

@@ -230,8 +230,9 @@ KINDS: dict[str, type[Record]] = {
 @dataclass(slots=True)
 class TraceHeader:
     """Request of a trace, complete enough to repeat it. `sampling` has the parameters that are not the default, the
-    seed always; `controller` is its plain form, or its name alone if it is code of one process. The trace of a
-    control `runtime` says how that was started, and then has exchanges alone."""
+    seed always; `controller` is its plain form, or its name alone if it is code of one process. `chat_format` is how
+    the model writes calls and reasoning, where that was found out. The trace of a control `runtime` says how that was
+    started, and then has exchanges alone."""
 
     request_id: str
     version: int = VERSION
@@ -243,6 +244,7 @@ class TraceHeader:
     adapter: str | None = None
     num_media: int = 0  # pictures, which are not kept
     engine: dict[str, Any] = field(default_factory=dict)
+    chat_format: dict[str, Any] | None = None
     runtime: dict[str, Any] | None = None
     bridle: str = ""
     made: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from importlib import metadata
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridle.cli import doctor, setup_probes
+from bridle.model import resolve_model
 
 
 def test_busy_port_is_noted() -> None:
@@ -151,6 +153,16 @@ def test_a_model_is_looked_at(tmp_path: Path) -> None:
     assert broken.level == "problem"
     (elsewhere,) = setup_probes.model("owner/nothing-like-it")
     assert elsewhere.level == "note" and "not on this disk" in elsewhere.text
+
+
+def test_calls_that_are_not_understood_are_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    shutil.copytree(resolve_model("demo"), folder)
+    odd = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(odd)
+    _, chat = setup_probes.model(str(folder))
+    assert chat.level == "note" and "--tool-format" in chat.advice
+    assert "tool calls in a form that is not understood: requests with tools are refused; " in chat.text
 
 
 @pytest.mark.parametrize(("features", "level"), [(None, "ok"), (frozenset(), "note")])

@@ -134,6 +134,37 @@ def test_names_of_other_servers_are_known(alias: str) -> None:
     assert preset_or_file(alias) == preset_or_file(ALIASES.get(alias, alias))
 
 
+#: Names of parsers in vLLM and SGLang.
+CALL_PARSERS = """
+    deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 cohere_command3 cohere_command4 ernie45 glm45 glm47 granite-20b-fc
+    granite granite4 hermes poolside_v1 hunyuan_a13b hy_v3 internlm jamba lfm2 kimi_k2 kimi_k3 llama3_json llama4_json
+    llama4_pythonic longcat mimo minimax_m2 minimax_m3 minicpm5 mistral olmo3 openai phi4_mini_json pythonic qwen3_coder
+    qwen3_xml seed_oss step3 step3p5 inkling xlam gigachat3 functiongemma gemma4 apertus solar_open2
+    apertus2509 deepseekv3 deepseekv31 deepseekv32 deepseekv4 glm gpt-oss llama3 qwen qwen25 minimax-m2 trinity interns1
+"""
+THOUGHT_PARSERS = """
+    deepseek_r1 deepseek_v3 deepseek_v4 poolside_v1 cohere_command3 cohere_command4 ernie45 gemma4 glm45 glm47
+    openai_gptoss granite holo2 hunyuan_a13b hy_v3 kimi_k2 kimi_k3 mimo minimax_m2 minimax_m2_append_think minimax_m3
+    mistral nemotron_v3 olmo3 qwen3 seed_oss step3 step3p5 inkling solar_open2
+    deepseek-r1 deepseek-v3 deepseek-v4 hunyuan gpt-oss kimi qwen3-thinking minimax minimax-append-think nemotron_3
+    nano_v3 interns1 deepseek none auto
+"""
+
+
+@pytest.mark.parametrize("name", CALL_PARSERS.split())
+def test_parsers_of_calls_are_known_by_name(name: str) -> None:
+    check_names(name, "auto")
+    found = described(fresh(tool_format=name)) if name not in ("openai", "gpt-oss") else {}
+    assert found.get("name") != "unknown"  # left to the template, or the format of that name
+
+
+@pytest.mark.parametrize("name", THOUGHT_PARSERS.split())
+def test_parsers_of_reasoning_are_known_by_name(name: str) -> None:
+    check_names("auto", name)
+    model = ModelOptions(reasoning_format=name).to_config("demo")
+    assert model.reasoning_format == name
+
+
 def test_a_file_has_a_format(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(to_dict(PRESETS["jamba"])))

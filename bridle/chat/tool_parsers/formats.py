@@ -15,7 +15,8 @@ from bridle.chat.tool_parsers.grammar import Form, Function
 from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
-from bridle.chat.tool_parsers.presets import PRESETS, name_of, preset_or_file
+from bridle.chat.tool_parsers.presets import FROM_TEMPLATE, PRESETS, name_of, preset_or_file
+from bridle.chat.tool_parsers.probes import prober_of, renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.tokenizer.template_probes import prober_of, renderer_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+#: The name of a format that is not understood: requests with tools are refused.
+UNKNOWN = "unknown"
 
 
 class ToolFormat(Protocol):
@@ -89,8 +92,8 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
     known = _KNOWN[tokenizer]
     if known is None:
         raise UnsupportedFeature(
-            "tools: the model's chat template writes calls in a way that is not understood; "
-            "start the server with --tool-format, or send no tools",
+            "tools: got functions for a model whose chat template writes calls in a way that is not understood. "
+            "Start the server with --tool-format NAME, or send no tools",
             "tools",
         )
     return known
@@ -104,7 +107,7 @@ def is_hermes(tokenizer: Tokenizer) -> bool:
 
 def _find(tokenizer: Tokenizer) -> ToolFormat | None:
     name = tokenizer.chat_settings.tool_format
-    return harmony_of(tokenizer) or _inferred(tokenizer) if name == "auto" else _chosen(tokenizer, name)
+    return harmony_of(tokenizer) or _inferred(tokenizer) if name in FROM_TEMPLATE else _chosen(tokenizer, name)
 
 
 def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
@@ -114,7 +117,8 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
     found = _by_words(tokenizer)
     if found is None and prober_of(renderer_of(tokenizer.chat_template)) is None:
         found = _hermes(tokenizer)
-    _log.info(
+    _log.log(
+        logging.WARNING if found is None else logging.INFO,
         "the chat template writes no tool calls that are understood; %s, --tool-format sets another format",
         "requests with tools are refused" if found is None else f"read as {described_as(found)['name']}",
     )
@@ -149,7 +153,7 @@ def described(tokenizer: Tokenizer) -> dict[str, Any]:
     try:
         return described_as(format_of(tokenizer))
     except UnsupportedFeature:
-        return {"name": "unknown"}
+        return {"name": UNKNOWN}
 
 
 def described_as(kind: ToolFormat) -> dict[str, Any]:

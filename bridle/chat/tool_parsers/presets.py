@@ -223,6 +223,15 @@ PRESETS: dict[str, CallFormat] = {
     ),
 }
 OWN: tuple[Own, ...] = ("mistral", "harmony")
+#: Names that leave the format to the chat template: those of parsers for one model, whose template shows its calls.
+FROM_TEMPLATE = frozenset(
+    (
+        *("auto", "functiongemma", "granite-20b-fc", "hy_v3", "inkling", "kimi_k3", "minicpm5", "olmo3"),
+        *("poolside_v1", "solar_open2", "step3", "trinity"),
+    )
+)
+#: The same of tags around reasoning.
+TAGS_FROM_TEMPLATE = frozenset(("auto", "granite", "inkling", "kimi_k3", "solar_open2"))
 #: Further names of formats.
 ALIASES = {
     **dict.fromkeys(("qwen", "qwen25", "qwen3", "granite4", "ernie45", "bielik", "mimo"), "hermes"),
@@ -231,10 +240,13 @@ ALIASES = {
     **dict.fromkeys(("qwen3_xml", "qwen3coder", "qwen3_coder_xml", "step3p5", "nemotron_v3"), "qwen3_coder"),
     **dict.fromkeys(("apriel", "hunyuan_a13b", "hunyuan"), "jamba"),
     **dict.fromkeys(("deepseekv3", "deepseek_r1"), "deepseek_v3"),
-    **dict.fromkeys(("command_r7b", "cohere_command3", "cohere"), "cohere_command"),
+    **dict.fromkeys(("command_r7b", "cohere_command3", "cohere_command4", "cohere"), "cohere_command"),
     **dict.fromkeys(("glm", "glm4_moe"), "glm45"),
     "deepseekv31": "deepseek_v31",
     "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
+    "apertus2509": "apertus",
+    "interns1": "internlm",
     "functionary": "functionary_v3_1",
     "kimi": "kimi_k2",
     "minimax-m2": "minimax_m2",
@@ -252,8 +264,8 @@ def preset_or_file(name: str) -> CallFormat | Own:
         return PRESETS[known]
     if name.endswith(".json"):
         return _of_file(Path(name).expanduser())
-    names = ", ".join(sorted((*OWN, *PRESETS)))
-    raise InvalidRequest(f"tool_format is {name[:80]!r}; must be auto, a .json file, or one of {names}", "tool_format")
+    names = ", ".join(sorted((*OWN, *PRESETS, *ALIASES, *FROM_TEMPLATE)))
+    raise InvalidRequest(f"tool_format is {name[:80]!r}; must be a .json file or one of {names}", "tool_format")
 
 
 def _of_file(path: Path) -> CallFormat:
@@ -305,14 +317,20 @@ REASONING: dict[str, tuple[str, str, str, str] | None] = {
                 "hunyuan_a13b",
                 "olmo3",
             ),
-            "mimo",
+            *("deepseek_v4", "deepseek-v4", "glm47", "hunyuan", "interns1", "mimo", "minimax", "minimax-append-think"),
+            *("minimax_m2_append_think", "nano_v3", "poolside_v1", "step3p5"),
         ),
         _THINK,
     ),
     "mistral": ("[THINK]", "[/THINK]", "", ""),
     "seed_oss": ("<seed:think>", "</seed:think>", "", ""),
     "minimax_m3": ("<mm:think>", "</mm:think>", "", ""),
-    "cohere_command": ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "hy_v3": ("<think:opensource>", "</think:opensource>", "", ""),
+    "kimi": ("◁think▷", "◁/think▷", "", ""),
+    **dict.fromkeys(
+        ("cohere_command", "cohere_command3", "cohere_command4"),
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
     "gemma4": ("<|channel>thought", "<channel|>", "", ""),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", ""),
     **dict.fromkeys(("harmony", "gptoss", "gpt-oss", "openai_gptoss")),  # channels are always read
@@ -322,14 +340,14 @@ REASONING: dict[str, tuple[str, str, str, str] | None] = {
 def reasoning_tags(name: str) -> tuple[str, str, str, str] | None:
     """The tags of a reasoning format; None for `none`. Raises `InvalidRequest`."""
     if name not in REASONING:
-        known = ", ".join(sorted(REASONING))
-        raise InvalidRequest(f"reasoning_format is {name[:80]!r}; must be auto, or one of {known}", "reasoning_format")
+        known = ", ".join(sorted((*REASONING, *TAGS_FROM_TEMPLATE)))
+        raise InvalidRequest(f"reasoning_format is {name[:80]!r}; must be one of {known}", "reasoning_format")
     return REASONING[name]
 
 
 def check_names(tool_format: str, reasoning_format: str) -> None:
     """Refuse formats that there are not, and files that hold none."""
-    if tool_format != "auto":
+    if tool_format not in FROM_TEMPLATE:
         preset_or_file(tool_format)
-    if reasoning_format != "auto":
+    if reasoning_format not in TAGS_FROM_TEMPLATE:
         reasoning_tags(reasoning_format)

@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bridle import telemetry
+from bridle.chat.chat_format import LearningLoader, learn
 from bridle.errors import InvalidRequest
 from bridle.http.app import create_app
 from bridle.http.curl_line import curl_line
@@ -82,7 +83,8 @@ def serve(
             stack.callback(settings.tools.close)
         registry = stack.enter_context(contextlib.closing(load_registry(settings) if load is None else ModelRegistry()))
         if load is not None:
-            registry.add(load(settings), settings.aliases)
+            registry.add(model := load(settings), settings.aliases)
+            learn(model)
         run(registry, settings, listener, keys, fronts, announce, tracing, context)
 
 
@@ -253,7 +255,7 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         raise InvalidRequest(
             "aici_trace records the control runtime of one model; serve only one with it", "aici_trace"
         )
-    loader = settings.make_loader(settings.engine, settings.control)
+    loader = LearningLoader(settings.make_loader(settings.engine, settings.control))
     registry, load_named = build_registry(models, settings.model, loader, settings.name, settings.adapters)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.close)

@@ -80,6 +80,7 @@ class LoadedModel:
     pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
     tools: ToolExecutor | None = None  # what its controllers may call
     demanded: PolicyPool | None = None  # runs Wasm modules of policies
+    chat_format: dict[str, Any] | None = None  # how it writes calls and thoughts, once that is known
     policies: PolicySet | None = None  # what holds for all requests that come through no server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
     info: ExecutorInfo = field(init=False, repr=False)

@@ -60,6 +60,7 @@ def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trac
     traces = [output.trace for output in outputs if output.trace is not None]
     for trace in traces:
         name_engine(trace, model.name, model.info)
+        trace.header.chat_format = model.chat_format
     return traces
 
 
