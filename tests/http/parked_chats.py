@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from bridle.config import EngineConfig
 from bridle.serving.models.loading import LoadedModel
+from tests.fakes.call_templates import TEMPLATES, CallTemplate
 from tests.http.harness import local_client, saying, scripted_model
 from tests.http.tool_calls import (
     ARGUMENTS,
@@ -32,11 +33,21 @@ THINKING = HERMES.replace("{{ m.content }}" + CALLS, THOUGHTS + "{{ m.content }}
 LLAMA = BEGIN + CALLS + '{ "name" : ' + NAME + ' , "parameters": ' + ARGUMENTS + "}{% endfor %}" + END
 LISTED = '[TOOL_CALLS]  [ {% for c in m.tool_calls %}{"name": ' + NAME + ', "arguments": ' + ARGUMENTS
 MISTRAL = BEGIN + "{% if m.tool_calls %}" + LISTED + "ID}{% endfor %} ]{% endif %}" + END
+
+
+def _written(source: str) -> str:
+    return CallTemplate(source).calls([("find", {"city": "Rome", "day": 1})]).removesuffix("</s>")
+
+
+#: Arguments between tags, and calls as Python writes them.
+TAGS, PYTHON = (TEMPLATES[name].replace("<|im_end|>", "</s>") for name in ("functions with parameters", "Python calls"))
 SAID = {
     "hermes": (HERMES, TAGGED),
     "hermes with content": (HERMES, "Well. \n" + TAGGED),
     "thoughts": (THINKING, "<think>\nWhere?\n\n</think>\n" + TAGGED),
     "llama": (LLAMA, '{"name": "find", "parameters": {"city": "Rome"}}'),
+    "tags": (TAGS, _written(TAGS)),
+    "python": (PYTHON, _written(PYTHON)),
     "mistral": (MISTRAL.replace("ID", ""), '[TOOL_CALLS][{"name": "find", "arguments": {"city": "Rome"}}]'),
 }
 

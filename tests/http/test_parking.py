@@ -61,6 +61,37 @@ def test_ids_that_the_model_did_not_write_come_from_the_template() -> None:
         assert model.client.statistics().num_park_hits == 1  # all the same: the prompt was used
 
 
+@pytest.mark.parametrize("form", ["hermes", "tags", "python", "mistral"])
+def test_arguments_may_come_back_in_another_layout(form: str) -> None:
+    template, said = SAID[form]
+    with an_app(template, said, park_memory=1 << 20) as (client, _):
+        one = Chat(client, False)
+        num_prompt, _, num_answer = one.say()
+        function = one.said[-1]["tool_calls"][0]["function"]
+        layout = json.dumps(dict(reversed(json.loads(function["arguments"]).items())), indent=3)
+        assert layout != function["arguments"]
+        function["arguments"] = layout
+        flood(client)
+        one.tell()
+        assert one.say()[1] >= num_prompt + num_answer - BLOCK
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_ollamas_clients_go_on_from_what_is_parked_if_they_return_ids(is_stream: bool) -> None:
+    template, said = SAID["hermes"]
+    with an_app(template, said, park_memory=1 << 20) as (client, model):
+        tools = [{"type": "function", "function": {"name": "find", "parameters": PARAMETERS}}]
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        for number in range(3):
+            body = {"model": model.name, "messages": messages, "tools": tools, "stream": is_stream}
+            rows = [json.loads(line) for line in client.post("/api/chat", json=body).text.splitlines()]
+            (call,) = [each for row in rows for each in row["message"].get("tool_calls", ())]
+            assert model.client.statistics().num_park_hits == number
+            messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            messages.append({"role": "tool", "tool_name": "find", "content": "There."})
+            flood(client)
+
+
 def rendered(model: LoadedModel, messages: list[Any]) -> str:
     told = [{**each, "content": each["content"] or ""} for each in messages]
     for each in told:
