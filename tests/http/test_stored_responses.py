@@ -17,15 +17,16 @@ from bridle.http import create_app
 from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.harness import saying, scripted_model
+from tests.http.parked_chats import SAID
 from tests.http.tool_calls import BLOCK, HERMES, PARAMETERS, QUESTION, TAGGED, a_tokenizer
 
 TOOLS: Any = [{"type": "function", "name": "find", "parameters": PARAMETERS}]
 
 
 @asynccontextmanager
-async def clients(folder: Path, said: str = TAGGED) -> AsyncIterator[list[openai.AsyncOpenAI]]:
+async def clients(folder: Path, said: str = TAGGED, template: str = HERMES) -> AsyncIterator[list[openai.AsyncOpenAI]]:
     """The clients of two users of one application."""
-    text, keys = a_tokenizer(HERMES), KeyStore(folder / "keys.db")
+    text, keys = a_tokenizer(template), KeyStore(folder / "keys.db")
     model = scripted_model(text=text, next_token=saying(said, text), max_model_len=2048, config=EngineConfig())
     app = create_app(ModelRegistry([model]), keys=keys)
     made = []
@@ -51,10 +52,14 @@ async def ask(client: openai.AsyncOpenAI, said: Any, **options: Any) -> Any:
     return [event async for event in answer][-1].response
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_a_response_is_gone_on_from_and_its_kv_with_it(tmp_path: Path, is_stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("form", "is_stream"), [("hermes", False), ("hermes", True), ("tags", True), ("python", False)]
+)
+def test_a_response_is_gone_on_from_and_its_kv_with_it(tmp_path: Path, form: str, is_stream: bool) -> None:
+    template, called = SAID[form]
+
     async def run() -> None:
-        async with clients(tmp_path) as (alice, _):
+        async with clients(tmp_path, called, template) as (alice, _):
             whole: list[Any] = [{"role": "user", "content": QUESTION}]
             response = await ask(alice, QUESTION, stream=is_stream)
             for _ in range(3):
