@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+#: How often to look whether a client is still there.
+_LOOK_SECONDS = 0.5
 _HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
 #: Parts of the last events of streams.
 _LAST_EVENTS = (b'"type":"response.completed"', b'"type":"message_stop"', b"data: [DONE]")
@@ -64,6 +68,15 @@ def recording(port: int, folder: Path | None = None) -> Iterator[tuple[int, list
         thread.join()
 
 
+def _leave_with(client: socket.socket, upstream: socket.socket) -> None:
+    """End the connection to the server when the client leaves, also while nothing is written to it."""
+    with suppress(OSError, ValueError):  # one of them is closed: the answer is over
+        while upstream.fileno() >= 0:
+            if select.select([client], [], [], _LOOK_SECONDS)[0] and not client.recv(1, socket.MSG_PEEK):
+                upstream.shutdown(socket.SHUT_RDWR)
+                return
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     upstream: int
@@ -77,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(exchange)
             exchange.is_whole = True
-        except OSError:  # some clients leave after the last event, before the stream's end
+        except (OSError, http.client.HTTPException):  # some clients leave after the last event, before the stream's end
             self.close_connection = True
             exchange.is_whole = any(mark in exchange.answer for mark in _LAST_EVENTS)
         finally:
@@ -96,7 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, exchange: Exchange) -> None:
         link = http.client.HTTPConnection("127.0.0.1", self.upstream)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+        link.connect()
         try:
+            threading.Thread(target=_leave_with, args=(self.connection, link.sock), daemon=True).start()
             link.request(exchange.method, exchange.path, exchange.request or None, headers)
             answer = link.getresponse()
             exchange.status = answer.status

@@ -162,13 +162,13 @@ def main() -> None:
     for client in chosen:
         if given.install and not is_installed(client, given.prefix):
             install(client, given.prefix)
-    with serving(given.model, given.port, given.serve.split()):
-        print(HEAD, flush=True)
-        for client in chosen:
-            if is_installed(client, given.prefix):
-                print(run(client, given.port, given.prefix, given.seconds).row(), flush=True)
-            else:
-                print(f"| {client.name} | {', '.join(client.packages)} | not installed | | | |", flush=True)
+    print(HEAD, flush=True)
+    for client in chosen:
+        if not is_installed(client, given.prefix):
+            print(f"| {client.name} | {', '.join(client.packages)} | not installed | | | |", flush=True)
+            continue
+        with serving(given.model, given.port, given.serve.split()):  # a fresh one: nobody finds another's prompt
+            print(run(client, given.port, given.prefix, given.seconds).row(), flush=True)
 
 
 if __name__ == "__main__":
