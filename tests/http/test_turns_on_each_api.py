@@ -15,8 +15,10 @@ from bridle.serving import LoadedModel
 from bridle.tokenizer import Tokenizer
 from tests.http.harness import NAME, local_client, saying, scripted_model
 from tests.http.parked_chats import THINKING, TOLD
+from tests.http.routes import ROUTES, post, text_of
 from tests.http.tool_calls import PARAMETERS, a_tokenizer
 from tests.http.turn_apis import APIS, Turn
+from tests.lmtp.harness import running
 
 TOOLS = [{"name": "find", "parameters": PARAMETERS}, {"name": "stop", "parameters": {"type": "object"}}]
 ASKED = [{"role": "user", "content": "Where?"}]
@@ -120,6 +122,25 @@ def test_python_says_the_same() -> None:
             assert found is not None
             calls = tuple((each.name, json.loads(each.arguments)) for each in found.calls)
             assert (found.thoughts, found.content, calls) == (expected.thoughts, expected.content, expected.calls)
+
+
+RAW = ("/v1/completions", "/generate", "/v1/run")
+
+
+@pytest.mark.parametrize("route", RAW)
+def test_routes_of_texts_show_calls_as_they_are_written(script: tuple[Script, TestClient], route: str) -> None:
+    script[0].said = f"<think>Hm.</think>{call(*ROME)}"
+    (length,) = [name for name in ROUTES[route][0] if name.startswith("max_")]
+    fields = {length: 200} | ({} if route == "/generate" else {"temperature": 0.0})
+    assert text_of(post(script[1], route, fields)) == script[0].said
+
+
+async def test_lmtp_shows_calls_as_they_are_written() -> None:
+    made = Script()
+    made.said = f"<think>Hm.</think>{call(*ROME)}"
+    async with running(made.model) as setup:
+        found = await setup.connect().ask("GENERATE", prompt="x", text=True, max_tokens=200, temperature=0)
+    assert "".join(each.get("text") or "" for each in found) == made.said
 
 
 # -- what templates are told -----------------------------------------------------------------------------------------
