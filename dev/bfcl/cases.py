@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -46,7 +46,7 @@ def cases_of(package: Path, category: str, count: int) -> list[Case]:
     return [Case(e["id"], category, e["question"][0], e["function"], known.get(e["id"], [])) for e in found]
 
 
-def is_right(package: Path, case: Case, calls: list[Mapping[str, str]]) -> bool:
+def is_right(package: Path, case: Case, calls: Sequence[Mapping[str, str]]) -> bool:
     """Return whether the package accepts the calls. Arguments that are no JSON object are wrong."""
     if case.category == "irrelevance":
         return not calls

@@ -104,7 +104,7 @@ def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
-    """It is told as far as it goes."""
+    """It is reported as far as it goes."""
     length = len(a_tokenizer(source(name)).encode(text_of(name).partition("@ex")[0], add_special_tokens=False))
     with client_of(name) as client:
         for is_stream in (False, True):

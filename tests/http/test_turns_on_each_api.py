@@ -55,7 +55,7 @@ TURNS: dict[str, tuple[str, dict[str, Any], Turn]] = {
 
 
 class Script:
-    """A model that writes what it is told to."""
+    """A model that writes one text."""
 
     def __init__(self) -> None:
         self.said = ""
