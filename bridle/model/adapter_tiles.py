@@ -1,7 +1,7 @@
 """The adapters of captured steps: their tiles are at a fixed place of the device, where each step writes its own.
 
-What is launched follows from the most that a step may hold: a tile for each token, every layer that adapters may name,
-and ranks up to `MOST_RANKS`. A tile that a step has no use for has no rows, and a table without sites, so its programs
+What is launched follows from the most that a step may hold: a number of tiles, every layer that adapters may name, and
+ranks up to `MOST_RANKS`. A tile that a step has no use for has no rows, and a table without sites, so its programs
 end at once; so do programs for ranks, parts and sites that an adapter lacks.
 """
 
@@ -27,43 +27,44 @@ _TILE = 4
 
 
 class AdapterTiles:
-    """Tiles of steps of up to `num_tokens` tokens. `layout_of_all` gives the layout of an adapter of some rank in every
-    layer."""
+    """Up to `num_tiles` tiles of a step. `layout_of_all` gives the layout of an adapter of some rank in every layer."""
 
     def __init__(
-        self, kernel: TriedKernel, layout_of_all: Callable[[int], AdapterLayout], dtype: torch.dtype, num_tokens: int
+        self, kernel: TriedKernel, layout_of_all: Callable[[int], AdapterLayout], dtype: torch.dtype, num_tiles: int
     ) -> None:
         assert kernel.fused is not None, "plain torch is not captured"
         self._kernel, self._fused, self._dtype = kernel, kernel.fused, dtype
         device = self._fused.machine.device
         self._extents = extents_of(layout_of_all(MOST_RANKS))
         self._no_sites = torch.zeros(1, dtype=torch.int64, device=device)
-        self._values = torch.zeros(num_tokens * _TILE, dtype=torch.int64, device=device)
+        self._values = torch.zeros(num_tiles * _TILE, dtype=torch.int64, device=device)
         self._staging = Staging(self._values)
 
-    def takes(self, segments: Sequence[Segment]) -> bool:
-        """Return whether captured steps may have these adapters."""
+    def takes(self, segments: Sequence[Segment], num_tiles: int) -> bool:
+        """Return whether captured steps with so many tiles may have these adapters."""
         if self._kernel.fused is None:
             return False  # one was tried that kernels did not multiply right
+        if sum(-(-segment.length // SHORT_TILE) for segment in segments) > num_tiles:
+            return False
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
 
-    def write(self, size: int, segments: Sequence[Segment]) -> object:
-        """Bring the tiles of a step that is captured with `size` tokens to the device. What this returns has to be kept
-        until the step is launched."""
+    def write(self, num_tiles: int, segments: Sequence[Segment]) -> object:
+        """Bring the tiles of a step that is captured with so many to the device. What this returns has to be kept until
+        the step is launched."""
         tables = self._fused.tables(segments)
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], SHORT_TILE))
-        numbers = self._staging.take()[: size * _TILE].reshape(size, _TILE)
+        numbers = self._staging.take()[: num_tiles * _TILE].reshape(num_tiles, _TILE)
         numbers[:] = (0, 0, 0, self._no_sites.data_ptr())
         if tiles:
             numbers[: len(tiles)] = np.array(tiles, np.int64)
-        self._staging.send(size * _TILE)
+        self._staging.send(num_tiles * _TILE)
         return segments, tables
 
-    def step(self, size: int) -> AdapterStep:
-        """Return the adapter step of a captured step of `size` tokens."""
-        tiles = self._values[: size * _TILE].view(size, _TILE)
+    def step(self, num_tokens: int, num_tiles: int) -> AdapterStep:
+        """Return the adapter step of a captured step of so many tokens, with so many tiles."""
+        tiles = self._values[: num_tiles * _TILE].view(num_tiles, _TILE)
         product = TiledProduct(tiles, SHORT_TILE, self._extents, self._dtype, self._fused.machine)
-        return AdapterStep((), size, _Only(product))
+        return AdapterStep((), num_tokens, _Only(product))
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,13 +119,12 @@ class ModelAdapters:
 
     # -- steps that are captured ---------------------------------------------------------------------------------
 
-    def tiles(self, num_tokens: int) -> AdapterTiles | None:
-        """Return the adapter tiles of captured steps of up to `num_tokens` tokens; None unless kernels multiply
-        adapters."""
+    def tiles(self, num_tiles: int) -> AdapterTiles | None:
+        """Return the adapter tiles of captured steps, so many at most; None unless kernels multiply adapters."""
         kernel = self._kernel
         if not isinstance(kernel, TriedKernel) or kernel.fused is None or not self._sites.places:
             return None
-        return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tokens)
+        return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tiles)
 
     def _layout_of_all(self, rank: int) -> AdapterLayout:
         """An adapter of this rank in every layer."""

@@ -1,17 +1,18 @@
 """Captures a model's graphs while it is loaded, and tries each of them beside the same step without a graph.
 
-What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why. Of
-several ranks all have graphs, or none: what one waits for, all wait for. Only memory may lack in one of them, and that
-ends it.
+What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why: the steps
+of one kind, or all if these are the first. Of several ranks all have graphs, or none: what one waits for, all wait for.
+Only memory may lack in one of them, and that ends it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -26,7 +27,8 @@ from bridle.model.adapters import ModelAdapters
 from bridle.model.batch_inputs import pack_step
 from bridle.model.dense_layer import is_close
 from bridle.model.geometry import Geometry
-from bridle.model.graphs import StepGraphs, adapted_sizes_up_to, sizes_up_to
+from bridle.model.graph_kinds import KINDS, GraphKind
+from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.memory import free_memory, show_bytes
@@ -55,75 +57,75 @@ class GraphLoader:
 
     def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
         """The graphs over the pool that the model has now; None where there are none."""
-        began, before = time.monotonic(), self._free()
-        graphs, problem = self._try(info, report)
-        if graphs is None:
-            self._let_go()
-            _log.warning("steps run without CUDA graphs: %s", problem)
-            return None
-        self._tell(graphs.sizes, "", began, before)
-        if self._adapters is not None:
-            self._load_adapted(graphs, self._adapters, info, report)
+        graphs: StepGraphs | None = None
+        for kind, sizes in self._kinds(info):
+            began, before = time.monotonic(), self._free()
+            graphs, problem = self._added(graphs, kind, sizes, info, report)
+            if problem is None:
+                taken = show_bytes(max(before - self._free(), 0))
+                _log.info(
+                    "captured %d CUDA graphs of up to %d tokens%s in %.1f s and %s",
+                    *(len(sizes), sizes[-1], kind, time.monotonic() - began, taken),
+                )
+                continue
+            _log.warning("steps%s run without CUDA graphs: %s", kind, problem)
+            if graphs is None:
+                self._let_go()
+                return None
+            graphs.drop(kind)
+            self._free()
         return graphs
 
-    def _load_adapted(self, graphs: StepGraphs, adapters: ModelAdapters, info: ExecutorInfo, report: Report) -> None:
-        """Add the graphs of steps with adapters, if they can be."""
-        began, before = time.monotonic(), self._free()
+    def _added(
+        self, graphs: StepGraphs | None, kind: GraphKind, sizes: list[int], info: ExecutorInfo, report: Report
+    ) -> tuple[StepGraphs | None, str | None]:
+        """The graphs with those of a kind, or what is wrong with these. If they are the first, there are then none."""
+        present = graphs
         try:
-            with adapters.on_trial() as key:
-                graphs.capture_adapted(adapted_sizes_up_to(info.max_num_batched_tokens), report)
-                problem = find_problem(graphs, self._runner, info, adapters, key)
-        except Exception as failure:
-            problem = _reason(failure)
-        if problem is None:
-            self._tell(graphs.adapted_sizes, " with adapters", began, before)
-            return
-        graphs.drop_adapted()
-        self._free()
-        _log.warning("steps with adapters run without CUDA graphs: %s", problem)
-
-    def _tell(self, sizes: list[int], what: str, began: float, before: int) -> None:
-        taken = show_bytes(max(before - self._free(), 0))
-        _log.info(
-            "captured %d CUDA graphs of up to %d tokens%s in %.1f s and %s",
-            *(len(sizes), sizes[-1], what, time.monotonic() - began, taken),
-        )
-
-    def _try(self, info: ExecutorInfo, report: Report) -> tuple[StepGraphs | None, str | None]:
-        """The graphs, or what is wrong with them. Whatever fails is let go of."""
-        try:
-            graphs = self._begin(info)
-            graphs.capture(sizes_up_to(info.max_num_batched_tokens), report)
-            problem = find_problem(graphs, self._runner, info)
+            present = self._begin(info) if present is None else present
+            with self._trial_of(kind) as trial:
+                present.capture(kind, sizes, report)
+                problem = find_problem(present, self._runner, info, trial)
         except Exception as failure:  # a library that waits for the device, a driver, no memory
-            return None, _reason(failure)
-        return (graphs, None) if problem is None else (None, problem)
+            problem = _reason(failure)
+        return (present if problem is None else graphs), problem
+
+    def _kinds(self, info: ExecutorInfo) -> Iterator[tuple[GraphKind, list[int]]]:
+        """The kinds of steps that may come, and their sizes."""
+        for kind in KINDS:
+            sizes = kind.sizes(info.max_num_batched_tokens)
+            if sizes and (self._adapters is not None or not kind.has_adapters):
+                yield kind, sizes
+
+    @contextmanager
+    def _trial_of(self, kind: GraphKind) -> Iterator[Trial]:
+        """Inside the block an adapter is there for the trial of steps with some."""
+        with nullcontext("") if self._adapters is None or not kind.has_adapters else self._adapters.on_trial() as key:
+            yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """The bytes that all graphs take: the largest, and as much for each other one as the second takes beside it;
-        those with adapters likewise. 0 where they cannot be captured; then `load` says why."""
+        """The bytes that all graphs take. Of each kind: the largest, and as much for each other one as the second takes
+        beside it. A kind that cannot be captured takes none; then `load` says why."""
         try:
             return self._measured(info)
         finally:
             self._let_go()
 
     def _measured(self, info: ExecutorInfo) -> int:
-        before = self._free()
-        try:
-            graphs = self._begin(info)
-            num_bytes = self._taken(sizes_up_to(info.max_num_batched_tokens), graphs.capture, before)
-        except Exception as failure:
-            _log.debug("no CUDA graphs: %s", _reason(failure))
-            return 0
-        try:
-            if self._adapters is not None:
-                sizes = adapted_sizes_up_to(info.max_num_batched_tokens)
-                num_bytes += self._taken(sizes, graphs.capture_adapted, self._free())
-        except Exception as failure:
-            _log.debug("no CUDA graphs with adapters: %s", _reason(failure))
+        graphs: StepGraphs | None = None
+        num_bytes = 0
+        for kind, sizes in self._kinds(info):
+            before = self._free()
+            try:
+                graphs = self._begin(info) if graphs is None else graphs
+                num_bytes += self._taken(sizes, partial(graphs.capture, kind), before)
+            except Exception as failure:
+                _log.debug("no CUDA graphs%s: %s", kind, _reason(failure))
+                if not num_bytes:
+                    return 0
         return num_bytes
 
-    def _taken(self, sizes: list[int], capture: Callable[[Sequence[int], Report], None], before: int) -> int:
+    def _taken(self, sizes: list[int], capture: Callable[[list[int], Report], None], before: int) -> int:
         """The bytes that graphs of all sizes take, of which the two largest are captured. `before` bytes were free."""
         free = [before]
         for size in sizes[:-3:-1]:
@@ -181,37 +183,45 @@ def _missing(geometry: Geometry) -> str | None:
 # -- trying ------------------------------------------------------------------------------------------------
 
 
-def find_problem(
-    graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, adapters: ModelAdapters | None = None, key: str = ""
-) -> str | None:
-    """Return the problem with the graphs, or None. Each computes one step. With `adapters`, it is those of steps
-    that have some, and every other sequence has the one called `key`."""
-    for size in graphs.sizes if adapters is None else graphs.adapted_sizes:
-        plans, mirrors = _trial(size, info)
-        if adapters is not None:
-            plans = [replace(plan, adapter=key if number % 2 == 0 else None) for number, plan in enumerate(plans)]
-        want, have = (_logits(plans, mirrors, runner, info, packer, adapters) for packer in (None, graphs))
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The graphs that are tried: those of a kind. With `adapters`, every other sequence has the one called `key`."""
+
+    kind: GraphKind
+    adapters: ModelAdapters | None = None
+    key: str = ""
+
+
+def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, trial: Trial) -> str | None:
+    """Return the problem with the graphs of a trial, or None. Each computes one step."""
+    for size in graphs.sizes_of(trial.kind):
+        plans, mirrors = _step_of(trial.kind, size, info)
+        if trial.adapters is not None:
+            plans = [replace(plan, adapter=None if number % 2 else trial.key) for number, plan in enumerate(plans)]
+        want, have = (_logits(plans, mirrors, runner, info, packer, trial.adapters) for packer in (None, graphs))
         if not tensor_parallel.all_agree(is_close(want, have), want.device):
             return f"the one of {size} tokens gives other logits than the step without"
     return None
 
 
-def _trial(size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Chunks of prompts that fill a graph, but for a token of larger ones, as far as there are blocks for them."""
+def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
+    """Chunks of prompts that fill a graph, but for a token of larger ones, as far as there are blocks for them. If the
+    first may be long, it is."""
     generator = torch.Generator().manual_seed(size)
-    left, block = size - (size > 2), 0
+    left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []
     mirrors: list[CachedRequestState] = []
     while left and len(plans) < info.max_num_seqs:
-        length = min(left, paged.MAX_SHORT, info.max_model_len, (info.num_blocks - block) * info.block_size)
+        most = 3 * size // 4 if kind.has_long and not plans else paged.MAX_SHORT
+        length = min(left, most, info.max_model_len, (info.num_blocks - block) * info.block_size)
         if length < 1:
             break
         mirror, num_blocks = CachedRequestState(), -(-length // info.block_size)
         mirror.tokens = torch.randint(info.vocab_size, (length,), generator=generator).tolist()
         mirror.add_blocks(range(block, block + num_blocks))
-        plans.append(PlanRow(len(plans), 0, length, length))
+        plans.append(PlanRow(len(plans), 0, length, min(length, logits_left)))
         mirrors.append(mirror)
-        left, block = left - length, block + num_blocks
+        left, block, logits_left = left - length, block + num_blocks, logits_left - plans[-1].num_logits
     return plans, mirrors
 
 

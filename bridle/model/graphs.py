@@ -1,8 +1,9 @@
-"""Short steps as graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and then
-asked for at once.
+"""Steps as graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and then asked for
+at once.
 
-A step is computed as the next larger one that was captured. Those with adapters have graphs of their own, in which
-every layer may add what adapters give. What has no graph, such as long chunks and images, is computed as ever.
+A step is computed as the next larger one of its kind that was captured. Those with long chunks have graphs of their
+own, with places for these; and so do those with adapters, in which every layer may add what adapters give. What has no
+graph, such as more tokens and images, is computed as ever.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,9 +28,10 @@ from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.attention import PagedAttention
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.geometry import Geometry
+from bridle.model.graph_kinds import KINDS, MOST_TOKENS, GraphKind, most_tiles
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
-from bridle.model.kernels.rows import RowsKernel, Scratch, room_for_parts
+from bridle.model.kernels.rows import RowsKernel, Scratch, StepShape, room_for_parts
 from bridle.model.recorder import Recorder, Work
 from bridle.model.runner import ModelRunner
 from bridle.model.static_step import StaticStep, StepCapacity
@@ -36,29 +39,17 @@ from bridle.model.tensor_parallel import all_agree
 
 _log = logging.getLogger(__name__)
 
-#: The most tokens of a step that has a graph. Longer ones keep a GPU busy while its host asks for the next launch.
-MOST_TOKENS = 512
-#: ... and has adapters: each of its tokens may have another one.
-MOST_ADAPTED_TOKENS = 64
-_SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
-
-
-def sizes_up_to(num_tokens: int) -> list[int]:
-    """The steps that are captured, where none has more than `num_tokens` tokens."""
-    return [size for size in _SIZES if size <= num_tokens]
-
-
-def adapted_sizes_up_to(num_tokens: int) -> list[int]:
-    """Likewise, of steps with adapters."""
-    return sizes_up_to(min(num_tokens, MOST_ADAPTED_TOKENS))
-
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A step of `size` tokens, to be computed at once."""
+    """A step that holds what `shape` says, to be computed at once."""
 
-    size: int
+    shape: StepShape
     replay: Work
+
+    @property
+    def size(self) -> int:
+        return self.shape.num_tokens
 
 
 class StepGraphs:
@@ -76,31 +67,28 @@ class StepGraphs:
         self._runner, self._kernel, self._recorder, self._adapters = runner, kernel, recorder, adapters
         self._cache = runner.attention.cache
         device, block_size = self._cache.device, self._cache.block_size
-        sizes = sizes_up_to(info.max_num_batched_tokens)
+        self._max_seqs = info.max_num_seqs
+        largest = GraphKind().sizes(info.max_num_batched_tokens)[-1]
         longest = min(info.max_model_len, info.num_blocks * block_size)
         kernel.seats.reserve(info.max_num_seqs + 1, -(-longest // block_size))
         self._tables = kernel.make_tables(device)
-        room = StepCapacity(sizes[-1], min(room_for_parts(geometry), sizes[-1] * -(-longest // paged.CHUNK)))
+        num_works = min(room_for_parts(geometry), largest * -(-longest // paged.CHUNK))
+        room = StepCapacity(GraphKind(has_long=True).shape(largest, self._max_seqs), num_works)
         self._scratch = Scratch(room.num_works, geometry, device)
         self._step = StaticStep(kernel, room, block_size, self._cache.num_blocks - 1, device)
         self._logits: Tensor | None = None  # [T, V] for all graphs
         self._hidden: Tensor | None = None  # [T, hidden]
-        self._graphs: list[Graph] = []  # the smallest first
-        self._adapted: list[Graph] = []  # of steps with adapters, likewise
+        self._graphs: dict[GraphKind, list[Graph]] = {kind: [] for kind in KINDS}  # the smallest first
         self._tiles: AdapterTiles | None = None
 
-    @property
-    def sizes(self) -> list[int]:
-        return [graph.size for graph in self._graphs]
-
-    @property
-    def adapted_sizes(self) -> list[int]:
-        return [graph.size for graph in self._adapted]
+    def sizes_of(self, kind: GraphKind) -> list[int]:
+        """The tokens of the steps of a kind that are captured."""
+        return [graph.size for graph in self._graphs[kind]]
 
     # -- a step --------------------------------------------------------------------------------------------------
 
     def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
-        return bool(self._adapted) or all(row.adapter is None for row in plan_rows)
+        return self._tiles is not None or all(row.adapter is None for row in plan_rows)
 
     def pack(
         self,
@@ -113,22 +101,28 @@ class StepGraphs:
     ) -> PackedStep | None:
         """A step that a graph computes, its numbers on the way to the device; None where there is none for it."""
         segments = self._segments(plan_rows)
-        graphs = self._adapted if segments else self._graphs
-        at = bisect_left(graphs, len(ids), key=lambda graph: graph.size)
+        graph = self._graph_for(len(ids), rows, segments)
+        if graph is None or not self._step.write(graph.shape, ids, positions, slots, logits, rows):
+            return None
+        held = self._tiles.write(most_tiles(graph.size), segments) if segments and self._tiles is not None else None
+        return replace(self._step.view(graph.shape), rows=rows, replay=partial(self._replay, graph, len(logits), held))
+
+    def _graph_for(self, num_tokens: int, rows: Sequence[PackedRow], segments: Sequence[Segment]) -> Graph | None:
+        """The smallest graph that these rows fit into."""
+        kind = GraphKind(any(row.length > paged.MAX_SHORT for row in rows), bool(segments))
+        graphs = self._graphs[kind]
+        at = bisect_left(graphs, num_tokens, key=lambda graph: graph.size)
         if at == len(graphs) or not self._step.takes(rows):
             return None
-        if segments and (self._tiles is None or not self._tiles.takes(segments)):
+        graph = graphs[at]
+        if segments and (self._tiles is None or not self._tiles.takes(segments, most_tiles(graph.size))):
             return None
         if self._kernel.tables is not self._tables:
             _log.warning("steps run without CUDA graphs from now on: a step had too many sequences")
-            self._graphs.clear()
-            self._adapted.clear()
+            for kind in KINDS:
+                self.drop(kind)
             return None
-        graph = graphs[at]
-        if not self._step.write(graph.size, ids, positions, slots, logits, rows):
-            return None
-        held = self._tiles.write(graph.size, segments) if segments and self._tiles is not None else None
-        return replace(self._step.view(graph.size), rows=rows, replay=partial(self._replay, graph, len(logits), held))
+        return graph
 
     def _segments(self, plan_rows: Sequence[PlanRow]) -> list[Segment]:
         if self._adapters is None or all(row.adapter is None for row in plan_rows):
@@ -145,38 +139,39 @@ class StepGraphs:
 
     # -- capturing -----------------------------------------------------------------------------------------------
 
-    def capture(self, sizes: Sequence[int], report: Report) -> None:
-        """Capture steps of `sizes`, the largest first. Raises whatever says that one cannot be."""
+    def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
+        """Capture steps of `sizes`, the largest first; those of the first kind before others. Raises whatever says that
+        one cannot be."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
-            report("capturing CUDA graphs", number / len(sizes))
-            self._graphs.insert(0, self._captured(size))
+            report(f"capturing CUDA graphs{kind}", number / len(sizes))
+            adapted = self._adapted(size) if kind.has_adapters else None
+            with nullcontext() if adapted is None or self._adapters is None else self._adapters.applied(adapted):
+                self._graphs[kind].insert(0, self._captured(kind.shape(size, self._max_seqs), adapted))
 
-    def capture_adapted(self, sizes: Sequence[int], report: Report) -> None:
-        """The same for steps with adapters, once those without are captured."""
-        self._tiles = None if self._adapters is None else self._tiles or self._adapters.tiles(MOST_ADAPTED_TOKENS)
-        if self._adapters is None or self._tiles is None:
+    def _adapted(self, size: int) -> AdapterStep:
+        """The adapter step of a step of nobody's tokens."""
+        if self._tiles is None and self._adapters is not None:
+            self._tiles = self._adapters.tiles(most_tiles(MOST_TOKENS))
+        if self._tiles is None:
             raise InternalError("no kernel that a graph can hold multiplies adapters")
-        for number, size in enumerate(sorted(sizes, reverse=True)):
-            report("capturing CUDA graphs with adapters", number / len(sizes))
-            self._tiles.write(size, ())
-            adapted = self._tiles.step(size)
-            with self._adapters.applied(adapted):
-                self._adapted.insert(0, self._captured(size, adapted))
+        self._tiles.write(most_tiles(size), ())
+        return self._tiles.step(size, most_tiles(size))
 
-    def drop_adapted(self) -> None:
-        """Let steps with adapters go without graphs."""
-        self._adapted.clear()
-        self._tiles = None
+    def drop(self, kind: GraphKind) -> None:
+        """Let steps of a kind go without graphs."""
+        self._graphs[kind].clear()
+        if not any(self._graphs[each] for each in KINDS if each.has_adapters):
+            self._tiles = None
 
     @torch.inference_mode()
-    def _captured(self, size: int, adapted: AdapterStep | None = None) -> Graph:
-        assert self._step.write(size, (), (), (), (), ()), "a step of nobody's tokens has one work for each"
-        step = self._step.view(size)
-        kernel = RowsKernel(self._kernel, self._step.numbers(size), self._scratch)
+    def _captured(self, shape: StepShape, adapted: AdapterStep | None) -> Graph:
+        assert self._step.write(shape, (), (), (), (), ()), "a step of nobody's tokens has one work for each"
+        step = self._step.view(shape)
+        kernel = RowsKernel(self._kernel, self._step.numbers(shape), self._scratch)
         usual, self._runner.attention = self._runner.attention, PagedAttention(self._cache, kernel)
         try:
             self._make_outputs(step)
-            return Graph(size, self._recorded(partial(self._compute, step, adapted)))
+            return Graph(shape, self._recorded(partial(self._compute, step, adapted)))
         finally:
             self._runner.attention = usual
 
@@ -208,6 +203,6 @@ class StepGraphs:
         logits = self._runner.run(step)
         if adapted is not None:
             check_complete(adapted)
-        self._logits[: step.num_tokens].copy_(logits)
+        self._logits[: len(logits)].copy_(logits)
         if self._hidden is not None and self._runner.hidden is not None:
-            self._hidden[: step.num_tokens].copy_(self._runner.hidden)
+            self._hidden[: len(logits)].copy_(self._runner.hidden)

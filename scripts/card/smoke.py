@@ -19,6 +19,8 @@ from bridle.model import float8, sampler_self_test
 from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graph_kinds import KINDS
+from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import create_kernel, self_test
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.memory import free_memory
@@ -132,8 +134,7 @@ def ways(executor: LocalExecutor) -> dict[str, Any]:
         "prompts": isinstance(kernel, PagedKernel) and kernel.prompts is not None,
         "layers": runner.lowered is not None and runner.lowered.fused is not None,
         "sampler": isinstance(executor.sampler, DeviceSampler),
-        "graphs": bool(getattr(graphs, "sizes", ())),
-        "graphs with adapters": bool(getattr(graphs, "adapted_sizes", ())),
+        **{f"graphs{kind}": isinstance(graphs, StepGraphs) and bool(graphs.sizes_of(kind)) for kind in KINDS},
     }
     names = {"kernel": kernel.name, "prompt_kernel": getattr(getattr(kernel, "prompts", None), "name", None)}
     lacking = [name for name, is_there in found.items() if not is_there]

@@ -18,6 +18,8 @@ from bridle.engine import Branch, Decision, Engine, Request
 from bridle.engine.control.decision import mask_of
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model.executor import LocalExecutor
+from bridle.model.graph_kinds import GraphKind
+from bridle.model.graphs import StepGraphs
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
 from scripts.card.speed import WARM_UP, prompts_of
@@ -95,13 +97,14 @@ def steer(executor: LocalExecutor, batch: int, num_steps: int, has_time: Callabl
     for scene in scenes(batch, vocab_size):
         if not has_time():
             return
-        engine = _engine_over(executor, pools=[PythonControllerPool(vocab_size)])
-        speed = _speed(engine, _requests(scene, num_steps, vocab_size), num_steps)
+        engine = engine_over(executor, pools=[PythonControllerPool(vocab_size)])
+        speed = speed_of(engine, requests_of(scene, num_steps, vocab_size), num_steps)
         base = base or speed["tokens_per_second"]
         yield {"what": scene.name, "batch": batch, **speed, "ratio": speed["tokens_per_second"] / base}
 
 
-def _requests(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[Request]:
+def requests_of(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[Request]:
+    """The requests of a scene, long enough for some steps."""
     # Whoever forces tokens has eight of them in the steps of four.
     sampling = SamplingParams(max_tokens=4 * (num_steps + WARM_UP) + 64, temperature=0.0, ignore_eos=True)
     return [
@@ -110,7 +113,7 @@ def _requests(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[Req
     ]
 
 
-def _speed(engine: Engine, requests: Sequence[Request], num_steps: int) -> dict[str, Any]:
+def speed_of(engine: Engine, requests: Sequence[Request], num_steps: int) -> dict[str, Any]:
     """Of steps once all requests have begun; they are given up then, and the executor stays."""
     for request in requests:
         engine.add(request)
@@ -158,7 +161,7 @@ def adapt(
     """Tokens per second with adapters of rank 16, and over those without."""
     vocab_size = executor.info.vocab_size
     plain = SteeringScene("none", batch, lambda number: None)
-    base = _speed(_engine_over(executor), _requests(plain, num_steps, vocab_size), num_steps)
+    base = speed_of(engine_over(executor), requests_of(plain, num_steps, vocab_size), num_steps)
     yield {"what": "none", "batch": batch, **base}
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         for number, mix in enumerate(mixes):
@@ -175,10 +178,12 @@ def adapt(
 
 def lacks_graphs(executor: LocalExecutor) -> bool:
     """Return whether steps with adapters are slower than they have to be: on CUDA they have graphs, as others."""
-    return executor.info.device.startswith("cuda") and not getattr(executor.runner.graphs, "adapted_sizes", ())
+    graphs, kind = executor.runner.graphs, GraphKind(has_adapters=True)
+    has_graphs = isinstance(graphs, StepGraphs) and bool(graphs.sizes_of(kind))
+    return executor.info.device.startswith("cuda") and not has_graphs
 
 
-def _engine_over(executor: LocalExecutor, **further: Any) -> Engine:
+def engine_over(executor: LocalExecutor, **further: Any) -> Engine:
     """One that counts its steps anew."""
     executor.reset()
     return Engine(executor, EngineConfig(enable_prefix_caching=False), **further)
@@ -199,10 +204,10 @@ def _adapted(executor: LocalExecutor, batch: int, num_steps: int, mix: Mix, fold
         requests = [
             replace(request, adapter=None if number % mix.stride else keys[number // mix.stride % len(keys)])
             for number, request in enumerate(
-                _requests(SteeringScene("", batch, lambda number: None), num_steps, executor.info.vocab_size)
+                requests_of(SteeringScene("", batch, lambda number: None), num_steps, executor.info.vocab_size)
             )
         ]
-        return _speed(_engine_over(executor, adapters=pool), requests, num_steps)
+        return speed_of(engine_over(executor, adapters=pool), requests, num_steps)
     finally:
         pool.close()
         executor.reset()

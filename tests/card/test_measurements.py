@@ -23,6 +23,9 @@ from bridle.bench.baselines import EnginePeer
 from bridle.errors import OutOfBlocks
 from bridle.model.batch_inputs import PackedStep, pack_step
 from bridle.model.executor import LocalExecutor
+from bridle.model.graph_kinds import KINDS
+from bridle.model.graphs import Graph, StepGraphs
+from bridle.model.kernels.rows import StepShape
 from scripts.card import attention, child, programs, serving, smoke, sound, steering
 from scripts.card.models import SHAPES, make_executor, settings_of, token_bytes_of
 from scripts.card.parts import DEEP, FIRST
@@ -110,11 +113,15 @@ def test_what_fails_or_falls_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
 
 def test_on_a_gpu_everything_has_kernels_and_graphs() -> None:
     executor = make_executor("toy", CPU, torch.float32, num_tokens=256, num_seqs=2)[0]
-    runner = SimpleNamespace(attention=executor.runner.attention, graphs=SimpleNamespace(sizes=[1]), lowered=None)
+    graphs = StepGraphs.__new__(StepGraphs)
+    graphs._graphs = {kind: [Graph(StepShape(1, 1), lambda: None)] * (not kind.has_adapters) for kind in KINDS}
+    runner = SimpleNamespace(attention=executor.runner.attention, graphs=graphs, lowered=None)
     on_gpu = SimpleNamespace(runner=runner, sampler=executor.sampler, info=replace(executor.info, device="cuda"))
     told = smoke.ways(on_gpu)  # type: ignore[arg-type]
-    assert told["failed"] == "fell back: attention, prompts, layers, sampler, graphs with adapters"
-    assert told["graphs"]
+    assert told["failed"] == (
+        "fell back: attention, prompts, layers, sampler, graphs with adapters, graphs with long chunks and adapters"
+    )
+    assert told["graphs"] and told["graphs with long chunks"]
     assert smoke.ways(executor)["failed"] is None, "a CPU has none of them"
     executor.close()
 

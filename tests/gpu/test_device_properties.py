@@ -27,9 +27,11 @@ from bridle.model.batch_inputs import pack_step
 from bridle.model.check import check_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graph_kinds import GraphKind
 from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import create_kernel
 from bridle.model.kernels.paged import MAX_SHORT
+from bridle.model.kernels.rows import StepShape
 from bridle.model.kernels.self_test import find_problem
 from bridle.model.kernels.varlen import missing_for_varlen
 from bridle.model.loading import load_executor
@@ -111,8 +113,9 @@ def test_every_drawn_token_is_the_oracles(family: str, seed: int, device: str) -
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kind", [GraphKind(), GraphKind(has_long=True)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gpt2"])
-def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
+def test_a_graph_gives_the_bits_of_the_step_without(family: str, kind: GraphKind) -> None:
     """Holds if both have the same tokens."""
     config = ModelConfig(
         str(tiny_checkpoints.cached_checkpoint(family)), device="cuda", dtype="bfloat16", num_blocks=128
@@ -121,8 +124,11 @@ def test_a_graph_gives_the_bits_of_the_step_without(family: str) -> None:
     assert isinstance(executor, LocalExecutor)
     runner, size = executor.runner, executor.info.block_size
     assert isinstance(runner.graphs, StepGraphs)
-    for num_tokens in runner.graphs.sizes:
-        plans, mirrors = filled_with(num_tokens, size, executor.info.vocab_size)
+    assert runner.graphs.sizes_of(kind)
+    for num_tokens in runner.graphs.sizes_of(kind):
+        longest = min(3 * num_tokens // 4, executor.info.max_model_len) if kind.has_long else MAX_SHORT
+        shape = kind.shape(num_tokens, executor.info.max_num_seqs)
+        plans, mirrors = filled_with(shape, longest, size, executor.info.vocab_size)
         found = []
         for packer in (None, runner.graphs):
             runner.attention.cache.clear(128)
@@ -147,24 +153,27 @@ def test_steps_with_adapters_have_graphs_too() -> None:
     )
     assert isinstance(executor, LocalExecutor)
     assert isinstance(executor.runner.graphs, StepGraphs)
-    assert executor.runner.graphs.adapted_sizes
+    assert executor.runner.graphs.sizes_of(GraphKind(has_adapters=True))
+    assert executor.runner.graphs.sizes_of(GraphKind(has_long=True, has_adapters=True))
     executor.close()
 
 
-def filled_with(num_tokens: int, block_size: int, vocab_size: int) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Short prompts of `num_tokens` tokens in total, all of which give logits."""
+def filled_with(
+    shape: StepShape, longest: int, block_size: int, vocab_size: int
+) -> tuple[list[PlanRow], list[CachedRequestState]]:
+    """Prompts that fill a step, also in logits: one of `longest` tokens, and short ones."""
     plans: list[PlanRow] = []
     mirrors: list[CachedRequestState] = []
-    block = 0
+    num_tokens, num_logits, block = shape.num_tokens, shape.num_logits, 0
     while num_tokens:
-        length = min(num_tokens, MAX_SHORT)
+        length = min(num_tokens, MAX_SHORT if plans else longest)
         mirror = CachedRequestState()
         mirror.tokens = [(7 * num_tokens + place) % vocab_size for place in range(length)]
         mirror.add_blocks(range(block, block - (-length // block_size)))
         block += len(mirror.blocks)
-        plans.append(PlanRow(len(plans), 0, length, length))
+        plans.append(PlanRow(len(plans), 0, length, min(length, num_logits)))
         mirrors.append(mirror)
-        num_tokens -= length
+        num_tokens, num_logits = num_tokens - length, num_logits - plans[-1].num_logits
     return plans, mirrors
 
 

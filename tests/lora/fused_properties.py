@@ -119,10 +119,10 @@ def test_tiles_at_a_fixed_place_give_what_torch_gives(seed: int, dtype: torch.dt
     kernel = TriedKernel(FusedKernel(CPU), CPU, dtype, None)
     tiles = AdapterTiles(kernel, lambda rank: make_layout(_of_all(rank, places), places), dtype, 24)
     adapters = random_adapters(random, sites, like, 6)
-    step = tiles.step(24)
+    step = tiles.step(24, 24)
     for _ in range(3):
         segments, _ = random_segments(random, adapters, 24)
-        assert tiles.takes(segments) is all(_ranks(segment) <= MOST_RANKS for segment in segments)
+        assert tiles.takes(segments, 24) is all(_ranks(segment) <= MOST_RANKS for segment in segments)
         segments = [segment for segment in segments if _ranks(segment) <= MOST_RANKS]
         assert kernel.fused is not None
         held = [tiles._values, tiles._no_sites, *(table.values for table in kernel.fused.tables(segments))]

@@ -25,11 +25,12 @@ from bridle.model.block_copies import BlockCopier, find_problem
 from bridle.model.executor import LocalExecutor
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graph_kinds import KINDS, GraphKind
 from bridle.model.graph_loading import GraphLoader
 from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import paged
 from bridle.model.kernels.paged import PagedKernel
-from bridle.model.kernels.rows import RowsKernel, Scratch
+from bridle.model.kernels.rows import RowsKernel, Scratch, StepShape
 from bridle.model.kv_cache import KVCache
 from bridle.model.loading import load_executor
 from bridle.model.sequence_state import CachedRequestState
@@ -49,13 +50,15 @@ torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 BLOCK, NUM_BLOCKS = 4, 64
+LONG = GraphKind(has_long=True)
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short contexts have several works, and few tokens make a long chunk."""
+    """Short contexts have several works, and few tokens make a long chunk, of several tiles."""
     monkeypatch.setattr(paged, "CHUNK", 16)
     monkeypatch.setattr(paged, "MAX_SHORT", 4)
+    monkeypatch.setattr(paged, "TILE", 16)
 
 
 @pytest.fixture
@@ -102,8 +105,9 @@ def test_each_graph_gives_what_the_step_gives_without(family: str, recorder: Tap
     """Dense families in few launches, others as the library computes them: as loading tries it."""
     graphs = loaded(family).runner.graphs
     assert isinstance(graphs, StepGraphs)
-    assert graphs.sizes == [1, 2, 4, 8, 16]
-    assert recorder.num_replays == len(graphs.sizes)
+    assert graphs.sizes_of(GraphKind()) == [1, 2, 4, 8, 16]
+    assert graphs.sizes_of(LONG) == [8, 16]
+    assert recorder.num_replays == 7, "one for each"
 
 
 def mirrors_of(chunks: list[tuple[int, int]], rng: random.Random) -> tuple[list[PlanRow], list[CachedRequestState]]:
@@ -120,12 +124,17 @@ def mirrors_of(chunks: list[tuple[int, int]], rng: random.Random) -> tuple[list[
     return plans, mirrors
 
 
-#: Chunks of steps: tokens before, tokens now. Each step's tokens fill one of the graphs.
+#: Chunks of steps: tokens before, tokens now. Each step's tokens fill one of the graphs; chunks of 5 or more are long.
 STEPS = [
     [(0, 1)],
     [(30, 1), (3, 1)],
     [(17, 1), (0, 3), (40, 4)],
     [(0, 1), (7, 4), (20, 4), (33, 1), (15, 2), (16, 4)],
+    [(0, 8)],
+    [(21, 5), (40, 1), (3, 2)],
+    [(0, 5), (17, 5), (30, 1), (2, 5)],
+    [(35, 16)],
+    [(9, 1), (20, 10), (0, 4), (31, 1)],
 ]
 
 
@@ -134,7 +143,7 @@ STEPS = [
 def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: TapeRecorder) -> None:
     """... whatever was in its memory before; in logits, in hidden rows and in the cache."""
     runner = loaded(family).runner
-    for number, chunks in enumerate((*STEPS, STEPS[-1])):
+    for number, chunks in enumerate((*STEPS, *STEPS[3:6])):
         plans, mirrors = mirrors_of(chunks, random.Random(number))
         found = []
         for packer in (None, runner.graphs):
@@ -153,31 +162,52 @@ def test_a_replay_is_bitwise_the_step_of_the_same_size(family: str, recorder: Ta
         assert all(torch.equal(eager, graph) for eager, graph in zip(*found, strict=True))
 
 
+def test_what_fits_into_no_graph_is_computed_as_ever(recorder: TapeRecorder) -> None:
+    """More tokens than there are graphs for, or more that give logits than there are sequences."""
+    runner = loaded("llama").runner
+    for chunks, num_logits, has_graph in (
+        ([(0, 5)], 1, True),
+        ([(0, 16)], 8, True),
+        ([(0, 16)], 9, False),
+        ([(0, 17)], 1, False),
+        ([(0, 5), (0, 1), (9, 10)], 1, True),
+        ([(0, 5), (0, 2), (9, 10)], 1, False),
+    ):
+        plans, mirrors = mirrors_of(chunks, random.Random(1))
+        plans[0] = replace(plans[0], num_logits=num_logits)
+        step = pack_step(plans, mirrors, BLOCK, CPU, runner.attention.kernel.words, runner.graphs)
+        assert (step.replay is not None) is has_graph, chunks
+
+
+#: Long chunks, of up to three tiles.
+CHUNKS = st.lists(st.tuples(st.integers(0, 60), st.integers(5, 40)), max_size=2)
 SHORT = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 4)), min_size=1, max_size=3)
 
 
 @patch.object(Builder, "create_dot", dot_by_rows)
 @settings(max_examples=10)
-@given(pool=large_pools(), chunks=SHORT, num_missing=st.integers(0, 5), data=st.data())
-def test_attention_is_bitwise_that_of_short_chunks(
-    pool: Pool, chunks: list[tuple[int, int]], num_missing: int, data: st.DataObject
+@given(pool=large_pools(), short=SHORT, long=CHUNKS, num_missing=st.integers(0, 5), data=st.data())
+def test_attention_is_bitwise_that_of_the_step_without(
+    pool: Pool, short: list[tuple[int, int]], long: list[tuple[int, int]], num_missing: int, data: st.DataObject
 ) -> None:
-    """... however many tokens fill the step up; and no program leaves its tensors."""
+    """... of short and long chunks in any order, however many tokens fill the step up; no program leaves its
+    tensors."""
+    chunks = data.draw(st.permutations([*short, *long]))
     options, spare = data.draw(layer_options(pool.shape.num_heads)), pool.free.pop()
     step, query = grown(pool, chunks)
     want = attend(PagedKernel(CPU), pool, step, query, options)
     kernel, num_tokens = PagedKernel(CPU), step.num_tokens
     kernel.seats.reserve(len(chunks) + 1, 100)
     kernel.make_tables(CPU)
-    size, room = num_tokens + num_missing, 100
-    static = StaticStep(kernel, StepCapacity(size, room), pool.block_size, spare, CPU)
+    shape, room = StepShape(num_tokens + num_missing, 1, data.draw(st.integers(len(long), 3))), 100
+    static = StaticStep(kernel, StepCapacity(shape, room), pool.block_size, spare, CPU)
     positions, slots = step.position_ids[0].tolist(), step.slots.tolist()
-    assert static.write(size, [0] * num_tokens, positions, slots, [], step.rows)
+    assert static.write(shape, [0] * num_tokens, positions, slots, [], step.rows)
     heads = pool.draw(num_missing, pool.shape.num_kv_heads, pool.shape.key_dim)
     values = pool.draw(num_missing, pool.shape.num_kv_heads, pool.shape.value_dim)
-    pool.layer.write(static.view(size).slots[num_tokens:], heads, values)
+    pool.layer.write(static.view(shape).slots[num_tokens:], heads, values)
     scratch = Scratch(room, Geometry({0: pool.shape}, 2), CPU)
-    rows = RowsKernel(kernel, static.numbers(size), scratch)
+    rows = RowsKernel(kernel, static.numbers(shape), scratch)
     wide = torch.cat([query, pool.draw(num_missing, *query.shape[1:])])
     with watched() as touched:
         rows.begin(step)
@@ -224,7 +254,7 @@ def test_every_token_of_a_run_with_graphs_is_the_oracles(
 ) -> None:
     """Under forks, rewinds, forced tokens, masks and preemption; also where steps are launched before the tokens of the
     last are known, which then come into a graph's memory from the draw."""
-    monkeypatch.setattr(paged, "MAX_SHORT", 8)
+    monkeypatch.setattr(paged, "MAX_SHORT", 8)  # with long chunks in graphs of 16 tokens
     path = tiny_checkpoints.cached_checkpoint("llama")
 
     made: list[Any] = []
@@ -300,6 +330,8 @@ MIXED: list[list[tuple[int, str | None]]] = [
     [(1, None), (1, "0")],
     [(4, "0"), (3, None), (2, "1"), (1, "1"), (4, "2"), (1, "0")],
     [(1, "2"), (1, None), (1, "2"), (1, "0"), (1, "1"), (2, None)],
+    [(1, "1"), (5, "2"), (1, None)],
+    [(7, None), (1, "1")],
     [(3, None), (4, "1")],
     [(1, "0")],
 ]
@@ -317,7 +349,7 @@ def test_rows_with_adapters_are_in_graphs_as_they_are_without(
     assert adapters is not None
     graphs = executor.runner.graphs
     assert isinstance(graphs, StepGraphs)
-    assert graphs.adapted_sizes == graphs.sizes == [1, 2, 4, 8, 16]
+    assert [graphs.sizes_of(kind) for kind in KINDS] == [[1, 2, 4, 8, 16], [8, 16]] * 2
     first: list[list[torch.Tensor]] = []
     kept = []  # what keeps memory from being used again
     for turn in range(2):
@@ -360,7 +392,7 @@ def test_larger_ranks_than_a_graph_has_go_without(
 def test_nothing_is_captured_for_adapters_that_cannot_come(recorder: TapeRecorder) -> None:
     graphs = loaded("llama").runner.graphs
     assert isinstance(graphs, StepGraphs)
-    assert graphs.sizes and not graphs.adapted_sizes
+    assert [bool(graphs.sizes_of(kind)) for kind in KINDS] == [True, True, False, False]
 
 
 def test_where_adapters_cannot_be_captured_other_steps_can(
@@ -376,7 +408,7 @@ def test_where_adapters_cannot_be_captured_other_steps_can(
     made = with_adapters("llama", tmp_path)
     graphs = made.executor.runner.graphs
     assert isinstance(graphs, StepGraphs)
-    assert graphs.sizes and not graphs.adapted_sizes
+    assert [bool(graphs.sizes_of(kind)) for kind in KINDS] == [True, True, False, False]
     assert "steps with adapters run without CUDA graphs: RuntimeError:" in caplog.text
     before = recorder.num_replays
     for key in ("1", None):
@@ -400,6 +432,7 @@ def test_tiles_that_are_baked_in_are_found(
     monkeypatch.setattr(TiledProduct, "add", baking)
     made = with_adapters("llama", tmp_path)
     graphs = made.executor.runner.graphs
-    assert isinstance(graphs, StepGraphs) and not graphs.adapted_sizes
+    assert isinstance(graphs, StepGraphs)
+    assert [bool(graphs.sizes_of(kind)) for kind in KINDS] == [True, True, False, False]
     assert "steps with adapters run without CUDA graphs: the one of 1 tokens gives other logits" in caplog.text
     made.close()

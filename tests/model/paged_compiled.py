@@ -10,7 +10,7 @@ import torch
 
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
-from bridle.model.kernels.paged import CHUNK, JOIN_WARPS, NEWS
+from bridle.model.kernels.paged import CHUNK, JOIN_WARPS, NEWS, TILE
 from bridle.model.kernels.paged_call import AttentionCall
 from bridle.model.kv_cache import LayerCache
 
@@ -51,7 +51,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
         query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False
     )
     pointers = dict.fromkeys(("query", "keys", "values", "sinks", "out"), f"*{dtype}")
-    pointers |= dict.fromkeys(("sequences", "counts", "works", "tables", "news"), "*i32")
+    pointers |= dict.fromkeys(("sequences", "counts", "works", "tiles", "tables", "news"), "*i32")
     pointers |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
     pointers |= dict.fromkeys(("scaling", "softcap"), "fp32")
     short, long = call.sizes(is_short=True), call.sizes(is_short=False)
@@ -63,7 +63,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     yield _compile(paged_kernels.attend_part, pointers, {**short, "chunk": CHUNK}, capability)
     yield _compile(paged_kernels.attend_works, pointers, {**short, "chunk": CHUNK}, capability)
     yield _compile(paged_kernels.join_parts, pointers, {**join, **special, "chunk": CHUNK}, capability)
-    yield _compile(paged_kernels.attend_whole, pointers, {**long, **special}, capability)
+    yield _compile(paged_kernels.attend_whole, pointers, {**long, **special, "tile": TILE}, capability)
 
 
 def _compile(kernel: Any, pointers: dict[str, str], sizes: dict[str, Any], capability: int) -> Any:

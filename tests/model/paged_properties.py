@@ -49,7 +49,7 @@ def large_pools(draw: st.DrawFn) -> Pool:
     kv_heads, group = draw(st.sampled_from([(1, 1), (2, 4), (1, 7), (1, 20)]))
     dim, value_dim = draw(st.sampled_from([(16, 16), (24, 24), (40, 8)]))
     block_size = draw(st.sampled_from([1, 3, 16, 32, 256]))
-    free = list(range(2 + 600 // block_size))
+    free = list(range(4 + 600 // block_size))
     draw(st.randoms(use_true_random=False)).shuffle(free)
     return Pool(LayerGeometry(kv_heads * group, kv_heads, dim, value_dim), block_size, free)
 

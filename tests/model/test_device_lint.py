@@ -43,6 +43,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.float8 import Float8Linear
 from bridle.model.fused_step import FusedStep
 from bridle.model.geometry import discover_geometry
+from bridle.model.graph_kinds import GraphKind
 from bridle.model.graphs import StepGraphs
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kv_cache import KVCache
@@ -213,8 +214,8 @@ def test_a_step_with_prompts_of_any_length_beside_decodes() -> None:
 # -- graphs ------------------------------------------------------------------------------------------------------
 
 
-def graphed(family: str, keys: LaunchKeys | None = None) -> Trial:
-    """One whose short steps have graphs, each of which is one launch."""
+def graphed(family: str, keys: LaunchKeys | None = None, *, with_long: bool = False) -> Trial:
+    """One whose short steps have graphs, each of which is one launch; perhaps those with long chunks as well."""
     trial = Trial(family)
     trial.keys = keys
 
@@ -230,7 +231,9 @@ def graphed(family: str, keys: LaunchKeys | None = None) -> Trial:
         cache = KVCache(trial.geometry, info.num_blocks + 1, BLOCK, torch.bfloat16, META, trial.copier)
         runner.attention.cache = cache
         runner.graphs = StepGraphs(runner, trial.kernel, trial.geometry, info, Recorder())
-        runner.graphs.capture((4, 8), silent)
+        runner.graphs.capture(GraphKind(), (4, 8, 96) if with_long else (4, 8), silent)
+        if with_long:
+            runner.graphs.capture(GraphKind(has_long=True), (64, 96), silent)
     return trial
 
 
@@ -246,9 +249,26 @@ def test_a_step_with_a_graph_is_its_upload_and_its_replay(family: str) -> None:
         assert trace.launches.total() == trace.uploads.total() == 1
 
 
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_a_step_with_a_long_chunk_is_its_upload_and_its_replay(family: str) -> None:
+    """Alone, among decodes, and with other chunks of any length; but no step that is larger than each graph."""
+    trial = graphed(family, with_long=True)
+    decode = PlanRow(0, 3, 1, num_kept=3, new_tokens=(7,), num_kept_blocks=1, num_prompt=3, num_logits=1)
+    trial.forward([prompt(0, 3)])
+    for rows in (
+        [decode, prompt(1, 33, 1)],
+        [prompt(2, 64, 20)],
+        [prompt(3, 40, 1), prompt(4, 9, 30), prompt(5, 34, 40)],
+    ):
+        trace = trial.forward(rows)
+        trace.check(launches=1, quick=1)
+        assert trace.launches.total() == trace.uploads.total() == 1
+    assert trial.forward([prompt(6, 97, 1)]).launches.total() > 1
+
+
 def test_a_step_with_adapters_is_one_upload_more() -> None:
     """Its tiles; layers stay as they are."""
-    trial = graphed("llama")
+    trial = graphed("llama", with_long=True)
     graphs = trial.executor.runner.graphs
     assert isinstance(graphs, StepGraphs)
     fused = FusedKernel(META)
@@ -264,13 +284,17 @@ def test_a_step_with_adapters_is_one_upload_more() -> None:
         fused.prepare(adapters.on_device[key])
     with trial.traced() as trace:
         fused.machine.__dict__["kernels"] = Counted(trace)
-        graphs.capture_adapted((4, 8), silent)
+        graphs.capture(GraphKind(has_adapters=True), (4, 8), silent)
+        graphs.capture(GraphKind(has_long=True, has_adapters=True), (64,), silent)
     rows = [prompt(0, 3, 0), replace(prompt(1, 2, 1), adapter="a"), replace(prompt(2, 2, 2), adapter="b")]
     with patch.object(adapters, "applied", side_effect=AssertionError("layers were replaced")):
         trace = trial.forward(rows)
         trace.check(launches=1, quick=2)
         assert trace.launches.total() == 1
         trial.forward([prompt(3, 3, 10)]).check(launches=1, quick=1)
+    rows = [replace(prompt(4, 40, 20), adapter="a"), replace(prompt(5, 3, 31), adapter="b")]
+    with patch.object(adapters, "applied", side_effect=AssertionError("layers were replaced")):
+        assert trial.forward(rows).launches.total() == 1, "with a long chunk"
     rows = [replace(prompt(4, 2, 20), adapter="large")]
     fused.machine.__dict__["kernels"] = Counted(trial.trace)
     assert all(what != "replay" for what, _ in trial.forward(rows).launches)
@@ -368,17 +392,18 @@ def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
         "sampling.draw_kernels",
     )
     keys = LaunchKeys(*modules)
-    trial = graphed("llama", keys)
+    trial = graphed("llama", keys, with_long=True)
     with trial.traced():
         find_problem(trial.copier, META)
-        run_largest_step(trial.executor, 48, 16, 60)
+        with patch.object(trial.executor.runner, "graphs", None):  # which come later
+            run_largest_step(trial.executor, 48, 16, 60)
         logits = torch.empty(4, VOCAB, dtype=torch.bfloat16, device=META)
         trial.sampler.draw(logits, SampleBatch(0, trial_rows(VOCAB)), lambda row: ([1, 2, 2, 3], 2))
     compiled = set(keys.found)
     assert len({name for name, *_ in compiled}) > 10
     rng = random.Random(3)
     for turn in range(30):
-        lengths = [rng.choice((1, 1, 2, 3, 9, 40)) for _ in range(rng.randint(1, 4))]
+        lengths = [rng.choice((1, 1, 2, 3, 9, 33, 40)) for _ in range(rng.randint(1, 4))]
         plans = [prompt(10 * turn + n, length, 12 * n) for n, length in enumerate(lengths)]
         trial.forward([replace(plan, num_logits=1) for plan in plans])
         drawn = [SampleRow(p.seq_id, n, SamplingParams(**rng.choice(SAMPLED))) for n, p in enumerate(plans)]

@@ -23,12 +23,13 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.model import graph_loading, tensor_parallel
 from bridle.model.batch_inputs import PackedRow
 from bridle.model.geometry import Geometry, LayerGeometry
+from bridle.model.graph_kinds import MOST_TOKENS, GraphKind
 from bridle.model.graph_loading import GraphLoader, graph_loader
-from bridle.model.graphs import MOST_TOKENS, sizes_up_to
 from bridle.model.kernels import paged
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged import PagedKernel
-from bridle.model.kernels.rows import NEWS_ROOM, num_words, parts_of
+from bridle.model.kernels.prompts import MIN_TOKENS
+from bridle.model.kernels.rows import NEWS_ROOM, StepShape, num_words, parts_of
 from bridle.model.sequence_state import CachedRequestState
 from bridle.model.static_step import StaticStep, StepCapacity
 from tests.model.tape import TapeRecorder
@@ -39,22 +40,49 @@ BLOCK, SPARE, SEATS = 4, 999, 16
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton (pip install 'bridle-llm[fused]')")
 
 
+PLAIN, LONG = GraphKind(), GraphKind(has_long=True)
+
+
 def test_few_sizes_hold_every_short_step() -> None:
-    sizes = sizes_up_to(MOST_TOKENS)
+    sizes = PLAIN.sizes(MOST_TOKENS)
     assert sizes[:4] == [1, 2, 4, 8]
     assert sizes[-1] == MOST_TOKENS
     assert len(sizes) < 48
     assert all(after - before <= max(8, before / 4) for before, after in pairwise(sizes))
-    assert sizes_up_to(20) == [1, 2, 4, 8, 16]
+    assert PLAIN.sizes(20) == [1, 2, 4, 8, 16]
+    assert GraphKind(has_adapters=True).sizes(MOST_TOKENS)[-1] == 64
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_few_sizes_hold_every_step_with_a_long_chunk(has_adapters: bool) -> None:
+    kind = GraphKind(has_long=True, has_adapters=has_adapters)
+    sizes = kind.sizes(4_096)
+    assert (sizes[0], sizes[-1], len(sizes)) == (64, 512, 11)
+    assert all(after - before <= 64 for before, after in pairwise(sizes))
+    assert kind.sizes(paged.MAX_SHORT) == kind.sizes(63) == [], "there is no long chunk in a step"
+
+
+@given(st.integers(33, MOST_TOKENS), st.integers(1, 300))
+def test_a_step_with_long_chunks_has_room_for_all_that_fit(size: int, max_seqs: int) -> None:
+    shape = LONG.shape(size, max_seqs)
+    shortest = [paged.MAX_SHORT + 1] * (size // (paged.MAX_SHORT + 1))
+    assert len(shortest) == shape.num_long
+    for lengths in (shortest, [size], [65, size - 65] if size > 2 * 65 else [size]):
+        assert len(paged.tiles_of(lengths, 0)) <= shape.num_tiles
+    assert shape.num_logits == min(size, max_seqs)
+    assert MOST_TOKENS < MIN_TOKENS, "a chunk in a graph is computed by the kernel that it has elsewhere"
 
 
 # -- numbers at fixed places -----------------------------------------------------------------------------------------
 
 
+SHAPE, SHAPE_LONG = PLAIN.shape(64, 16), LONG.shape(256, 16)
+
+
 def static(num_works: int = 4_000) -> StaticStep:
     kernel = PagedKernel(CPU)
     kernel.seats.num_seats, kernel.seats.width = SEATS, 600
-    return StaticStep(kernel, StepCapacity(64, num_works), BLOCK, SPARE, CPU)
+    return StaticStep(kernel, StepCapacity(SHAPE_LONG, num_works), BLOCK, SPARE, CPU)
 
 
 def row_of(mirror: CachedRequestState, offset: int, before: int, length: int) -> PackedRow:
@@ -80,16 +108,16 @@ def packed(chunks: list[tuple[int, int]]) -> tuple[list[PackedRow], list[int]]:
 def test_each_token_is_a_row_of_its_own_whatever_was_there_before(
     earlier: list[tuple[int, int]], chunks: list[tuple[int, int]]
 ) -> None:
-    step, told = static(), {}
+    step, told, size = static(), {}, SHAPE.num_tokens
     for each in (earlier, chunks):
         rows, positions = packed(each)
-        count, size = len(positions), 64
+        count = len(positions)
         slots = [5_000 + number for number in range(count)]
         assert step.takes(rows)
-        assert step.write(size, range(count), positions, slots, [count - 1], rows)
-        numbers = step.numbers(size)
+        assert step.write(SHAPE, range(count), positions, slots, [count - 1], rows)
+        numbers = step.numbers(SHAPE)
         told |= dict(numbers.news.tolist())
-    view = step.view(size)
+    view = step.view(SHAPE)
     missing = size - count
     assert view.input_ids.tolist() == [[*range(count), *[0] * missing]]
     assert view.position_ids.tolist() == [[*positions, *[0] * missing]]
@@ -108,13 +136,54 @@ def test_each_token_is_a_row_of_its_own_whatever_was_there_before(
     assert numbers.counts[0] == part
 
 
+MIXED = st.lists(st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 2, 32, 33, 64, 65))), min_size=1, max_size=3)
+
+
+@given(MIXED, MIXED)
+def test_a_long_chunk_has_tiles_and_its_tokens_nothing(
+    earlier: list[tuple[int, int]], chunks: list[tuple[int, int]]
+) -> None:
+    """... whatever was there before; all other tokens are rows of their own."""
+    step = static()
+    for each in (earlier, chunks):
+        rows, positions = packed(each)
+        count = len(positions)
+        assert step.write(SHAPE_LONG, range(count), positions, range(count), [count - 1], rows)
+    numbers, view = step.numbers(SHAPE_LONG), step.view(SHAPE_LONG)
+    assert view.logits_rows.tolist() == [count - 1, *[0] * 15]
+    is_long = [row.length > paged.MAX_SHORT for row in rows for _ in range(row.length)]
+    lengths = numbers.sequences[:, 1].tolist()
+    assert lengths == [*(int(not each) for each in is_long), *[1] * (256 - count)]
+    works = numbers.works[: int(numbers.counts[0])].tolist()
+    assert works == [
+        [number, chunk]
+        for number, position in enumerate([*positions, *[0] * (256 - count)])
+        if lengths[number]
+        for chunk in range(position // paged.CHUNK + 1)
+    ]
+    long = [row for row in rows if row.length > paged.MAX_SHORT]
+    told = [[row.offset, row.length, row.context, 0, row.mirror.seat.number] for row in long if row.mirror.seat]
+    assert numbers.long.tolist() == [*told, *[[0] * 5] * (SHAPE_LONG.num_long - len(long))]
+    tiles = paged.tiles_of([row.length for row in long], 0).tolist()
+    assert numbers.tiles[: len(tiles)].tolist() == tiles
+    assert all(tile * paged.TILE > 256 for _, tile in numbers.tiles[len(tiles) :].tolist()), "nobody's"
+
+
+def test_a_step_with_more_than_there_is_room_for_has_no_graph() -> None:
+    step = static()
+    rows, positions = packed([(0, 33)])
+    assert not step.write(SHAPE, range(33), positions, range(33), [32], rows), "a long chunk among short ones"
+    assert not step.write(SHAPE_LONG, range(33), positions, range(33), range(17), rows), "logits of many tokens"
+    assert step._kernel.seats._seats == [], "nobody is told anything"
+    assert step.write(SHAPE_LONG, range(33), positions, range(33), range(16), rows)
+
+
 def test_what_has_no_graph_is_told_apart() -> None:
     step = static()
     mirror = CachedRequestState()
     seen = CachedRequestState()
     seen.media = (SimpleNamespace(),)  # type: ignore[assignment]
     assert step.takes([row_of(mirror, 0, 600, paged.MAX_SHORT)])
-    assert not step.takes([row_of(mirror, 0, 0, paged.MAX_SHORT + 1)]), "a long chunk has a kernel of its own"
     assert not step.takes([row_of(seen, 0, 0, 1)])
     assert not step.takes([row_of(mirror, 0, 600 * BLOCK, 1)]), "more pages than a table has"
     assert step.takes([row_of(mirror, 0, 0, 1)] * (SEATS - 1))
@@ -124,29 +193,33 @@ def test_what_has_no_graph_is_told_apart() -> None:
 def test_a_step_of_too_many_works_tells_nobody_anything() -> None:
     step = static(num_works=10)
     rows, positions = packed([(0, 4), (2_000, 1)])
-    assert not step.write(8, range(5), positions, range(5), [4], rows)
+    assert not step.write(StepShape(8, 8), range(5), positions, range(5), [4], rows)
     assert step._kernel.seats._seats == []
-    assert step.write(8, range(4), positions[:4], range(4), [3], rows[:1])
+    assert step.write(StepShape(8, 8), range(4), positions[:4], range(4), [3], rows[:1])
 
 
 def test_pages_beyond_their_room_are_told_before_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     step, told = static(), {}
     monkeypatch.setattr(step._kernel, "take", lambda news, count: told.update(news[:count].tolist()))
     rows, positions = packed([(4 * NEWS_ROOM + 40, 1)])
-    assert step.write(1, [1], positions, [1], [0], rows)
+    single = StepShape(1, 1)
+    assert step.write(single, [1], positions, [1], [0], rows)
     assert len(told) == NEWS_ROOM + 11 + 1 - NEWS_ROOM
-    told.update(step.numbers(1).news.tolist())
-    seat = int(step.numbers(1).sequences[0, 4])
+    told.update(step.numbers(single).news.tolist())
+    seat = int(step.numbers(single).sequences[0, 4])
     assert [told[seat * 600 + page] for page in range(NEWS_ROOM + 11)] == list(rows[0].mirror.blocks)
 
 
-@given(st.integers(1, 70), st.integers(0, 50))
-def test_parts_fill_their_words(num_tokens: int, num_works: int) -> None:
-    words = np.arange(num_words(num_tokens, num_works), dtype=np.int32)
-    parts = parts_of(words, num_tokens)
+@given(st.integers(1, 70), st.integers(0, 3), st.integers(0, 50))
+def test_parts_fill_their_words(num_tokens: int, num_long: int, num_works: int) -> None:
+    shape = StepShape(num_tokens, num_tokens, num_long)
+    words = np.arange(num_words(shape, num_works), dtype=np.int32)
+    parts = parts_of(words, shape)
     assert (parts.sequences.shape, parts.works.shape) == ((num_tokens, 5), (num_works, 2))
-    assert all((part.ctypes.data - words.ctypes.data) % 16 == 0 for part in parts), "or kernels are compiled again"
-    assert 0 <= words.size - sum(part.size for part in parts) < 3 * 4
+    assert (parts.long.shape, parts.tiles.shape) == ((num_long, 5), (shape.num_tiles, 2))
+    filled = [part for part in parts if part.size]
+    assert all((part.ctypes.data - words.ctypes.data) % 16 == 0 for part in filled), "or kernels are compiled again"
+    assert 0 <= words.size - sum(part.size for part in parts) < 5 * 4
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -156,22 +229,23 @@ GEOMETRY = Geometry({0: LayerGeometry(4, 2, 64, 64)}, 300)
 
 
 class Graphs:
-    """Stands for graphs of which the one of `failing` tokens cannot be captured."""
+    """Stands for graphs of which the one of `failing`, a kind and its tokens, cannot be captured."""
 
-    failing, failure = 0, RuntimeError("operation not permitted when stream is capturing")
+    failing, failure = (PLAIN, 0), RuntimeError("operation not permitted when stream is capturing")
 
     def __init__(self, *_: Any) -> None:
-        self.sizes: list[int] = []
+        self.sizes: dict[GraphKind, list[int]] = {}
 
-    def capture(self, sizes: list[int], report: Any) -> None:
+    def capture(self, kind: GraphKind, sizes: list[int], report: Any) -> None:
+        self.sizes[kind] = []
         for size in sorted(sizes, reverse=True):
-            report("capturing CUDA graphs", 0.5)
-            if size == self.failing:
+            report(f"capturing CUDA graphs{kind}", 0.5)
+            if (kind, size) == self.failing:
                 raise self.failure
-            self.sizes.insert(0, size)
+            self.sizes[kind].insert(0, size)
 
-    def capture_adapted(self, sizes: list[int], report: Any) -> None:
-        self.capture(sizes, report)
+    def drop(self, kind: GraphKind) -> None:
+        del self.sizes[kind]
 
 
 @pytest.fixture
@@ -193,7 +267,7 @@ def test_graphs_are_captured_and_told(machine: SimpleNamespace, caplog: pytest.L
     told: list[str] = []
     graphs = loading().load(INFO, lambda what, share: told.append(what))
     assert graphs is not None
-    assert graphs.sizes == [1, 2, 4, 8]
+    assert graphs.sizes == {PLAIN: [1, 2, 4, 8]}  # type: ignore[attr-defined]
     assert told == ["capturing CUDA graphs"] * 4
     assert "captured 4 CUDA graphs of up to 8 tokens" in caplog.text
 
@@ -205,7 +279,7 @@ def test_a_capture_that_fails_leaves_steps_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Graphs, "failing", 2)
+    monkeypatch.setattr(Graphs, "failing", (PLAIN, 2))
     monkeypatch.setattr(Graphs, "failure", failure)
     assert loading().load(INFO) is None
     assert f"without CUDA graphs: {type(failure).__name__}: {failure}" in caplog.text
@@ -238,12 +312,32 @@ def test_graphs_with_adapters_are_counted_with_the_others(machine: SimpleNamespa
 def test_graphs_with_adapters_that_cannot_be_take_nothing(
     machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("the stream is capturing")
-
-    monkeypatch.setattr(Graphs, "capture_adapted", fail)
+    monkeypatch.setattr(Graphs, "failing", (GraphKind(has_adapters=True), 8))
     machine.free = [1_000, 700, 690, 690, 1_000]
     assert loading(SimpleNamespace()).measure(INFO) == 300 + 3 * 10
+
+
+def test_graphs_with_long_chunks_are_counted_with_the_others(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of 64 and 96 tokens; where they cannot be captured, they take nothing, and the others stay."""
+    free, own = [1_000, 700, 690, 690, 640, 630, 1_000], len(PLAIN.sizes(96)) - 1
+    machine.free = [*free]
+    assert loading().measure(replace_tokens(96)) == 300 + own * 10 + 50 + 10
+    monkeypatch.setattr(Graphs, "failing", (LONG, 64))
+    machine.free = [*free]
+    assert loading().measure(replace_tokens(96)) == 300 + own * 10
+
+
+@pytest.mark.parametrize("size", [64, 96])
+def test_where_long_chunks_cannot_be_captured_other_steps_can(
+    machine: SimpleNamespace, size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Graphs, "failing", (LONG, size))
+    graphs = loading().load(replace_tokens(96))
+    assert isinstance(graphs, Graphs)
+    assert set(graphs.sizes) == {PLAIN}
+    assert f"steps with long chunks run without CUDA graphs: RuntimeError: {Graphs.failure}" in caplog.text
 
 
 def test_adapters_have_graphs_unless_none_can_come() -> None:
@@ -293,7 +387,7 @@ def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
 ) -> None:
     """The others would wait for its sums."""
     monkeypatch.setattr(tensor_parallel, "num_ranks", lambda: 2)
-    monkeypatch.setattr(Graphs, "failing", 2)
+    monkeypatch.setattr(Graphs, "failing", (PLAIN, 2))
     assert loading().load(INFO) is None, "what all ranks find, they find alike"
     monkeypatch.setattr(Graphs, "failure", torch.OutOfMemoryError("no memory"))
     for ask in (loading().load, loading().measure):

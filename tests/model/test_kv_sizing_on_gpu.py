@@ -14,6 +14,7 @@ from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InternalError, OutOfBlocks
 from bridle.model import graph_loading
+from bridle.model.graph_kinds import GraphKind
 from bridle.model.graph_loading import GraphLoader
 from bridle.model.kv_budget import MOST_CONTEXTS, SHARE
 from bridle.model.kv_profiling import PoolNeeds, fit_pool
@@ -150,13 +151,11 @@ class Graphs:
     def __init__(self, *_: Any) -> None:
         self._pool = GraphPool()
         self._held: list[Any] = [self.card.allocate(128 * MIB), self.card.allocate(2 * 512 * self.shape.vocab)]
-        self.sizes: list[int] = []
 
-    def capture(self, sizes: list[int], report: Any) -> None:
+    def capture(self, kind: GraphKind, sizes: list[int], report: Any) -> None:
         for size in sorted(sizes, reverse=True):
             self.card.allocate(2 * size * self.shape.inner, self._pool)  # the next graph uses it again
-            self._held.append(Driven(self.card, 4 * MIB))
-            self.sizes.insert(0, size)
+            self._held.append(Driven(self.card, (6 if kind.has_long else 4) * MIB))
 
 
 def loaded(shape: Shape, gib: int, monkeypatch: pytest.MonkeyPatch) -> Machine:
@@ -192,7 +191,8 @@ def loading_alone(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> int:
     card = Card(1000 * GIB)
     before = card.free
     made = type("Its", (Graphs,), {"card": card, "shape": shape})()
-    made.capture(graph_loading.sizes_up_to(STEP_TOKENS), None)
+    for kind in (GraphKind(), GraphKind(has_long=True)):
+        made.capture(kind, kind.sizes(STEP_TOKENS), None)
     return before - card.free
 
 

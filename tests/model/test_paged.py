@@ -184,12 +184,14 @@ def test_a_layout_has_each_chunk_of_each_short_row_once(lengths: list[tuple[int,
     sequences = layout.words[: 5 * len(rows)].reshape(-1, 5)
     first = aligned(5 * len(rows), 4)
     works = layout.words[first:][: 2 * layout.num_works].reshape(-1, 2)
-    news = layout.words[first + aligned(2 * layout.num_works, 4) :][: 2 * layout.num_news].reshape(-1, 2)
+    second = first + aligned(2 * layout.num_works, 4)
+    tiles = layout.words[second:][: 2 * layout.num_tiles].reshape(-1, 2)
+    news = layout.words[second + aligned(2 * layout.num_tiles, 4) :][: 2 * layout.num_news].reshape(-1, 2)
     ordered = sorted(rows, key=lambda row: row.length > paged.MAX_SHORT)
     num_short = len(layout.short)
     assert [tuple(one[:3]) for one in sequences] == [(row.offset, row.length, row.context) for row in ordered]
-    assert layout.num_long == len(rows) - num_short
-    assert layout.longest == max((row.length for row in ordered[num_short:]), default=0)
+    long = list(enumerate(ordered))[num_short:]
+    assert tiles.tolist() == [[n, tile] for n, row in long for tile in range(-(-row.length // paged.TILE))]
     want = [(n, c) for n, row in enumerate(ordered[:num_short]) for c in range(-(-row.context // paged.CHUNK))]
     assert [tuple(work) for work in works] == want
     parts = [(n, sequences[n][3] + c * row.length, row.length) for n, c in want for row in [ordered[n]]]

@@ -27,22 +27,23 @@ PLAIN = LayerGeometry(4, 2, 16, 16)
 
 
 class TorchPaged(PagedKernel):
-    """The own kernel, of long chunks only, in plain torch: the first `count` sequences of a step's order."""
+    """The own kernel, of long chunks only, in plain torch: the first `count` tiles of a step's order."""
 
     def take(self, news: Tensor, count: int) -> None:
         assert self.tables is not None
         pairs = news.view(-1, 2)[:count].long()
         self.tables.view(-1)[pairs[:, 0]] = pairs[:, 1].int()
 
-    def _attend_whole(self, call: AttentionCall, count: int, longest: int) -> None:
-        assert self._layout is not None
+    def attend_tiles(self, call: AttentionCall, sequences: Tensor, tiles: Tensor, count: int) -> None:
         assert self._step is not None
         reference = ReferenceKernel()
         reference.begin(self._step)
         out = reference.attend(call.query, call.cache, call.options)
-        for offset, length, *_ in self._layout.words[: 5 * count].reshape(-1, 5).tolist():
-            assert length <= longest
-            call.out[offset : offset + length] = out[offset : offset + length]
+        for number, tile in tiles[: 2 * count].view(-1, 2).tolist():
+            offset, length, *_ = sequences[5 * number :][:5].tolist()
+            begin, end = offset + tile * paged.TILE, offset + min((tile + 1) * paged.TILE, length)
+            assert begin < end
+            call.out[begin:end] = out[begin:end]
 
 
 def exact(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
@@ -60,6 +61,7 @@ def exact(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "MIN_TOKENS", 24)
     monkeypatch.setattr(paged, "MAX_SHORT", 0)
+    monkeypatch.setattr(paged, "TILE", 8)
     monkeypatch.setattr(prompt_choice, "TRIALS", ((30, 30), (24, 70)))
     monkeypatch.setattr(prompt_choice, "SPEED_TRIAL", (24, 40))
 

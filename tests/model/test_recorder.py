@@ -173,10 +173,10 @@ def test_a_load_goes_on_without_graphs(
 
     class Graphs:
         def __init__(self, _runner: Any, _kernel: Any, _geometry: Any, _info: Any, recorder: Any, _: Any) -> None:
-            self._recorder, self.sizes = recorder, [8]
+            self._recorder = recorder
 
         @torch.inference_mode()
-        def capture(self, sizes: list[int], report: Any) -> None:
+        def capture(self, kind: object, sizes: list[int], report: Any) -> None:
             self._recorder.record(lambda: model(ids))
 
     monkeypatch.setattr(graph_loading, "StepGraphs", Graphs)

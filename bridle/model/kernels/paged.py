@@ -1,9 +1,9 @@
 """Attention on CUDA: Triton kernels of our own over the block table, for pages of any size.
 
 A short chunk (single tokens, forced ones, the tail of a resumed sequence) is cut along its context into *works* of
-`CHUNK` positions, so that a few sequences keep a GPU busy; a second kernel joins their parts. The rows of a longer
-chunk are enough to be busy with, and each is done with in one program. Which of the two a sequence takes depends on its
-own length, and chunks lie at absolute positions: its result is the same bits whatever else is in the step.
+`CHUNK` positions, so that a few sequences keep a GPU busy; a second kernel joins their parts. A longer chunk is cut
+into *tiles* of `TILE` tokens, each of which is done over all that it sees. Which of the two a sequence takes depends on
+its own length, and chunks lie at absolute positions: its result is the same bits whatever else is in the step.
 
 Heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows, soft-capping and sinks
 are all done here; wider heads go through plain torch.
@@ -35,6 +35,8 @@ from bridle.model.kv_cache import LayerCache
 CHUNK = 256
 #: Tokens of a sequence in a step, up to which its context is cut into works.
 MAX_SHORT = 32
+#: Tokens of a tile: whole blocks of rows, however many query heads share a key head.
+TILE = 64
 #: The widest head that fits into registers beside what else a program holds.
 MAX_DIM = 256
 #: Bytes that parts may take at once. A step with more of them is done in turns.
@@ -60,27 +62,27 @@ class SequencePart(NamedTuple):
 
 
 class PromptRow(NamedTuple):
-    """A sequence whose chunk is so long that a library's kernel may compute it."""
+    """A sequence whose chunk is so long that a library's kernel may compute it. `num_tiles` are its tiles."""
 
     offset: int
     length: int
     context: int
     seat: int
+    num_tiles: int
 
 
 @dataclass(slots=True)
 class PagedLayout:
     """Layout of a step as the kernels read it, short sequences first and those of `prompts` last. `words` holds
-    `num_sequences` rows of [offset, tokens, context, first part, seat], then works of [sequence, chunk], then
-    `num_news` pages that the block table on the device lacks, as [place, page]."""
+    `num_sequences` rows of [offset, tokens, context, first part, seat], then works of [sequence, chunk], then tiles of
+    [sequence, tile], then `num_news` pages that the block table on the device lacks, as [place, page]."""
 
     words: Ints
     num_sequences: int
     num_works: int
+    num_tiles: int
     num_news: int
     short: list[SequencePart]  # one entry per sequence
-    num_long: int
-    longest: int  # tokens of the longest one that is not short
     prompts: list[PromptRow]  # the last of those that are not short
 
 
@@ -105,14 +107,31 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
     counts = [entry.num_works for entry in entries]
     works[:, 0] = np.repeat(np.arange(len(entries)), counts)
     works[:, 1] = np.arange(num_works) - np.repeat([entry.first_work for entry in entries], counts)
-    words = in_sections([sequences, works, news])
-    longest = max((row.length for row in long), default=0)
+    tiles = tiles_of([row.length for row in long], len(short))
+    words = in_sections([sequences, works, tiles, news])
     prompts = [
-        PromptRow(row.offset, row.length, row.context, int(seat))
+        PromptRow(row.offset, row.length, row.context, int(seat), -(-row.length // TILE))
         for row, seat in zip(ordered, numbers, strict=False)
         if row.length >= max(MIN_TOKENS, MAX_SHORT + 1)
     ]
-    return PagedLayout(words, len(ordered), num_works, len(news), entries, len(long), longest, prompts)
+    return PagedLayout(words, len(ordered), num_works, len(tiles), len(news), entries, prompts)
+
+
+def tiles_of(lengths: Sequence[int], first: int) -> Ints:
+    """The tiles [sequence, tile] of chunks of these lengths, which are sequences from `first` on."""
+    counts = [-(-length // TILE) for length in lengths]
+    pairs = [(first + number, tile) for number, count in enumerate(counts) for tile in range(count)]
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+class LayoutParts(NamedTuple):
+    """A layout, and its sections on the device."""
+
+    layout: PagedLayout
+    sequences: Tensor
+    works: Tensor
+    tiles: Tensor
+    news: Tensor
 
 
 def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
@@ -173,9 +192,9 @@ class PagedKernel:
             self.packed_words = step.words
         self._step = step
         self.make_tables(step.slots.device)
-        layout, _, _, news = self._parts()
-        if layout.num_news:
-            self.take(news, layout.num_news)
+        parts = self._parts()
+        if parts.layout.num_news:
+            self.take(parts.news, parts.layout.num_news)
 
     def make_tables(self, device: torch.device) -> Tensor:
         """The block tables, as large as `seats` says."""
@@ -202,7 +221,7 @@ class PagedKernel:
         return out  # [T, Hq, Dv]
 
     def _attend_short(self, call: AttentionCall) -> None:
-        layout, sequences, works, _ = self._parts()
+        layout, sequences, works, *_ = self._parts()
         tables, width = self.tables, self.seats.width
         shape = (call.num_heads, call.value_dim)
         sizes = call.sizes(is_short=True)
@@ -240,29 +259,27 @@ class PagedKernel:
             )
 
     def _attend_long(self, call: AttentionCall) -> None:
-        layout, _, _, _ = self._parts()
-        if layout.prompts and self.prompts is not None and self.prompts.takes(call.options, call.dim, call.value_dim):
-            self._attend_whole(call, layout.num_long - len(layout.prompts), min(layout.longest, MIN_TOKENS))
-            self._attend_prompts(call, self.prompts)
-        else:
-            self._attend_whole(call, layout.num_long, layout.longest)
+        parts = self._parts()
+        layout, num_tiles = parts.layout, parts.layout.num_tiles
+        kernel = self.prompts
+        if layout.prompts and kernel is not None and kernel.takes(call.options, call.dim, call.value_dim):
+            num_tiles -= sum(prompt.num_tiles for prompt in layout.prompts)
+            self._attend_prompts(call, kernel)
+        if num_tiles:
+            self.attend_tiles(call, parts.sequences, parts.tiles, num_tiles)
 
-    def _attend_whole(self, call: AttentionCall, count: int, longest: int) -> None:
-        """The first `count` long sequences, of `longest` tokens at most, by the own kernel."""
-        if not count:
-            return
-        layout, sequences, _, _ = self._parts()
-        tables, width = self.tables, self.seats.width
+    def attend_tiles(self, call: AttentionCall, sequences: Tensor, tiles: Tensor, count: int) -> None:
+        """The first `count` of `tiles` of long chunks, by the own kernel."""
         sizes = call.sizes(is_short=False)
-        grid = (-(-longest * call.group // sizes["block_rows"]), call.kv_heads, count)
+        grid = (TILE * call.group // sizes["block_rows"], call.kv_heads, count)
         self.kernels.attend_whole[grid](
-            *call.inputs(sequences, tables, call.sinks, call.out),
-            len(layout.short),
+            *call.inputs(sequences, tiles, self.tables, call.sinks, call.out),
             *call.strides,
-            width,
+            self.seats.width,
             call.out.stride(0),
             *call.numbers,
             has_sinks=call.has_sinks,
+            tile=TILE,
             **sizes,
         )
 
@@ -270,16 +287,16 @@ class PagedKernel:
         layout, tables = self._layout, self.tables
         assert layout is not None
         assert tables is not None
-        for offset, length, context, seat in layout.prompts:
+        for offset, length, context, seat, _ in layout.prompts:
             keys, values = call.gathered(tables[seat], context)
             part = slice(offset, offset + length)
             call.out[part] = kernel.attend(call.query[part], keys, values, call.options)
 
-    def _parts(self) -> tuple[PagedLayout, Tensor, Tensor, Tensor]:
-        """The layout, and sequences, works and new pages on the device."""
+    def _parts(self) -> LayoutParts:
         layout, words = self._layout, self.packed_words
         assert layout is not None
         assert words is not None
         works = aligned(5 * layout.num_sequences, 4)
-        news = works + aligned(2 * layout.num_works, 4)
-        return layout, words[:works], words[works:news], words[news:]
+        tiles = works + aligned(2 * layout.num_works, 4)
+        news = tiles + aligned(2 * layout.num_tiles, 4)
+        return LayoutParts(layout, words[:works], words[works:tiles], words[tiles:news], words[news:])

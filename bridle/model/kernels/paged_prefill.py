@@ -1,5 +1,5 @@
-"""The Triton kernel of `paged` for long chunks: a program does a block of rows over all that they see. Pointers are
-those of `paged_decode`. Needs Triton.
+"""The Triton kernel of `paged` for long chunks: a program does a block of rows of a tile over all that they see.
+Pointers are those of `paged_decode`, and `tiles` [tiles, 2], int32. Needs Triton.
 """
 
 from __future__ import annotations
@@ -7,19 +7,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bridle.model.kernels.paged_reads import SEQUENCE, read_positions
+from bridle.model.kernels.paged_reads import SEQUENCE, WORK, read_positions
 
 
-@triton.jit(do_not_specialize=["first_sequence"])
+@triton.jit
 def attend_whole(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     sequences: tl.tensor,
+    tiles: tl.tensor,
     tables: tl.tensor,
     sinks: tl.tensor,
     out: tl.tensor,
-    first_sequence: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     key_stride: tl.tensor,
@@ -33,6 +33,7 @@ def attend_whole(
     dim: tl.constexpr,
     value_dim: tl.constexpr,
     page: tl.constexpr,
+    tile: tl.constexpr,
     block_rows: tl.constexpr,
     block_dim: tl.constexpr,
     block_value: tl.constexpr,
@@ -41,13 +42,13 @@ def attend_whole(
     has_sinks: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Rows of a long chunk over all that they see. Programs: blocks of rows, key heads, sequences."""
-    number = first_sequence + tl.program_id(2)
-    sequence = sequences + number * SEQUENCE
+    """Rows of a tile of `tile` tokens over all that they see. Programs: blocks of rows, key heads, tiles."""
+    work = tiles + tl.program_id(2) * WORK
+    sequence = sequences + tl.load(work) * SEQUENCE
     length = tl.load(sequence + 1)
-    first_row = tl.program_id(0) * block_rows
+    first_row = tl.load(work + 1) * (tile * group) + tl.program_id(0) * block_rows
     if first_row >= length * group:
-        return  # another sequence of the step has more tokens
+        return  # the chunk's last tile is not full, or this one is nobody's
     row = first_row + tl.arange(0, block_rows)
     context = tl.load(sequence + 2)
     head = tl.program_id(1)

@@ -27,7 +27,7 @@ from bridle.model.sequence_state import CachedRequestState
 _log = logging.getLogger(__name__)
 
 #: Tokens and context of the trials of results, and of the one of speed.
-TRIALS = ((300, 300), (MIN_TOKENS, 700))
+TRIALS = ((600, 600), (MIN_TOKENS, 900))
 SPEED_TRIAL = (2_048, 4_096)
 #: Half precision rounds weights before they are multiplied, and results.
 _TOLERANCE = 3e-2

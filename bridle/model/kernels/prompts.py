@@ -22,8 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.model.forward_context import AttentionOptions
 
-#: Tokens of a sequence in a step from which on a library's kernel is worth a gather and calls of its own.
-MIN_TOKENS = 256
+#: Tokens of a sequence in a step from which on a library's kernel is worth a gather and calls of its own. Shorter
+#: chunks may be in a CUDA graph, which has the own kernel: a chunk's result does not depend on the graphs that exist.
+MIN_TOKENS = 513
 
 #: The query [L, Hq, D], keys and values [C, Hkv, D] and options to [L, Hq, D]: the last L of C tokens.
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]

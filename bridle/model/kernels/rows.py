@@ -1,8 +1,8 @@
-"""Attention over steps whose every token is a row of its own, told by numbers at fixed places of a device: what a graph
-replays.
+"""Attention over steps that numbers at fixed places of a device describe: what a graph replays.
 
-How many works there are is known to the device alone, so a fixed number of programs shares them. Each work is done as
-`paged` does those of short chunks, and gives the same bits.
+Every token is a row of its own, except those of long chunks, which have tiles. How many works there are is known to the
+device alone, so a fixed number of programs shares them; tiles that a step has no use for end at once. Works and tiles
+are done as `paged` does them, and give the same bits.
 """
 
 from __future__ import annotations
@@ -27,31 +27,49 @@ NEWS_ROOM = 512
 _SHARERS = 2
 
 
+class StepShape(NamedTuple):
+    """The most that a step may hold: tokens, those that give logits, and long chunks."""
+
+    num_tokens: int
+    num_logits: int
+    num_long: int = 0
+
+    @property
+    def num_tiles(self) -> int:
+        """The tiles of as many chunks: the last one of each need not be full."""
+        return self.num_long and self.num_tokens // paged.TILE + self.num_long
+
+
 class RowNumbers(NamedTuple):
-    """Input of the kernels, int32: the number of works [2], new pages [NEWS_ROOM, 2], rows [T, 5] and works [W, 2]."""
+    """Input of the kernels, int32: the number of works [2], new pages [NEWS_ROOM, 2], rows [T, 5], long chunks [L, 5],
+    their tiles [N, 2], and works [W, 2]."""
 
     counts: Any
     news: Any
     sequences: Any
+    long: Any
+    tiles: Any
     works: Any
 
 
-def parts_of(words: Any, num_tokens: int) -> RowNumbers:
+def parts_of(words: Any, shape: StepShape) -> RowNumbers:
     """The parts of int32 `words`, which are a tensor or an array; works come last."""
-    news = aligned(2, 4)
-    sequences = news + 2 * NEWS_ROOM
-    works = sequences + aligned(5 * num_tokens, 4)
-    return RowNumbers(
-        words[:2],
-        words[news:sequences].reshape(-1, 2),
-        words[sequences : sequences + 5 * num_tokens].reshape(-1, 5),
-        words[works:].reshape(-1, 2),
-    )
+    parts, start = [], 0
+    for count, width in _sections(shape):
+        parts.append(words[start : start + count * width].reshape(count, width))
+        start += aligned(count * width, 4)
+    counts, news, sequences, long, tiles = parts
+    return RowNumbers(counts[0], news, sequences, long, tiles, words[start:].reshape(-1, 2))
 
 
-def num_words(num_tokens: int, num_works: int) -> int:
+def num_words(shape: StepShape, num_works: int) -> int:
     """Return the number of int32 words of all parts."""
-    return aligned(2, 4) + 2 * NEWS_ROOM + aligned(5 * num_tokens, 4) + 2 * num_works
+    return sum(aligned(count * width, 4) for count, width in _sections(shape)) + 2 * num_works
+
+
+def _sections(shape: StepShape) -> tuple[tuple[int, int], ...]:
+    """Entries, and numbers of each, of all parts before the works."""
+    return (1, 2), (NEWS_ROOM, 2), (shape.num_tokens, 5), (shape.num_long, 5), (shape.num_tiles, 2)
 
 
 class Scratch:
@@ -95,10 +113,12 @@ class RowsKernel:
         with self._paged.machine.chosen():
             self._attend_works(call)
             self._join(call)
+            if len(self._numbers.tiles):
+                self._paged.attend_tiles(call, self._numbers.long, self._numbers.tiles, len(self._numbers.tiles))
         return out  # [T, Hq, Dv]
 
     def _attend_works(self, call: AttentionCall) -> None:
-        counts, _, sequences, works = self._numbers
+        counts, sequences, works = self._numbers.counts, self._numbers.sequences, self._numbers.works
         sizes = call.sizes(is_short=True)
         blocks = -(-call.group // sizes["block_rows"])
         wanted = _SHARERS * self._paged.machine.enough // (call.kv_heads * blocks)

@@ -1,0 +1,55 @@
+"""Kinds of steps that have CUDA graphs of their own, and the sizes that are captured of each.
+
+A kind costs the others nothing: decode steps launch no kernel for long chunks, and steps without adapters no kernel for
+these.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bridle.lora.fused import SHORT_TILE
+from bridle.model.kernels import paged
+from bridle.model.kernels.prompts import MIN_TOKENS
+from bridle.model.kernels.rows import StepShape
+
+#: The most tokens of a step that has a graph. Longer ones keep a GPU busy while its host asks for the next launch.
+MOST_TOKENS = MIN_TOKENS - 1
+#: ... and has adapters, and no long chunk: each of its tokens may have another one.
+MOST_ADAPTED_TOKENS = 64
+_SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
+
+
+class GraphKind(NamedTuple):
+    """A kind of steps: whether a chunk may be long, and whether a sequence may have an adapter."""
+
+    has_long: bool = False
+    has_adapters: bool = False
+
+    def __str__(self) -> str:
+        what = [name for name, has in zip(("long chunks", "adapters"), self, strict=True) if has]
+        return " with " * bool(what) + " and ".join(what)
+
+    def sizes(self, num_tokens: int) -> list[int]:
+        """The steps that are captured, where none has more than `num_tokens` tokens."""
+        if self.has_long:  # a small step has no long chunk
+            sizes = [size for size in _SIZES if size > paged.MAX_SHORT and size % paged.MAX_SHORT == 0]
+        else:
+            sizes = [size for size in _SIZES if size <= MOST_ADAPTED_TOKENS or not self.has_adapters]
+        return [size for size in sizes if size <= num_tokens]
+
+    def shape(self, size: int, max_seqs: int) -> StepShape:
+        """Room of a step of `size` tokens. With long chunks, every sequence gives logits of a token of its own: more,
+        such as those of a whole prompt, would cost a product each time."""
+        if not self.has_long:
+            return StepShape(size, size)
+        return StepShape(size, min(size, max_seqs), size // (paged.MAX_SHORT + 1))
+
+
+#: In the order in which they are captured. The first is there, or none is.
+KINDS = tuple(GraphKind(has_long, has_adapters) for has_adapters in (False, True) for has_long in (False, True))
+
+
+def most_tiles(size: int) -> int:
+    """The adapter tiles of a step of `size` tokens: those of a chunk, and some single tokens'."""
+    return min(size, size // SHORT_TILE + MOST_ADAPTED_TOKENS)
