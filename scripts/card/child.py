@@ -201,12 +201,16 @@ def _serve(bench: Bench) -> Figures:
 
 
 def _control(bench: Bench) -> Figures:
-    from scripts.card.steering import steer
+    from scripts.card import steering, wasm
 
     batch, num_steps = (4, 6) if bench.quick else (64, 96)
     executor = _small(bench, batch, num_steps)
+    base = 0.0
     try:
-        yield from steer(executor, batch, num_steps, bench.has_time)
+        for figure in steering.steer(executor, batch, num_steps, bench.has_time):
+            base = base or figure["tokens_per_second"]
+            yield figure
+        yield from wasm.steer(executor, batch, num_steps, base, bench.has_time)
     finally:
         executor.close()
 

@@ -24,7 +24,7 @@ FIRST = (
     Part("8b", 100),
     Part("0.6b", 50),
     Part("lora", 30),
-    Part("control", 30),
+    Part("control", 40),
     Part("serve", 40),
 )
 #: The second command: peers, the checker of memory accesses, and hardware counters.

@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT, WHEELS = 64 << 20, 20 << 20
 #: Requirements of bridle that its server alone imports.
 SERVER = ("fastapi", "httptools", "pydantic", "starlette", "uvicorn", "websockets")
-#: ... and those of its tests marked `gpu`.
+#: The extra of bridle whose packages come with those of the server: Wasm controllers.
+CONTROLLERS = "aici"
+#: What its tests marked `gpu` need.
 TESTS = ("hypothesis", "httpx", "peft", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
 #: What the image has in a version that is too old for the packages that come along.
 TOO_OLD = {"typing-extensions"}
@@ -31,10 +33,11 @@ _MACHINE |= {"platform_machine": "x86_64", "platform_python_implementation": "CP
 
 
 def needed(*, serve: bool) -> list[str]:
-    """The packages to bring, `serve` with those of the server."""
+    """The packages to bring, `serve` with those of the server and of Wasm controllers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     roots = [Requirement(line).name for line in project["dependencies"]]
     roots = [name for name in roots if serve or canonicalize_name(name) not in SERVER]
+    roots += [Requirement(line).name for line in project["optional-dependencies"][CONTROLLERS] if serve]
     return sorted(missing([*roots, *TESTS], image()))
 
 

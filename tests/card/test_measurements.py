@@ -26,7 +26,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.graph_kinds import KINDS
 from bridle.model.graphs import Graph, StepGraphs
 from bridle.model.kernels.rows import StepShape
-from scripts.card import attention, child, programs, serving, smoke, sound, steering
+from scripts.card import attention, child, programs, serving, smoke, sound, steering, wasm
 from scripts.card.models import SHAPES, make_executor, settings_of, token_bytes_of
 from scripts.card.parts import DEEP, FIRST
 from scripts.card.probe import Rates
@@ -60,7 +60,7 @@ def failures(figures: list[dict[str, Any]]) -> list[str]:
         ("attention", 2),
         ("8b", 5),
         ("lora", 2),
-        ("control", 6),
+        ("control", 8),
         ("sanitizer", 1),
         ("counters", 1),
     ],
@@ -233,6 +233,15 @@ def test_where_flashinfer_fails_it_is_told_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_server_without_its_packages_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "find_spec", lambda name: None if name == "uvicorn" else name)
     assert measured("serve") == [{"what": "serve", "failed": "the server needs uvicorn"}]
+
+
+def test_wasm_controllers_without_their_packages_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... and not left out of the part."""
+    monkeypatch.setattr(wasm, "find_spec", lambda name: None)
+    executor: Any = None
+    assert list(wasm.steer(executor, 4, 6, 1.0, lambda: True)) == [
+        {"what": "Wasm controllers", "failed": "Wasm controllers need posix_ipc, wasmtime"}
+    ]
 
 
 def test_the_server_needs_nothing_that_bridle_does_not_require() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from packaging.utils import canonicalize_name
 
-from scripts.card import estimates, run, wheels
+from scripts.card import estimates, run, wasm, wheels
 from scripts.card.parts import DEEP, FIRST, Part, chosen
 from tests.sources import ROOT
 
@@ -121,6 +122,7 @@ def test_wheels_are_what_is_required_and_not_there() -> None:
     assert {"cyclopts", "llguidance", "msgspec", "pytest-asyncio", "structlog"} <= set(base)
     assert {"fastapi", "httptools", "pydantic", "pydantic-core", "starlette", "uvicorn", "websockets"} <= set(serve)
     assert set(base) < set(serve)
+    assert {canonicalize_name(name) for name in wasm.NEEDED} <= set(serve), "what the part `control` needs"
     assert not (set(serve) - wheels.TOO_OLD) & wheels.image()
     assert not {"torch", "transformers", "triton", "numpy"} & set(serve)
 
