@@ -168,6 +168,7 @@ def _plan(bench: Bench, name: str) -> Any:
         peer_steps=3 if quick else 16,
         max_tokens=int(_CACHE_SHARE * free_memory(bench.device)) // token_bytes_of(model, bench.dtype),
         filtered=(2,) if quick else (64, 256),
+        joining=8 if quick else 100,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from bridle.bench.baselines import BaselineRun, ContinuousPeer, EnginePeer, GeneratePeer, Peer, Stopwatch
 from bridle.engine.scheduling.step_plan import PlanRow
 from bridle.errors import OutOfBlocks
-from bridle.model.batch_inputs import pack_step
+from bridle.model.batch_inputs import Packer, pack_step
 from bridle.model.executor import LocalExecutor
 from bridle.model.sequence_state import CachedRequestState
 from scripts.card.models import SHAPES, Sizes, make_executor, make_model
@@ -23,6 +24,8 @@ from scripts.card.probe import Rates
 Figures = Iterator[dict[str, Any]]
 #: Steps before the clock starts: kernels are compiled, and the batch is full.
 WARM_UP = 6
+#: Sequences of a step in which a prompt joins those that decode.
+_JOINED = 64
 #: Tokens of a step and of a page of `generate_batch`.
 _PEER_STEP, _PEER_PAGE = 512, 32
 
@@ -39,6 +42,7 @@ class Race:
     peer_steps: int
     max_tokens: int
     filtered: tuple[int, ...] = ()  # batches that are also drawn with top-p
+    joining: int = 8  # tokens of a prompt that joins others
 
     def scenes(self) -> list[tuple[int, int]]:
         """Batches and contexts for whose tokens there is room."""
@@ -87,6 +91,28 @@ class BareLoop:
             drawn.append(last)
         return watch.stop(torch.stack(drawn, 1).tolist())
 
+    def joined(self, lengths: list[int], context: int, num_steps: int, *, has_graphs: bool) -> BaselineRun:
+        """The same step over and over: chunks of these lengths, each behind `context` tokens."""
+        mirrors = [CachedRequestState() for _ in lengths]
+        needed = [-(-(context + length) // self._size) for length in lengths]
+        for mirror, length, first, count in zip(mirrors, lengths, accumulate(needed, initial=0), needed, strict=False):
+            mirror.tokens = [3] * (context + length)
+            mirror.add_blocks(range(first, first + count))
+        rows = [PlanRow(number, context, length, num_logits=1) for number, length in enumerate(lengths)]
+        packer = self._runner.graphs if has_graphs else None
+        for _ in range(WARM_UP):
+            self._run(rows, mirrors, packer)
+        watch = Stopwatch()
+        for _ in range(num_steps):
+            self._run(rows, mirrors, packer)
+        return watch.stop([])
+
+    def _run(self, rows: list[PlanRow], mirrors: list[CachedRequestState], packer: Packer | None) -> None:
+        words = getattr(self._runner.attention.kernel, "words", None)
+        step = pack_step(rows, mirrors, self._size, self._device, words, packer)
+        self.has_graph = step.replay is not None
+        self._runner.run(step)
+
     def _step(self, mirrors: list[CachedRequestState], position: int, last: torch.Tensor | None) -> torch.Tensor:
         rows = [PlanRow(number, position, 1, num_logits=1) for number in range(len(mirrors))]
         words = getattr(self._runner.attention.kernel, "words", None)
@@ -122,6 +148,8 @@ def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has
         for batch, context in plan.scenes():
             if has_time():
                 yield _decoded(peer, loop, sizes, rates, plan, batch, context, vocab_size)
+        if has_time():
+            yield prompt_joins(loop, plan)
         for batch in plan.filtered:
             if has_time() and (batch, min(plan.contexts)) in plan.scenes():
                 yield _filtered(peer, plan, prompts_of(batch, min(plan.contexts), vocab_size))
@@ -165,6 +193,24 @@ def _decoded(
         "floor_ms": 1e3 * floor,
         "floor_share": floor / step,
         "failed": "the bare loop runs without CUDA graphs" if lacks_graph else None,
+    }
+
+
+def prompt_joins(loop: BareLoop, plan: Race) -> dict[str, Any]:
+    """Steps in which a prompt joins sequences that decode, with graphs and without."""
+    batch, context = max(scene for scene in plan.scenes() if scene[0] <= _JOINED)
+    lengths = [*[1] * (batch - 1), plan.joining]
+    graph = loop.joined(lengths, context - plan.joining, plan.num_steps, has_graphs=True)
+    lacks_graph = not loop.has_graph and loop.on_gpu
+    eager = loop.joined(lengths, context - plan.joining, plan.num_steps, has_graphs=False)
+    return {
+        "what": "a prompt joins",
+        "batch": batch,
+        "context": context,
+        "tokens": plan.joining,
+        "step_ms": 1e3 * graph.seconds / plan.num_steps,
+        "eager_step_ms": 1e3 * eager.seconds / plan.num_steps,
+        "failed": "a step with a prompt runs without CUDA graphs" if lacks_graph else None,
     }
 
 

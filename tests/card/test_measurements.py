@@ -30,7 +30,7 @@ from scripts.card import attention, child, programs, serving, smoke, sound, stee
 from scripts.card.models import SHAPES, make_executor, settings_of, token_bytes_of
 from scripts.card.parts import DEEP, FIRST
 from scripts.card.probe import Rates
-from scripts.card.speed import WARM_UP, BareLoop, Race
+from scripts.card.speed import WARM_UP, BareLoop, Race, prompt_joins
 from tests.sources import ROOT
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def failures(figures: list[dict[str, Any]]) -> list[str]:
         ("smoke", 4),
         ("load", 2),
         ("attention", 2),
-        ("8b", 5),
+        ("8b", 6),
         ("lora", 2),
         ("control", 8),
         ("sanitizer", 1),
@@ -183,6 +183,18 @@ def test_the_bare_loop_draws_what_the_engine_draws(has_graphs: bool) -> None:
     wanted = peer.generate([[3], [3]], WARM_UP + 5).outputs
     peer.close()
     assert drawn == [output[WARM_UP:] for output in wanted]
+
+
+def test_a_step_that_a_prompt_joins_has_a_graph_as_others() -> None:
+    """On a GPU; else its time is that of its launches."""
+    executor, _ = make_executor("toy", CPU, torch.float32, num_tokens=256, num_seqs=2)
+    loop, plan = BareLoop(executor), Race("toy", (1, 2), (16,), ((1, 8),), 2, 2, 256)
+    assert prompt_joins(loop, plan)["failed"] is None
+    loop.on_gpu = True
+    told = prompt_joins(loop, plan)
+    assert told["failed"] == "a step with a prompt runs without CUDA graphs"
+    assert (told["batch"], told["context"], told["tokens"]) == (2, 16, 8)
+    executor.close()
 
 
 class FlashInfer:
