@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from bridle.model.batch_inputs import PackedRow
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.graph_kinds import MOST_TOKENS, GraphKind
 from bridle.model.graph_loading import GraphLoader, graph_loader
+from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import paged
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kernels.paged import PagedKernel
@@ -32,6 +34,7 @@ from bridle.model.kernels.prompts import MIN_TOKENS
 from bridle.model.kernels.rows import NEWS_ROOM, StepShape, num_words, parts_of
 from bridle.model.sequence_state import CachedRequestState
 from bridle.model.static_step import StaticStep, StepCapacity
+from tests.model.rank_threads import Ranks
 from tests.model.tape import TapeRecorder
 from tests.sources import ROOT
 
@@ -245,7 +248,7 @@ class Graphs:
             self.sizes[kind].insert(0, size)
 
     def drop(self, kind: GraphKind) -> None:
-        del self.sizes[kind]
+        self.sizes.pop(kind, None)
 
 
 @pytest.fixture
@@ -393,6 +396,32 @@ def test_a_rank_that_lacks_memory_ends_and_does_not_go_another_way(
     for ask in (loading().load, loading().measure):
         with pytest.raises(torch.OutOfMemoryError):
             ask(replace_tokens(2))
+
+
+class OneRankFails(Graphs):
+    """Graphs with long chunks, which rank 1 cannot capture."""
+
+    def capture(self, kind: GraphKind, sizes: list[int], report: Any) -> None:
+        def record(work: Any) -> Any:
+            if kind.has_long and dist.get_rank() == 1:
+                raise RuntimeError("its driver refuses")
+            return work
+
+        own: Any = SimpleNamespace(_recorder=SimpleNamespace(record=record), _cache=SimpleNamespace(device=CPU))
+        for _ in sizes:
+            StepGraphs._recorded(own, lambda: None)
+        super().capture(kind, sizes, report)
+
+
+def test_of_ranks_all_have_graphs_of_a_kind_or_none_has(
+    machine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What one replays, the others would wait for."""
+    monkeypatch.setattr(graph_loading, "StepGraphs", OneRankFails)
+    ranks = Ranks(2).run(lambda rank: loading().load(replace_tokens(96)))
+    assert [set(graphs.sizes) for graphs in ranks if isinstance(graphs, Graphs)] == [{PLAIN}, {PLAIN}]
+    for reason in ("RuntimeError: its driver refuses", "InternalError: another rank cannot capture it"):
+        assert f"steps with long chunks run without CUDA graphs: {reason}" in caplog.text
 
 
 # -- the properties
