@@ -38,13 +38,18 @@ def read_language_model(
     """Read a model that also takes images or sound, as a model of its text."""
     from transformers import AutoModelForMultimodalLM
 
-    _attend_causally(settings.get_text_config(decoder=True))
-    names = _PARTS if settings.model_type in VISION_FAMILIES | HEARING_FAMILIES else _names_of_parts(settings)
+    names = attention_names(settings)
     return LanguageModel(
         read_weights(
             AutoModelForMultimodalLM, checkpoint, settings, dtype, device, attention_names=names, progress=progress
         )
     )
+
+
+def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
+    """The attention of each part of a model with such a configuration, whose text is made to attend causally."""
+    _attend_causally(settings.get_text_config(decoder=True))
+    return _PARTS if settings.model_type in VISION_FAMILIES | HEARING_FAMILIES else _names_of_parts(settings)
 
 
 def _attend_causally(text: Any) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bridle.cpu_kernels.linear import QuantizedLinear
-
 #: One expert: the products whose outputs, side by side, are its gate and its values, and the one that leads back.
-Expert = tuple[Sequence[QuantizedLinear], QuantizedLinear]
+Expert = tuple[Sequence[nn.Module], nn.Module]
 #: What goes into the last product, of gates and values [n, inner].
 Gate = Callable[[Tensor, Tensor], Tensor]
 
@@ -25,7 +23,7 @@ class PackedExperts(nn.Module):
 
     def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
         super().__init__()
-        self.gate: Gate = _clamped(original) if hasattr(original, "limit") else _plain(original)
+        self.gate = _gate_of(original)
         self.num_experts = len(experts)
         self.inner = nn.ModuleList(nn.ModuleList(inner) for inner, _ in experts)
         self.down = nn.ModuleList(down for _, down in experts)
@@ -43,6 +41,14 @@ class PackedExperts(nn.Module):
             found = self.down[number](self.gate(gate, values)) * top_k_weights[tokens, choice, None]
             out.index_add_(0, tokens, found.to(out.dtype))
         return out
+
+
+def _gate_of(original: Any) -> Gate:
+    if not original.is_concatenated:
+        return _clamped(original)
+    if original._apply_gate.__name__ == "_default_apply_gate":
+        return _plain(original)
+    return lambda gate, values: original._apply_gate(torch.cat((gate, values), -1))
 
 
 def _plain(original: Any) -> Gate:

@@ -198,9 +198,7 @@ def check_structure(config: PreTrainedConfig) -> None:
         _check_text_part(name, text)
         num_layers(config)
         if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModel(
-                f"model type {name!r} takes images or sound; such models are served from weights in floats"
-            )
+            read_scheme(config.quantization_config)
         return
     check_kind(config)
     if name not in _writing_families():

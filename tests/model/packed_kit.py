@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -159,25 +160,57 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None
 
 def make(name: str, folder: Path, family: str = "qwen2", **changes: Any) -> tuple[Path, Path]:
     """A packed checkpoint, and one with the weights that it stands for."""
+    original = tiny_checkpoints.cached_checkpoint(
+        family, **{"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, **changes}
+    )
+    return packed_and_plain(name, folder, original)
+
+
+def packed_and_plain(name: str, folder: Path, original: Path) -> tuple[Path, Path]:
+    """A checkpoint packed, and with the weights that this stands for."""
     pack_weight, config, _ = FORMATS[name]
-    original = tiny_checkpoints.cached_checkpoint(family, hidden_size=64, intermediate_size=128, head_dim=16, **changes)
-    packed, plain = folder / "packed", folder / "plain"
-    for path in (packed, plain):
-        shutil.copytree(original, path)
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = {}, {}
     for key, tensor in weights.items():
-        if "_proj.weight" in key:
+        if ("_proj.weight" in key or re.search(r"experts\.\d+\.w\d\.weight", key)) and "vision" not in key:
             made, value = pack_weight(tensor.float())
             tensors |= {key.removesuffix("weight") + part: one.contiguous() for part, one in made.items()}
             stands_for[key] = value.contiguous()
         else:
             tensors[key] = stands_for[key] = tensor
-    save_file(tensors, packed / "model.safetensors", metadata={"format": "pt"})
-    save_file(stands_for, plain / "model.safetensors", metadata={"format": "pt"})
+    return _written(folder, original, tensors, stands_for, config)
+
+
+def _written(
+    folder: Path, original: Path, tensors: dict[str, Tensor], stands_for: dict[str, Tensor], config: dict[str, Any]
+) -> tuple[Path, Path]:
+    packed, plain = folder / "packed", folder / "plain"
+    for path, content in ((packed, tensors), (plain, stands_for)):
+        shutil.copytree(original, path)
+        save_file(content, path / "model.safetensors", metadata={"format": "pt"})
     settings = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**settings, "quantization_config": config}))
     return packed, plain
+
+
+def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
+    """gpt-oss as it is published: experts in 4 bits with a power of two for 32 inputs; and what that stands for."""
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    table = torch.cat((table, -table))
+    weights = load_file(original / "model.safetensors")
+    tensors, stands_for = dict(weights), dict(weights)
+    generator = torch.Generator().manual_seed(4)
+    for key in [key for key in weights if key.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = weights[key].shape
+        codes = torch.randint(0, 16, (count, outputs, inputs // 32, 32), generator=generator).to(torch.uint8)
+        scales = torch.randint(122, 126, (count, outputs, inputs // 32), generator=generator).to(torch.uint8)
+        tensors[f"{key}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
+        tensors[f"{key}_scales"] = scales
+        del tensors[key]
+        numbers = table[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
+        stands_for[key] = numbers.flatten(2).mT.contiguous()
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    return _written(folder, original, tensors, stands_for, config)
 
 
 def random_weight(

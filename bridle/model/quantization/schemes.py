@@ -8,7 +8,7 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 
 #: Methods whose tensors are understood.
-METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "compressed-tensors")
+METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors")
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
 
 
@@ -85,5 +85,6 @@ _READERS = {
     "gptq": _gptq,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "mxfp4": lambda fields: Scheme("mxfp4", 4),
     "compressed-tensors": _compressed,
 }

@@ -17,17 +17,29 @@ from bridle.errors import UnsupportedModel
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.checkpoint import Checkpoint, weight_files
+from bridle.model.language_model import LanguageModel, attention_names
+from bridle.model.quantization.experts import has_packed_form, make_experts, make_mxfp4_experts
 from bridle.model.quantization.on_device import DeviceForms
 from bridle.model.quantization.schemes import Scheme, read_scheme
 from bridle.model.quantization.weights import Weight, is_packed, read_grouped, read_weight
 from bridle.model.quantize import Int8Linear, is_worthwhile
 from bridle.model.staging import Put, move_model, staged
+from bridle.model.support_checks import takes_media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 #: Tensors beside weights that say how activations or the KV cache were rounded; here they are not.
-_IGNORED = ("input_scale", "input_zero_point", "k_scale", "v_scale", "q_scale", "output_scale", "activation_scale_ub")
+_IGNORED = (
+    "input_scale",
+    "input_zero_point",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "output_scale",
+    "activation_scale_ub",
+    "activation_scale",
+)
 
 
 def read_packed_model(
@@ -39,18 +51,17 @@ def read_packed_model(
 ) -> nn.Module:
     """The model of a packed checkpoint, its matrices in few bits, or where no kernels fit as numbers of type `dtype`.
     Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
-    from transformers import AutoModelForCausalLM
-
     scheme = read_scheme(settings.quantization_config)
     attention.register()
-    plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(plain, attn_implementation=attention.ATTENTION_NAME, dtype=dtype)
+    model = _empty_model(settings, dtype)
     fill_buffers(model)
     with ExitStack() as stack:
-        files = _Files(stack, checkpoint)
+        files = _Files(stack, checkpoint, model)
         make = _maker(scheme, dtype, device, stack.enter_context(staged(device)))
         for name, module in list(model.named_modules()):
+            if has_packed_form(module) and not files.has(f"{name}.down_proj"):
+                _put(model, name, _read_experts(name, module, files, make, dtype, device))
+                continue
             stored = files.take(name) if isinstance(module, nn.Linear) else {}
             if is_packed(stored):
                 _put(model, name, make(name, stored, module))
@@ -59,32 +70,73 @@ def read_packed_model(
             progress(1 - files.num_bytes / max(checkpoint.num_bytes, 1))
         files.check_empty(type(model).__name__)
     model.requires_grad_(False)
-    return move_model(model.eval(), device)  # type: ignore[no-any-return]
+    model = move_model(model.eval(), device)
+    return LanguageModel(model) if takes_media(settings) else model
+
+
+def _empty_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    """The library's class for a checkpoint, without memory, with bridle's attention."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
+    kind: Any = AutoModelForMultimodalLM if takes_media(settings) else AutoModelForCausalLM
+    names = attention_names(plain) if takes_media(settings) else attention.ATTENTION_NAME
+    with torch.device("meta"):
+        return kind.from_config(plain, attn_implementation=names, dtype=dtype)
+
+
+def _read_experts(
+    name: str, module: Any, files: _Files, make: Maker, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
+    def layer(name: str, linear: nn.Linear) -> nn.Module:
+        stored = files.take(name)
+        if is_packed(stored):
+            return make(name, stored, linear)
+        if "weight" not in stored:
+            raise UnsupportedModel(f"the checkpoint lacks weight '{name}.weight'")
+        _check_shape(f"{name}.weight", stored["weight"].shape, tuple(linear.weight.shape))
+        return _plain(stored["weight"].to(dtype), None)
+
+    if files.has(f"{name}.down_proj_blocks"):
+        return make_mxfp4_experts(name, module, files.take(name), dtype, keeps_blocks=device.type == "cpu")
+    return make_experts(name, module, lambda part: files.has_any(f"{part}."), layer)
 
 
 class _Files:
-    """The tensors of a checkpoint by module, each taken once."""
+    """The tensors of a checkpoint by module, each taken once, under the names that the library's class has for them."""
 
-    def __init__(self, stack: ExitStack, checkpoint: Checkpoint) -> None:
+    def __init__(self, stack: ExitStack, checkpoint: Checkpoint, model: Any) -> None:
         self._folder = checkpoint.folder
         self._sizes, self.num_bytes = checkpoint.tensor_bytes, checkpoint.num_bytes  # of what is not taken yet
-        self._homes: dict[str, Any] = {}
+        self._homes: dict[str, tuple[Any, str]] = {}
+        self._modules: dict[str, list[str]] = {}
+        rename = _renaming(model)
         for path in weight_files(checkpoint.folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
-            self._homes |= dict.fromkeys(file.keys(), file)
+            for name in file.keys():  # noqa: SIM118 - no dictionary
+                self._homes[rename(name)] = file, name
+        for name in self._homes:
+            self._modules.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._homes
+
+    def has_any(self, prefix: str) -> bool:
+        return prefix.removesuffix(".") in self._modules
 
     def take(self, module: str) -> dict[str, Tensor]:
         """All tensors of a module, by the rest of their names."""
-        prefix = f"{module}."
-        names = [name for name in self._homes if name.startswith(prefix) and "." not in name[len(prefix) :]]
-        return {name[len(prefix) :]: self._pop(name).get_tensor(name) for name in names}
+        names = [name for name in self._modules.get(module, ()) if name in self._homes]
+        return {name.rpartition(".")[2]: self._pop(name) for name in names}
 
     def take_one(self, name: str) -> Tensor | None:
-        return self._pop(name).get_tensor(name) if name in self._homes else None
+        return self._pop(name) if name in self._homes else None
 
-    def _pop(self, name: str) -> Any:
-        self.num_bytes -= self._sizes[name]
-        return self._homes.pop(name)
+    def _pop(self, name: str) -> Tensor:
+        file, own = self._homes.pop(name)
+        self.num_bytes -= self._sizes[own]
+        tensor: Tensor = file.get_tensor(own)
+        return tensor
 
     def check_empty(self, model: str) -> None:
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
@@ -92,6 +144,21 @@ class _Files:
             raise UnsupportedModel(
                 f"{self._folder} holds weights that {model} has no place for, among them {left[0]!r}"
             )
+
+
+def _renaming(model: Any) -> Callable[[str], str]:
+    """Return what the library's class calls a tensor of a file: some checkpoints have older names."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    steps = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
+
+    def rename(name: str) -> str:
+        for step in steps:
+            name, _ = step.rename_source_key(name)
+        return name
+
+    return rename
 
 
 def _fill(
@@ -110,6 +177,11 @@ def _fill(
             raise UnsupportedModel(f"the checkpoint lacks weight {full!r} of {type(model).__name__}")
         _check_shape(full, tuple(tensor.shape), tuple(parameter.shape))
         module._parameters[field] = nn.Parameter(tensor.to(dtype), requires_grad=False)
+    for field, buffer in module._buffers.items():
+        tensor = files.take_one(f"{name}.{field}" if name else field)
+        if tensor is not None and buffer is not None:
+            _check_shape(f"{name}.{field}", tuple(tensor.shape), tuple(buffer.shape))
+            module._buffers[field] = tensor.to(buffer.dtype)
 
 
 #: Makes the layer of a name that computes with the packed tensors stored for it, in the place of an empty one.
