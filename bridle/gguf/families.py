@@ -17,6 +17,7 @@ from bridle.gguf.rules import (
     LATE_NORMS,
     LATENT,
     MIDDLE_NORMS,
+    MIXED,
     PAIRED,
     PLAIN,
     SHARED_EXPERT,
@@ -43,6 +44,7 @@ class GgufFamily:
     norm_eps: float = 0.0  # of such norms, if the library has it as a constant
     reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
     is_latent: bool = False  # its keys and values are made of one short vector: see `bridle.gguf.mla`
+    is_mixed: bool = False  # its layers differ in their sizes: see `bridle.gguf.mixed_layers`
     is_alias: bool = False  # files of it are read as another architecture's model, and not written
 
 
@@ -65,6 +67,13 @@ FAMILIES = (
         "gemma3_text",
         (*top(offset=True), *attention(), *head_norms(offset=True), *FOUR_NORMS, *GATED),
         reads=("final cap", "one in six"),
+    ),
+    GgufFamily(
+        "gemma4",
+        "gemma4_text",
+        (*top(), *attention(), *head_norms(), *MIXED, *GATED),
+        reads=("final cap",),
+        is_mixed=True,
     ),
     GgufFamily(
         "phi3",

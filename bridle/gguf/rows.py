@@ -8,6 +8,7 @@ the rows of queries and keys into that order. Rows are whole runs of blocks, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ from bridle.gguf.rules import Change
 def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
     """Return the number of heads that the rows of a tensor belong to; 0 if their order is the same in both formats."""
     return {"query": num_heads, "key": num_kv_heads}.get(change, 0)
+
+
+def heads_in(change: Change, config: Any) -> int:
+    """The same of a model with this configuration, which is asked only if order differs: heads may vary by layer."""
+    if change not in ("query", "key"):
+        return 0
+    return heads_of(change, config.num_attention_heads, config.num_key_value_heads)
 
 
 def library_order(num_rows: int, num_heads: int) -> Tensor:

@@ -28,6 +28,12 @@ def suffix_of(name: str) -> str:
     return ".bias" if name.endswith("bias") else ".weight"
 
 
+def file_name(file: str, layer: int, suffix: str) -> str:
+    """The whole name of a tensor in files; scales beside a matrix have one of their own."""
+    name = file.format(layer)
+    return name if name.endswith(".scale") else name + suffix
+
+
 EMBEDDING = TensorRule("model.embed_tokens", ("token_embd",))
 HEAD = TensorRule("lm_head", ("output",))
 _LAYER = "model.layers.{}."
@@ -120,6 +126,28 @@ LATE_HEAD_NORMS = (
 MIDDLE_NORMS = (
     layer("input_layernorm", "attn_norm"),
     layer("post_attention_layernorm", "post_attention_norm"),
+)
+#: Gemma 4: inputs of each layer, and experts beside a network.
+MIXED = (
+    layer("input_layernorm", "attn_norm"),
+    layer("post_attention_layernorm", "post_attention_norm"),
+    layer("pre_feedforward_layernorm", "ffn_norm"),
+    layer("post_feedforward_layernorm", "post_ffw_norm"),
+    layer("layer_scalar", "layer_output_scale"),
+    TensorRule("model.embed_tokens_per_layer", ("per_layer_token_embd",)),
+    TensorRule("model.per_layer_model_projection", ("per_layer_model_proj",)),
+    TensorRule("model.per_layer_projection_norm", ("per_layer_proj_norm",)),
+    layer("per_layer_input_gate", "inp_gate"),
+    layer("per_layer_projection", "proj"),
+    layer("post_per_layer_input_norm", "post_norm"),
+    layer("router.proj", "ffn_gate_inp"),
+    layer("router.scale", "ffn_gate_inp.scale"),
+    layer("router.per_expert_scale", "ffn_down_exps.scale"),
+    layer("experts.gate_up_proj", "ffn_gate_up_exps"),
+    layer("experts.down_proj", "ffn_down_exps"),
+    layer("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    layer("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    layer("post_feedforward_layernorm_2", "post_ffw_norm_2"),
 )
 LATE_NORMS = (
     layer("post_attention_layernorm", "post_attention_norm"),

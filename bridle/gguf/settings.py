@@ -11,6 +11,7 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.families import GgufFamily, family_of, known_architectures
 from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
+from bridle.gguf.mixed_layers import read_mixed, write_mixed
 from bridle.gguf.mla import read_latent, write_latent
 from bridle.gguf.moe import SIGMOID
 from bridle.gguf.rope import read_rotation, write_rotation
@@ -58,20 +59,26 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
     """The fields of `config.json`. Raises `UnsupportedModel` for a field that is missing, or has no counterpart."""
     arch = family.arch
     config: Config = {"model_type": family.model_type}
-    for key, field in _COUNTS.items():
+    for key, field in _counts(family).items():
         config[field] = model.integer(f"{arch}.{key}", low=1, high=MAX_SIDE)
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
         raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
-    (read_latent if family.is_latent else _read_heads)(model, arch, config)
+    read_heads = read_latent if family.is_latent else read_mixed if family.is_mixed else _read_heads
+    read_heads(model, arch, config)
     if not family.norm_eps:
         config[family.layer_norm or "rms_norm_eps"] = model.real(f"{arch}.{_NORM_KEYS[bool(family.layer_norm)]}")
     config["vocab_size"] = _num_tokens(model)
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
-    config["rope_parameters"] = read_rotation(model, arch, config)
+    if not family.is_mixed:
+        config["rope_parameters"] = read_rotation(model, arch, config)
     for name in family.reads:
         TRAITS[name][0](model, arch, config)
     return config | _special_ids(model)
+
+
+def _counts(family: GgufFamily) -> dict[str, str]:
+    return {key: field for key, field in _COUNTS.items() if not (family.is_mixed and key == "feed_forward_length")}
 
 
 def _read_heads(model: GgufModel, arch: str, config: Config) -> None:
@@ -106,12 +113,13 @@ def _special_ids(model: GgufModel) -> Config:
 def write_config(config: Any, family: GgufFamily, put: Put) -> None:
     """Write the library's configuration as metadata; `put` gets keys without the architecture. Raises
     `UnsupportedModel` for settings that a GGUF file cannot express."""
-    for key, field in _COUNTS.items():
+    for key, field in _counts(family).items():
         put(key, int(getattr(config, field)))
-    (write_latent if family.is_latent else _write_heads)(config, put)
+    (write_latent if family.is_latent else write_mixed if family.is_mixed else _write_heads)(config, put)
     eps = family.norm_eps or float(getattr(config, family.layer_norm or "rms_norm_eps"))
     put(_NORM_KEYS[bool(family.layer_norm or family.norm_eps)], eps)
     put("vocab_size", int(config.vocab_size))
-    write_rotation(config, family.arch, put)
+    if not family.is_mixed:
+        write_rotation(config, family.arch, put)
     for name in family.reads:
         TRAITS[name][1](config, put)

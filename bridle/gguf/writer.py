@@ -19,10 +19,11 @@ from bridle.distribution import install_hint
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
 from bridle.gguf.format import TYPES_BY_NAME
+from bridle.gguf.mixed_layers import divisors
 from bridle.gguf.mla import cut_latent
 from bridle.gguf.quantize import encode_blocks
-from bridle.gguf.rows import file_order, heads_of, unwoven
-from bridle.gguf.rules import TensorRule, suffix_of
+from bridle.gguf.rows import file_order, heads_in, unwoven
+from bridle.gguf.rules import TensorRule, file_name, suffix_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
 
@@ -168,7 +169,7 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
 
 
 def _parts(rule: TensorRule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
-    num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
+    num_heads = heads_in(rule.change, config)
     if suffix == ".bias" and rule.change == "offset":
         rule = rule._replace(change="")
     if rule.change == "latent":
@@ -181,12 +182,15 @@ def _parts(rule: TensorRule, layer: int, suffix: str, tensor: Tensor, config: An
             yield file.format(layer) + suffix, _Source(unwoven(turned, part, len(rule.file)), TensorRule("", ()))
         return
     for part, file in enumerate(rule.file):
-        yield file.format(layer) + suffix, _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
+        source = _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
+        yield file_name(file, layer, suffix), source
 
 
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
     """Llama 3's scaling, as the divisor of each frequency; Phi-3's, which are such divisors already."""
     kind = config.rope_parameters.get("rope_type")
+    if config.rope_parameters.get("full_attention", {}).get("rope_type") == "proportional":
+        yield "rope_freqs.weight", torch.tensor(divisors(config))
     if kind == "longrope":
         for length in ("long", "short"):
             yield f"rope_factors_{length}.weight", torch.tensor(config.rope_parameters[f"{length}_factor"])

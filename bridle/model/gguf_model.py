@@ -20,11 +20,12 @@ from bridle.gguf import GgufModel
 from bridle.gguf.dequantize import decode_blocks
 from bridle.gguf.families import ROTATION_TENSORS, GgufFamily
 from bridle.gguf.format import FLOATS
+from bridle.gguf.mixed_layers import unread_tensors
 from bridle.gguf.mla import joined_latent
 from bridle.gguf.moe import draft_tensors
 from bridle.gguf.rope import read_line
-from bridle.gguf.rows import heads_of, library_order, woven
-from bridle.gguf.rules import TensorRule, suffix_of
+from bridle.gguf.rows import heads_in, library_order, woven
+from bridle.gguf.rules import TensorRule, file_name, suffix_of
 from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
@@ -61,7 +62,8 @@ def read_gguf_model(
     fill_buffers(model)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
     filling.run(progress)
-    _divide_frequencies(model, source)
+    if not filling.family.is_mixed:
+        _divide_frequencies(model, source)
     model.requires_grad_(False)
     return move_model(model.eval(), device)  # type: ignore[no-any-return]
 
@@ -72,11 +74,12 @@ class _Filling:
     def __init__(
         self, source: GgufModel, family: GgufFamily, model: Any, dtype: torch.dtype, *, keeps_blocks: bool
     ) -> None:
-        self.source, self.model = source, model
+        self.source, self.family, self.model = source, family, model
         self.dtype, self.keeps_blocks = dtype, keeps_blocks
         self.rules = dict(_rules(family, source, model.config.num_hidden_layers))
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
         self.unused -= draft_tensors(source, model.config.num_hidden_layers)
+        self.unused -= unread_tensors(source) if family.is_mixed else set()
         self._head: QuantizedLinear | None = None  # whose rows are the embedding's, too
 
     def run(self, progress: Callable[[float], None]) -> None:
@@ -175,11 +178,12 @@ class _Filling:
             return False
         self._check_shape(f"{name}.weight", entry.shape, (embedding.num_embeddings, embedding.embedding_dim))
         rows = torch.from_numpy(self.source.read(file))
-        if self.model.config.tie_word_embeddings and entry.kind.name in TYPES:
+        if self.model.config.tie_word_embeddings and entry.kind.name in TYPES and name == "model.embed_tokens":
             self._head = QuantizedLinear(TYPES[entry.kind.name], rows, entry.shape, None, self.dtype)
             self._head.prepare()
         self.unused.discard(file)
-        self._replace(name, QuantizedEmbedding(entry.kind.name, self._head or rows, embedding, self.dtype))
+        shared = self._head if name == "model.embed_tokens" else None
+        self._replace(name, QuantizedEmbedding(entry.kind.name, shared or rows, embedding, self.dtype))
         return True
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
@@ -198,12 +202,13 @@ class _Filling:
         outer = shapes["down_proj"][1:]
         if rules[0][0].change == "woven":
             inner, outer = inner[::-1], outer[::-1]
-        half = (count, inner[0] // 2, inner[1])
-        for file, entry, wanted in zip(files, entries, (half, half, (count, *outer)), strict=True):
+        num_parts = len(files) - 1  # gates and values, together or apart
+        part = (count, inner[0] // num_parts, inner[1])
+        for file, entry, wanted in zip(files, entries, (*[part] * num_parts, (count, *outer)), strict=True):
             self._check_shape(file, entry.shape, wanted)
         has_bias = "down_proj_bias" in shapes
-        gates, values, downs = (self._matrices(file, has_bias) for file in files)
-        experts = [((gate, value), down) for gate, value, down in zip(gates, values, downs, strict=True)]
+        matrices = (self._matrices(file, has_bias) for file in files)
+        experts = [(products[:-1], products[-1]) for products in zip(*matrices, strict=True)]
         self._replace(name, PackedExperts(module, experts))
         return True
 
@@ -232,7 +237,7 @@ class _Filling:
         """The library's tensor called `name`, decoded."""
         rule, layer = self._rule(name)
         suffix = suffix_of(name)
-        parts = [self.decode(file.format(layer) + suffix, dtype) for file in rule.file]
+        parts = [self.decode(file_name(file, layer, suffix), dtype) for file in rule.file]
         try:
             tensor = _joined(rule, parts)
         except (RuntimeError, IndexError):
@@ -275,7 +280,7 @@ class _Filling:
 
     def _order(self, rule: TensorRule, num_rows: int) -> Tensor | None:
         config = self.model.config
-        num_heads = heads_of(rule.change, config.num_attention_heads, config.num_key_value_heads)
+        num_heads = heads_in(rule.change, config)
         if not num_heads:
             return None
         if num_rows % (2 * num_heads):
@@ -293,6 +298,8 @@ def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> Iterator[t
     for rule in family.rules:
         if rule.change == "latent" and "blk.0.attn_kv_b.weight" in source.tensors:  # as older files have it
             rule = TensorRule(rule.model, ("blk.{}.attn_kv_b",))
+        if rule.file == ("blk.{}.ffn_gate_up_exps",) and "blk.0.ffn_gate_exps.weight" in source.tensors:
+            rule = TensorRule(rule.model, ("blk.{}.ffn_gate_exps", "blk.{}.ffn_up_exps"))
         for layer in range(num_layers) if "{}" in rule.model else range(1):
             yield rule.model.format(layer), (rule, layer)
 

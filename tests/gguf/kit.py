@@ -58,6 +58,18 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
     "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "sliding_window": 16,
+        "global_head_dim": 16,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 300,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
     "minicpm": {"attention_multiplier": 8**-0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
     "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
@@ -69,7 +81,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe", "gemma4_text",
     "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 

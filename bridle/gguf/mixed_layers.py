@@ -1,0 +1,136 @@
+"""Gemma 4: layers with a window and layers without one differ in the sizes of their heads, in how positions rotate and
+in the width of their networks, and the last ones take keys and values of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.fields import MAX_SIDE, Config, Put
+from bridle.gguf.rope import read_line
+from bridle.gguf.shards import GgufModel
+from bridle.gguf.sliding_window import read_window_in_some, write_window_in_some
+
+_FULL = "full_attention"
+_SHARED = "attention.shared_kv_layers"
+
+
+def _by_layer(model: GgufModel, key: str, count: int) -> list[int]:
+    """A number of each layer, of which a file has one for all or a list."""
+    value = model.metadata.get(key)
+    if not isinstance(value, np.ndarray):
+        return [model.integer(key, low=1, high=MAX_SIDE)] * count
+    numbers = [int(each) for each in value]
+    if len(numbers) != count or not all(1 <= each <= MAX_SIDE for each in numbers):
+        raise UnsupportedModel(f"{model.path}: {key} has no positive number for each of its {count} layers")
+    return numbers
+
+
+def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
+    """Heads, networks, windows and shared layers."""
+    count = config["num_hidden_layers"]
+    read_window_in_some(model, arch, config)
+    full = [layer for layer in range(count) if config["layer_types"][layer] == _FULL]
+    if not full or len(full) == count:
+        raise UnsupportedModel(f"{model.path} has layers of one kind; {arch} is read with and without a window")
+    sliding = next(layer for layer in range(count) if layer not in full)
+    heads = _by_layer(model, f"{arch}.attention.head_count_kv", count)
+    widths = _by_layer(model, f"{arch}.feed_forward_length", count)
+    shares_weights = f"blk.{full[0]}.attn_v.weight" not in model.tensors
+    if heads[full[0]] != heads[sliding] and not shares_weights:
+        raise UnsupportedModel(f"{model.path}: layers with values of their own differ in the number of key heads")
+    config |= {
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "num_key_value_heads": heads[sliding],
+        "num_global_key_value_heads": heads[full[0]],
+        "attention_k_eq_v": shares_weights,
+        "head_dim": model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE),
+        "global_head_dim": model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE),
+        "num_kv_shared_layers": model.integer(f"{arch}.{_SHARED}", 0, 0, count - 1),
+        "rope_parameters": _read_rotations(model, arch),
+    }
+    _read_inputs_by_layer(model, arch, config)
+    _read_experts(model, arch, config)
+
+
+def _read_rotations(model: GgufModel, arch: str) -> Config:
+    """Layers without a window rotate the first numbers of a head alone: the divisors of others are huge."""
+    divisors = read_line(model, "rope_freqs.weight") if "rope_freqs.weight" in model.tensors else [1.0]
+    width = model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE)
+    rotated = model.integer(f"{arch}.rope.dimension_count_swa", width, 1, width)
+    return {
+        _FULL: {
+            "rope_type": "proportional",
+            "partial_rotary_factor": sum(divisor == 1.0 for divisor in divisors) / len(divisors),
+            "rope_theta": model.real(f"{arch}.rope.freq_base", 1_000_000.0),
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": rotated / width,
+            "rope_theta": model.real(f"{arch}.rope.freq_base_swa", 10_000.0),
+        },
+    }
+
+
+def _read_inputs_by_layer(model: GgufModel, arch: str, config: Config) -> None:
+    config["hidden_size_per_layer_input"] = model.integer(f"{arch}.embedding_length_per_layer_input", 0, 0, MAX_SIDE)
+    entry = model.tensors.get("per_layer_token_embd.weight")
+    config["vocab_size_per_layer_input"] = 0 if entry is None else entry.shape[0]
+
+
+def _read_experts(model: GgufModel, arch: str, config: Config) -> None:
+    count = model.integer(f"{arch}.expert_count", 0, 0, 1 << 16)
+    if not count:
+        return
+    config |= {
+        "enable_moe_block": True,
+        "num_experts": count,
+        "top_k_experts": model.integer(f"{arch}.expert_used_count", low=1, high=count),
+        "moe_intermediate_size": model.integer(f"{arch}.expert_feed_forward_length", low=1, high=MAX_SIDE),
+    }
+
+
+def write_mixed(config: Any, put: Put) -> None:
+    layers = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    full, sliding = (layers[list(config.layer_types).index(kind)] for kind in (_FULL, "sliding_attention"))
+    rope = config.rope_parameters
+    put("attention.head_count_kv", [int(layer.num_key_value_heads) for layer in layers])
+    for key, size in (("key_length", full.head_dim), ("key_length_swa", sliding.head_dim)):
+        put(f"attention.{key}", int(size))
+        put(f"attention.{key.replace('key', 'value')}", int(size))
+    put("rope.dimension_count", int(full.head_dim))
+    put("rope.dimension_count_swa", int(sliding.head_dim))
+    put("rope.freq_base", float(rope[_FULL]["rope_theta"]))
+    put("rope.freq_base_swa", float(rope["sliding_attention"]["rope_theta"]))
+    if rope[_FULL]["rope_type"] != "proportional" or rope["sliding_attention"]["rope_type"] != "default":
+        raise UnsupportedModel("scaled positions of this family cannot be written to a GGUF file")
+    write_window_in_some(config, put)
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+    wide = 2 if config.use_double_wide_mlp else 1
+    widths = [config.intermediate_size * (wide if layer >= first else 1) for layer in range(config.num_hidden_layers)]
+    put("feed_forward_length", widths)
+    put(_SHARED, int(config.num_kv_shared_layers))
+    put("embedding_length_per_layer_input", int(config.hidden_size_per_layer_input or 0))
+    if config.enable_moe_block:
+        put("expert_count", int(config.num_experts))
+        put("expert_used_count", int(config.top_k_experts))
+        put("expert_feed_forward_length", int(config.moe_intermediate_size))
+
+
+def divisors(config: Any) -> list[float]:
+    """Divisors of the frequencies of layers without a window, by which a file says which numbers rotate."""
+    size = config.per_layer_config[list(config.layer_types).index(_FULL)].head_dim
+    rotated = int(size * config.rope_parameters[_FULL]["partial_rotary_factor"] / 2)
+    return [1.0] * rotated + [1e30] * (size // 2 - rotated)
+
+
+def unread_tensors(model: GgufModel) -> set[str]:
+    """Names of keys and values of layers that take those of others."""
+    arch = model.text("general.architecture")
+    shared = model.integer(f"{arch}.{_SHARED}", 0, 0, MAX_SIDE)
+    last = model.integer(f"{arch}.block_count", low=1, high=MAX_SIDE)
+    names = ("attn_k", "attn_v", "attn_k_norm")
+    return {f"blk.{layer}.{name}.weight" for layer in range(last - shared, last) for name in names}
