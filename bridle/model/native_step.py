@@ -8,7 +8,6 @@ without one get the same bits. The lean layers compute the same in torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,22 +38,37 @@ class NativeStep:
         # What stands in each module itself: asked in every step, and modules are many.
         self._states = [vars(module) for parts in self._parts for module in parts]
         self._ready: tuple[KVCache, Layers] | None = None
-        self.angles: Rotation | None = None  # of all positions, [tables, P, D]
+        self.angles: Rotation | None = None  # of all positions, [tables, P, D], of which the first are known
+        self._num_known = 0
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Have the angles of `num_positions` positions in memory, so that no step computes them, if there is room."""
+        """Keep the angles of `num_positions` positions, so that no step computes them again, if there is room. Most
+        requests are short: angles are computed, and take memory, once a position behind them is needed."""
         with torch.inference_mode():
             if fits_memory(compute, num_positions):
-                edges = [*range(0, num_positions, POSITIONS), num_positions]
-                pieces = [torch.arange(*edge).unsqueeze(0) for edge in pairwise(edges)]
-                parts = [self._rotations(compute(piece)) for piece in pieces]
-                self.angles = torch.cat([cos for cos, _ in parts], 1), torch.cat([sin for _, sin in parts], 1)
+                cos, sin = self._rotations(compute(torch.zeros(1, 1, dtype=torch.long)))
+                shape = (cos.shape[0], num_positions, cos.shape[2])
+                self.angles, self._num_known = (cos.new_empty(shape), sin.new_empty(shape)), 0
+                self._know(compute, 0)
+
+    def _know(self, compute: Compute, position: int) -> None:
+        """Compute the angles up to a position, in pieces that do not depend on it."""
+        assert self.angles is not None
+        num_positions = self.angles[0].shape[1]
+        while self._num_known <= min(position, num_positions - 1):
+            begin, end = self._num_known, min(self._num_known + POSITIONS, num_positions)
+            piece = self._rotations(compute(torch.arange(begin, end).unsqueeze(0)))
+            for kept, made in zip(self.angles, piece, strict=True):
+                kept[:, begin:end] = made
+            self._num_known = end
 
     def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
         """Cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
         if self.angles is None or position_ids.dim() != 2:
             return self._rotations(compute(position_ids))
         cos, sin = self.angles
+        if self._num_known < cos.shape[1]:
+            self._know(compute, int(position_ids.max()))
         return cos.index_select(1, position_ids[0]), sin.index_select(1, position_ids[0])
 
     def _rotations(self, turns: Sequence[Rotation]) -> Rotation:

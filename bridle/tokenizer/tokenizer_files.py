@@ -13,6 +13,7 @@ import tokenizers
 from bridle.errors import UnsupportedModel
 from bridle.file_cache import FileCache
 from bridle.gguf.folder import weights_of
+from bridle.malloc import return_free_memory
 from bridle.model.added_tokens import refuse_renumbered
 
 #: Smaller files are read again as quickly.
@@ -51,6 +52,7 @@ def _read_unpacked(folder: Path) -> TokenizerFiles:
     new = [tokenizers.AddedToken(t, normalized=False, special=True) for t in roles.values() if t not in known]
     backend.add_special_tokens(new)
     check_added(folder, backend)
+    return_free_memory()  # ten times the file's size, which weights would come on top of
     return TokenizerFiles(backend, roles, config.get("chat_template"))
 
 

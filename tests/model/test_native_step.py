@@ -269,6 +269,26 @@ def test_angles_that_are_kept_are_those_that_are_computed(
     assert torch.equal(prefill(executor, PROMPTS[2], [9, 1, len(PROMPTS[2]) - 10]), kept)
 
 
+def test_angles_are_computed_once_and_only_as_far_as_requests_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.model.native_step.POSITIONS", 7)
+    executor, asked = load("llama", True, monkeypatch), []
+    lowered, prompt = executor.runner.lowered, PROMPTS[2][:10]
+    rotations = lowered.rotations
+
+    def compute(position_ids: Any) -> Any:
+        asked.extend(position_ids.flatten().tolist())
+        return rotations(position_ids)
+
+    lowered.rotations = compute
+    lowered.keep_angles(40)
+    assert max(asked) == 6
+    first = prefill(executor, prompt, [len(prompt)])
+    assert max(asked) == 13
+    asked.clear()
+    executor.reset()
+    assert torch.equal(prefill(executor, prompt, [len(prompt)]), first) and not asked
+
+
 def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.model.rope.MAX_TABLE_BYTES", 1000)
     executor = load("llama", True, monkeypatch)
