@@ -35,7 +35,7 @@ class Opening:
         self.future: Future[Prompt] = Future()
         self._opened = opened
         self.requests = [
-            replace(request, id=f"{request.id}/{number}", controller=part)
+            replace(request, id=f"{request.id}/{number}", controller=part, is_composed=True)
             for number, part in enumerate(controller.parts)
         ]
         first = len(self.demands)

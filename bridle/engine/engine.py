@@ -341,6 +341,11 @@ class Engine:
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
         """Send the end of an output: now, or after its controller's last logs."""
+        if seq.is_probe:
+            self._branching.choices.fail(seq, event.error)
+            return
+        if seq.control.pool is not None:
+            self._branching.choices.end(seq)
         if seq.control.pool is None or not self._steering.end(seq, event):
             self._live.end(seq, event)
 
@@ -382,6 +387,7 @@ class Engine:
         queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
         self._scheduler.blocks.check_integrity(queued)
         known = {seq_id for outputs in self._live.outputs.values() for seq_id in outputs.sequences}
+        known |= self._branching.choices.probe_ids
         lost = [seq.id for seq in queued if seq.id not in known or seq.is_finished]
         if lost:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")

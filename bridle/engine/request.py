@@ -113,7 +113,8 @@ class Request:
     prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
     `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
     for a while after an output ended by itself; a request that `continues` it uses that KV. `guard` has the operator's
-    rules for its texts. `repeats` marks parts of a text that must not come twice.
+    rules for its texts. `repeats` marks parts of a text that must not come twice. The part of a request that goes to
+    one of several controllers `is_composed`.
     """
 
     id: str
@@ -139,6 +140,7 @@ class Request:
     repeats: RepeatMarks | None = None
     continues: str = ""
     guard: Guardrails | None = None
+    is_composed: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property

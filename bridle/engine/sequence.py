@@ -22,7 +22,7 @@ from bridle.engine.sequence_state import (
     SequenceStatus,
     TraceState,
 )
-from bridle.outputs import Usage
+from bridle.outputs import FinishReason, Usage
 from bridle.sampling import SamplingParams
 
 _MASK64 = (1 << 64) - 1
@@ -73,6 +73,8 @@ class Sequence:
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
     trace: TraceState | None = None  # None: nobody asked for one
+    is_choosing: bool = False  # it waits until its options are scored
+    is_probe: bool = False  # it only scores options of another sequence, and is no output
 
     @property
     def num_generated(self) -> int:
@@ -95,14 +97,18 @@ class Sequence:
     def is_held(self) -> bool:
         """Return whether its controller keeps it from being computed."""
         control = self.control
-        return control.missed_deadline or control.is_suspended
+        return control.missed_deadline or control.is_suspended or self.is_choosing
 
     @property
     def is_ready(self) -> bool:
         """Return whether it has tokens to compute, and its controller, adapter and media are ready."""
         control, queue = self.control, self.queue
         return not (
-            control.missed_deadline or control.is_suspended or queue.adapter_not_scheduled or queue.awaits_media
+            control.missed_deadline
+            or control.is_suspended
+            or self.is_choosing
+            or queue.adapter_not_scheduled
+            or queue.awaits_media
         )
 
     @property
@@ -227,6 +233,31 @@ class Sequence:
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score
         return end - first if first < min(end, self.num_to_score - 1) else int(is_drawn)
+
+    # -- options -------------------------------------------------------------------------------------------
+
+    def probe(self, new_id: int, request: Request, sampling: SamplingParams) -> Sequence:
+        """A copy that only scores tokens, which `begin_probing` gives it once it shares the blocks. It has no text and
+        no controller."""
+        probe = self.fork(new_id, self.index, 0)
+        probe.request, probe.sampling, probe.trace, probe.is_probe = request, sampling, None, True
+        probe.control.pool, probe.output.text = None, None
+        return probe
+
+    def begin_probing(self, tokens: tuple[int, ...]) -> None:
+        """Append tokens each of which is to be computed, and to score what may follow it. The last one stands twice,
+        because what nothing follows would not be scored."""
+        self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
+        self.tokens += (*tokens, tokens[-1])
+        self.num_prompt = len(self.tokens)
+
+    def note_scored(self, num_tokens: int) -> None:
+        """Note that what follows the first tokens was scored."""
+        self.output.num_scored = num_tokens
+
+    def count_draw(self) -> None:
+        """Count a draw of an option."""
+        self.draws.num_draws += 1
 
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""

@@ -9,9 +9,9 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from bridle.chat.conversation import prompt_text
 from bridle.compat.vllm_calls import of_method
@@ -23,6 +23,7 @@ from bridle.llm.arguments import Prompt
 from bridle.llm.calls import one_of
 from bridle.llm.chat_session import ChatSession
 from bridle.llm.chats import conversation_of, read_chats
+from bridle.llm.decisions import ChoiceResult, decision_in
 from bridle.llm.kwargs import check_names, settle_runs, takes
 from bridle.llm.loaded_model import LoadedModelMixin
 from bridle.llm.options import Adapters, ChatCallOptions, ChatOptions, GenerateOptions, Message, Sampling
@@ -33,6 +34,7 @@ from bridle.llm.structured_parse import objects_of, typed_as
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
+from bridle.structured_output.spec import Choice
 from bridle.tokenizer.content_tokens import encode_prompt
 
 T = TypeVar("T")
@@ -221,6 +223,19 @@ class LLM(LoadedModelMixin):
         """`chat` for an event loop, with the same keywords. Cancelling the task cancels the requests."""
         chats = await self._calls.chats("chat_async", messages, one_of(sampling, sampling_params), given)
         return read_chats(chats, await self._calls.run_async([OutputCollector(chat.request) for chat in chats], given))
+
+    def decide(
+        self, prompt: Prompt | Sequence[Message], choices: Sequence[str], *, use_tqdm: bool = False, **given: Any
+    ) -> ChoiceResult:
+        """Choose one of the texts `choices` as the continuation of a prompt, or as the next message of a conversation,
+        and return the probability of each. All are scored as a whole in one or two steps. The best one is chosen; with
+        a `temperature`, one is sampled. The other keywords are those of `generate` and `chat`. Raises
+        `UnsupportedFeature` where options cannot be scored."""
+        options = tuple(choices)
+        how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": Choice(options, scored=True)}
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            return decision_in(self.chat(cast(Any, prompt), use_tqdm=use_tqdm, **how)[0], options)
+        return decision_in(self.generate(cast(Any, prompt), use_tqdm=use_tqdm, **how)[0], options)
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""

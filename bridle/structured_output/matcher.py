@@ -71,6 +71,10 @@ class Matcher:
             )
         del self._tokens[len(self._tokens) - num_tokens :]
 
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may follow, one after the other."""
+        return int(self.backend.validate_tokens(list(tokens)))
+
     # -- looking -------------------------------------------------------------------------------------------
 
     def mask(self) -> bytes:

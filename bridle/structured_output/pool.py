@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ControllerError, InternalError
+from bridle.errors import BridleError, ControllerError, InternalError, UnsupportedFeature
 from bridle.sampling import SamplingParams
 from bridle.structured_output.compiler import Compiler
+from bridle.structured_output.finite import scored_options
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
 from bridle.structured_output.matcher import Matcher, end_row, fitting
 from bridle.structured_output.pattern_end import PatternEnd
-from bridle.structured_output.spec import Constraint
+from bridle.structured_output.spec import Choice, Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
 #: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
@@ -47,6 +48,8 @@ class _Instance:
     matcher: Matcher
     constraint: Constraint | None = None
     end: PatternEnd = field(default_factory=lambda: PatternEnd(None))
+    options: Decision | None = None  # the answer to the first question, if options are scored as a whole
+    is_chosen: bool = False  # and the one that comes after it is the text
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
@@ -74,10 +77,13 @@ class ConstraintPool(ControllerPool):
         make_vocabulary: Callable[[], GrammarVocabulary],
         limits: ConstraintLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        can_score: bool = True,
     ) -> None:
         limits = limits or ConstraintLimits()
         self.compiler = Compiler(make_vocabulary, limits)
         self._clock = clock
+        self._can_score = can_score
         self._workers = Workers(limits.num_threads)
         self.opened: dict[str, _Instance] = {}
         self.live: dict[int, _Instance] = {}
@@ -103,8 +109,7 @@ class ConstraintPool(ControllerPool):
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                end = _end_of(constraint, request.sampling)
-                self.opened[request.id] = _Instance(compiled.result().copy(), constraint, end)
+                self.opened[request.id] = self._opened(request, constraint, compiled.result().copy())
             except BaseException as error:  # a cancelled compilation is one too
                 future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
             else:
@@ -112,6 +117,17 @@ class ConstraintPool(ControllerPool):
 
         self.compiler.compile(constraint).add_done_callback(begin)
         return future
+
+    def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> _Instance:
+        is_asked = isinstance(constraint, Choice) and constraint.scored is True
+        end = _end_of(constraint, request.sampling)
+        if not self._can_score:
+            if is_asked:
+                raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
+            return _Instance(start, constraint, end)
+        options = scored_options(constraint, request, lambda: self.compiler.vocabulary, start)
+        decision = Decision.choose(options, is_reported=is_asked) if options else None
+        return _Instance(start, constraint, end, decision)
 
     def abandon(self, request: Request) -> None:
         self.opened.pop(request.id, None)
@@ -128,7 +144,11 @@ class ConstraintPool(ControllerPool):
             elif ask.parent is not None:
                 parent = self.live[ask.parent]
                 self.live[ask.seq_id] = _Instance(
-                    parent.matcher.copy(), parent.constraint, parent.end.copy(), parent.is_slow
+                    parent.matcher.copy(),
+                    parent.constraint,
+                    parent.end.copy(),
+                    is_slow=parent.is_slow,
+                    is_chosen=parent.is_chosen,
                 )
         known: list[_Answered] = []
         masks: list[_Due] = []
@@ -180,6 +200,9 @@ class ConstraintPool(ControllerPool):
         matcher = instance.matcher
         began = time.thread_time()
         try:
+            if ask.request is not None and instance.options is not None:
+                instance.is_chosen = True
+                return Answer(instance.options)
             if ask.request is None:
                 matcher.rollback(ask.backtrack)
                 with fitting(ask.rewritten_by, instance.constraint):
@@ -187,7 +210,7 @@ class ConstraintPool(ControllerPool):
             if ask.final:
                 return Answer(log=_last_words(matcher))
             is_left = instance.end.is_over(ask.sampled, bool(ask.tokens), self.compiler.vocabulary)
-            if matcher.is_complete or is_left:
+            if matcher.is_complete or is_left or instance.is_chosen:
                 return Answer(Decision.stop())
             if matcher.is_failed:
                 raise ControllerError(f"the constraint failed: {matcher.failure}")

@@ -154,21 +154,28 @@ class Gbnf(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Constraint):
-    """The text is one of `options`."""
+    """The text is one of `options`. By default, options are scored as a whole where that is possible, and one is
+    sampled by its probability. `scored` False masks token after token instead; True is refused where it cannot be
+    had, and reports the probabilities of all options in the variable `choice`."""
 
     options: tuple[str, ...]
+    scored: bool | None = None
 
-    def __init__(self, options: Iterable[str]) -> None:
+    def __init__(self, options: Iterable[str], scored: bool | None = None) -> None:
         if isinstance(options, (str, bytes)) or not isinstance(options, Iterable):
             raise InvalidRequest(f"choice is {short_repr(options)}; must be a list of texts", PARAM)
+        if scored is not None and not isinstance(scored, bool):
+            raise InvalidRequest(f"scored is {short_repr(scored)}; must be true or false", PARAM)
         object.__setattr__(self, "options", tuple(options))
+        object.__setattr__(self, "scored", scored)
         check_count(len(self.options), limits.MAX_OPTIONS, "choice", "options")
         check_total(sum(len(option) for option in self.options if isinstance(option, str)), "choice")
         for option in self.options:
             check_text(option, "choice")
 
     def to_dict(self) -> dict[str, Any]:
-        return {"choice": list(self.options)}
+        how = {} if self.scored is None else {"scored": self.scored}
+        return {"choice": list(self.options), **how}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +314,7 @@ _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "yacc": ((), _plain(Yacc)),
     "gbnf": ((), _plain(Gbnf)),
     "grammar": ((), _plain(_grammar)),
-    "choice": ((), _plain(Choice)),
+    "choice": (("scored",), _plain(Choice)),
     "substring": (("end", "unit"), _plain(Substring)),
     "sequence": ((), _read_parts(Concat, "sequence")),
     "any_of": ((), _read_parts(OneOf, "any_of")),

@@ -256,7 +256,7 @@ def test_rewinding_gives_the_same_masks_again() -> None:
 
 def test_a_fork_starts_where_its_parent_was() -> None:
     with Lab(text_vocabulary()) as lab:
-        opened(lab.pool, lab, Choice(["xa1", "xb2"]), 1)
+        opened(lab.pool, lab, Choice(["xa1", "xb2"], scored=False), 1)
         lab.pool.collect([1], soon())
         forced = tuple(lab.vocab.encode(b"x"))
         lab.pool.ask([Ask(1, tokens=forced)])

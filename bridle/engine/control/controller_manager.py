@@ -120,7 +120,7 @@ class ControllerManager:
             control = seq.control
             if control.is_suspended and not (control.pending_ask or control.awaits_answer or control.answer):
                 control.pending_ask = Ask(seq.id, turns=self._watch.turns_due(seq))
-            if control.pending_ask is None or control.pool is None:
+            if control.pending_ask is None or control.pool is None or seq.is_choosing:
                 continue
             if seq.output.ending is not None:
                 control.pending_ask, control.final_ask_sent = replace(control.pending_ask, final=True), True
@@ -212,10 +212,14 @@ class ControllerManager:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
             self.collect_answers()
-            forced = [seq for seq in list(self.sequences.values()) if seq.control.answer and self._apply_early(seq)]
+            forced = [seq for seq in list(self.sequences.values()) if self._is_early(seq) and self._apply_early(seq)]
             if not forced:
                 return
             self.ask()
+
+    @staticmethod
+    def _is_early(seq: Sequence) -> bool:
+        return seq.control.answer is not None and not seq.is_choosing
 
     def _apply_early(self, seq: Sequence) -> bool:
         """Apply one answer if it needs no logits row; returns whether tokens were forced."""

@@ -13,6 +13,8 @@ from bridle.sampling import SamplingParams
 
 #: The most tokens that a branch may propose to draft.
 MAX_PROPOSED = 4096
+#: The most tokens of all options of a choice together.
+MAX_OPTION_TOKENS = 16_384
 
 #: Variables of the request, each with the version that it must exceed: only these can end a wait.
 WaitsFor = tuple[tuple[str, int], ...]
@@ -67,6 +69,15 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """Token sequences of which one follows as a whole, by the probability that it has under the model. With
+    `is_reported` the client gets the probabilities of all of them."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    is_reported: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The answer for one sequence. Build it with the class methods; the client gets `reason` on a stop.
 
@@ -80,6 +91,7 @@ class Decision:
     reason: str | None = None
     waited: WaitsFor | None = None
     awaited: tuple[Awaited, ...] = ()
+    options: Options | None = None
 
     @classmethod
     def sample(
@@ -118,6 +130,11 @@ class Decision:
         if not awaited:
             raise ValueError("wait_for needs at least one call")
         return cls(is_wait=True, awaited=awaited)
+
+    @classmethod
+    def choose(cls, tokens: Iterable[Iterable[int]], *, is_reported: bool = False) -> Decision:
+        """Append one of these token sequences: the engine scores them all, and draws one by its whole probability."""
+        return cls((Branch(),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
     def stop(cls, reason: str | None = None) -> Decision:

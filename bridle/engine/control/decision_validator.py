@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.engine.control.decision import MAX_PROPOSED, Branch, Decision, mask_words
+from bridle.engine.control.decision import MAX_OPTION_TOKENS, MAX_PROPOSED, Branch, Decision, Options, mask_words
 from bridle.engine.multimodal.multimodal_inputs import splits
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sequence import Sequence
@@ -31,11 +31,27 @@ class DecisionValidator:
                 raise ControllerError(f"the output took {num_moves} turns without coming to its end")
             for branch in decision.branches:
                 self._check_branch(seq, branch)
+            if decision.options is not None:
+                self._check_options(seq, decision.options)
         except ControllerError as error:
             return error
         except (TypeError, ValueError, AttributeError) as error:
             return ControllerError(f"the decision is malformed: {error}")
         return None
+
+    def _check_options(self, seq: Sequence, options: Options) -> None:
+        if not options.tokens or not all(options.tokens):
+            raise ControllerError("a choice needs options of at least one token each")
+        if len(set(options.tokens)) < len(options.tokens):
+            raise ControllerError("a choice has the same option twice")
+        if len(seq.tokens) + max(map(len, options.tokens)) > seq.max_len:
+            raise ControllerError("the longest option does not fit into max_tokens or the context")
+        num_tokens = sum(map(len, options.tokens))
+        if num_tokens > MAX_OPTION_TOKENS:
+            raise ControllerError(f"the options have {num_tokens} tokens; at most {MAX_OPTION_TOKENS}")
+        for tokens in options.tokens:
+            for token in tokens:
+                self._check_token(token, "options")
 
     def _check_branch(self, seq: Sequence, branch: Branch) -> None:
         if branch.mask is not None:

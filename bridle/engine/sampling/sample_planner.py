@@ -19,6 +19,7 @@ from bridle.engine.control.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
@@ -53,6 +54,8 @@ class PlannedSamples:
     draws: list[PlannedDraw] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     spread: list[Sequence] = field(default_factory=list)  # sequences that got forks for their request's n outputs
+    choices: Wanted = field(default_factory=list)  # what the last scores of the batch are for
+    choosing: list[Sequence] = field(default_factory=list)  # sequences that begin a choice
     embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # whose logits row is wanted as it was
 
 
@@ -76,6 +79,7 @@ class SamplePlanner:
         self._new_id = new_id
         self._max_outputs = max_outputs
         self._unnamed = unnamed
+        self.choices = ChoiceScorer(scheduler, steering, progress, new_id)
         self._drafted = DraftVerifier(scheduler, steering, progress, self._accept)
 
     # -- before sampling ---------------------------------------------------------------------------------
@@ -83,9 +87,11 @@ class SamplePlanner:
     def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
         """Create the rows for all branches of the sequences that continue in this step."""
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
-        wanting = [item for item in scheduled if item.seq.wants_scores]
+        wanting = [item for item in scheduled if item.seq.wants_scores and not item.seq.is_probe]
         out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
         for item in scheduled:
+            if item.seq.is_probe:
+                out.choices += self.choices.score(item, out.batch)
             if not draws_next(item):
                 continue
             if item.seq.request.embeds:
@@ -109,6 +115,10 @@ class SamplePlanner:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
+        if seq.control.answer is not None and (options := seq.control.answer.options) is not None:
+            out.choosing.append(seq)
+            out.choices += self.choices.begin(item, owners, options, out.batch)
+            return
         for branch, owner in zip(branches, owners, strict=True):
             draw = PlannedDraw(owner, branch, None, item)
             if branch.sample:
@@ -141,6 +151,8 @@ class SamplePlanner:
 
     def undo(self, out: PlannedSamples) -> None:
         """Remove the forks of a step that failed before it had any result."""
+        for seq in out.choosing:
+            self.choices.undo(seq)
         for _, child in reversed(out.forks):
             outputs = self._outputs[child.request.id]
             del outputs.sequences[child.id]
@@ -158,7 +170,9 @@ class SamplePlanner:
         self, scheduled: list[Scheduled], out: PlannedSamples, result: StepResult, vectors: Vectors[array[float]] = ()
     ) -> None:
         """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
-        scores = {run.seq_id: values for run, values in zip(out.batch.scores, result.scores, strict=True)}
+        num_known = len(result.scores) - len(out.choices)
+        runs = out.batch.scores[:num_known]
+        scores = {run.seq_id: values for run, values in zip(runs, result.scores[:num_known], strict=True)}
         for item in scheduled:
             seq = item.seq
             if seq.is_finished:
@@ -190,6 +204,8 @@ class SamplePlanner:
                 right, num_drafted = num_right.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
                 self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
+        if out.choices:
+            self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _accept(self, draw: PlannedDraw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a sampled token to its branch: the token enters the sequence, or a splice replaces it."""

@@ -3,7 +3,7 @@ tokenizer, the constraint compiler, and the pools of controllers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,4 +53,5 @@ def constraint_pool(tokenizer: Tokenizer, info: ExecutorInfo) -> ConstraintPool:
     """Return the pool that compiles and runs constraints for this model's tokens."""
     from bridle.structured_output import ConstraintPool, vocabulary_of
 
-    return ConstraintPool(lambda: vocabulary_of(tokenizer, info.vocab_size, info.eos_token_ids))
+    make = partial(vocabulary_of, tokenizer, info.vocab_size, info.eos_token_ids)
+    return ConstraintPool(make, can_score=info.kv == "paged")

@@ -1,0 +1,183 @@
+"""Choices: scores whole options after a prompt, and continues each output with the one that it draws.
+
+When the prompt is computed, its last logits row scores how the options begin. The rest is scored by *probes*: forks of
+the sequence that share its KV, hold the tokens of an option, and sample nothing. All of them are computed in the next
+steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each draws an option, whose tokens
+are forced. Options of one token each need no probe, and no further step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from bridle.engine.control.controller_manager import ControllerManager
+from bridle.engine.control.decision import Options
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sampling.option_draw import draw_option, probabilities
+from bridle.engine.sampling.token_trie import Probe, TokenTrie
+from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
+from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun
+from bridle.engine.sequence import Sequence, fork_key
+from bridle.errors import BridleError
+from bridle.outputs import FinishReason, Logprob, Stored
+
+#: The variable with the probabilities of the options, in their order, and their log-probabilities under the model.
+CHOICE = "choice"
+#: Keeps draws of options apart from forks.
+_ORDINAL = 1 << 40
+
+
+@dataclass(eq=False, slots=True)
+class PendingChoice:
+    """A choice under way: the outputs that wait for it, and the probes that are still to be computed."""
+
+    options: Options
+    trie: TokenTrie
+    owners: list[Sequence]
+    num_tokens: int  # of the prompt, which the options follow
+    probes: dict[int, tuple[Sequence, Probe]] = field(default_factory=dict)
+
+
+#: For each score of a batch that belongs to a choice: the node that it is for.
+Wanted = list[tuple[PendingChoice, int]]
+
+
+class ChoiceScorer:
+    """Begins choices while rows are planned, and ends them when everything is scored."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        steering: ControllerManager,
+        progress: OutputProcessor,
+        new_id: Callable[[], int],
+    ) -> None:
+        self._scheduler = scheduler
+        self._steering = steering
+        self._progress = progress
+        self._new_id = new_id
+        self._by_probe: dict[int, PendingChoice] = {}
+        self._by_owner: dict[int, PendingChoice] = {}
+
+    @property
+    def probe_ids(self) -> set[int]:
+        """The ids of the probes, which are queued and belong to no output."""
+        return set(self._by_probe)
+
+    # -- before sampling ---------------------------------------------------------------------------------
+
+    def begin(self, item: Scheduled, owners: list[Sequence], options: Options, batch: SampleBatch) -> Wanted:
+        """Begin a choice after the last token of a row. Returns the nodes of the scores that are added to `batch`."""
+        trie = TokenTrie(options.tokens)
+        choice = PendingChoice(options, trie, owners, item.end)
+        for owner in owners:
+            owner.is_choosing = True
+            self._by_owner[owner.id] = choice
+        self._add_probes(choice, item.seq)
+        return _ask(choice, item.seq.id, item.last_logit, 0, batch)
+
+    def _add_probes(self, choice: PendingChoice, parent: Sequence) -> None:
+        probes = choice.trie.probes()
+        if not probes:
+            return
+        bare = replace(parent.request, guard=None, trace=False, detokenize=False)
+        sampling = replace(parent.sampling, prompt_logprobs=0, logprobs=None, speculate=0)
+        for probe in probes:
+            seq = parent.probe(self._new_id(), bare, sampling)
+            self._scheduler.add_fork(parent, seq)
+            seq.begin_probing(probe.tokens)
+            choice.probes[seq.id] = seq, probe
+            self._by_probe[seq.id] = choice
+
+    def score(self, item: Scheduled, batch: SampleBatch) -> Wanted:
+        """Add the scores that can be read from a probe's row."""
+        choice = self._by_probe[item.seq.id]
+        probe, wanted = choice.probes[item.seq.id][1], Wanted()
+        for depth in range(max(item.row.start - choice.num_tokens, 0) + 1, item.end - choice.num_tokens + 1):
+            node = probe.nodes.get(depth)
+            if node is not None:
+                row = item.last_logit + choice.num_tokens + depth - item.end
+                wanted += _ask(choice, item.seq.id, row, node, batch)
+        return wanted
+
+    def undo(self, owner: Sequence) -> None:
+        """Forget the choice that began in a failed step; it begins again with its row."""
+        choice = self._by_owner.get(owner.id)
+        if choice is not None:
+            self._drop_probes(choice)
+            for each in choice.owners:
+                self._by_owner.pop(each.id, None)
+                each.is_choosing = False
+
+    # -- after sampling ----------------------------------------------------------------------------------
+
+    def take(self, wanted: Wanted, scores: list[list[Logprob]], scheduled: list[Scheduled]) -> None:
+        """Note the scores of a step, and end the choices that have all of theirs."""
+        for (choice, node), (score,) in zip(wanted, scores, strict=True):
+            choice.trie.logprobs[node] = score.logprob
+        touched = dict.fromkeys(choice for choice, _ in wanted)
+        for item in scheduled:
+            own = self._by_probe.get(item.seq.id)
+            if own is not None and item.end >= item.seq.target:
+                self._remove(own, item.seq)
+                touched[own] = None
+            elif own is not None:
+                item.seq.note_scored(item.end + 1)
+        for choice in touched:
+            if not choice.probes and choice.owners:
+                self._conclude(choice)
+
+    def _conclude(self, choice: PendingChoice) -> None:
+        scores = choice.trie.scores()
+        if choice.options.is_reported:
+            seq = choice.owners[0]
+            told = {"probabilities": probabilities(scores), "logprobs": scores}
+            value = json.dumps(told).encode()
+            self._progress.events.append(Stored(seq.request.id, seq.index, CHOICE, value))
+        for owner in choice.owners.copy():
+            self._let_go(choice, owner)
+            random = fork_key(owner.key, _ORDINAL + owner.draws.num_draws, 0)
+            number = draw_option(scores, owner.sampling, random)
+            owner.count_draw()
+            self._steering.force(owner, 0, choice.options.tokens[number])
+
+    # -- endings -----------------------------------------------------------------------------------------
+
+    def end(self, seq: Sequence) -> None:
+        """Note that an output ended while it waited for a choice."""
+        choice = self._by_owner.get(seq.id)
+        if choice is not None:
+            self._let_go(choice, seq)
+            if not choice.owners:
+                self._drop_probes(choice)
+
+    def fail(self, probe: Sequence, error: BridleError | None) -> None:
+        """End the outputs whose probe failed, with its error."""
+        choice = self._by_probe.pop(probe.id, None)
+        if choice is None:
+            return
+        del choice.probes[probe.id]
+        for owner in choice.owners.copy():
+            self._progress.finish(owner, FinishReason.ERROR, error=error)
+
+    def _let_go(self, choice: PendingChoice, owner: Sequence) -> None:
+        choice.owners.remove(owner)
+        owner.is_choosing = False
+        del self._by_owner[owner.id]
+
+    def _drop_probes(self, choice: PendingChoice) -> None:
+        for seq, _ in [*choice.probes.values()]:
+            self._remove(choice, seq)
+
+    def _remove(self, choice: PendingChoice, probe: Sequence) -> None:
+        del choice.probes[probe.id], self._by_probe[probe.id]
+        self._scheduler.remove(probe)
+
+
+def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
+    """Ask for the log-probabilities of all edges after `node`, which logits row `row` predicts."""
+    edges = choice.trie.children[node]
+    batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]
+    return [(choice, child) for child in edges.values()]

@@ -1,0 +1,97 @@
+"""A trie of the token sequences among which one is chosen: each edge is scored once, however many sequences share it.
+
+Node 0 is the root. A *probe* is a path of tokens that must go through the model, so that its logits rows score the
+edges after each of its nodes. Edges of the root need no probe: the end of the prompt predicts them. This module knows
+no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Tokens = tuple[int, ...]
+#: What is left of a probability that its longer options have used up by rounding.
+_LEAST = 1e-12
+
+
+@dataclass(slots=True)
+class Probe:
+    """Tokens from the root to a node, and the nodes on the way whose edges this probe scores, by their depth."""
+
+    tokens: Tokens
+    nodes: dict[int, int] = field(default_factory=dict)
+
+
+class TokenTrie:
+    """The trie of `options`, none of which is empty. `logprobs[node]` is that of the edge to a node, once known."""
+
+    def __init__(self, options: Sequence[Tokens]) -> None:
+        self.children: list[dict[int, int]] = [{}]
+        self._parents, self._tokens = [0], [0]
+        self.ends = [self._add(option) for option in options]
+        self.logprobs: dict[int, float] = {}
+
+    def _add(self, option: Tokens) -> int:
+        node = 0
+        for token in option:
+            known = self.children[node].get(token)
+            if known is None:
+                known = self.children[node][token] = len(self.children)
+                self.children.append({})
+                self._parents.append(node)
+                self._tokens.append(token)
+            node = known
+        return node
+
+    def probes(self) -> list[Probe]:
+        """The fewest paths whose nodes cover every edge that does not begin at the root."""
+        made: list[Probe] = []
+        covered: set[int] = set()
+        for node, edges in enumerate(self.children):
+            if node and edges and not any(self.children[child] for child in edges.values()):
+                path = self._path(node)
+                probe = Probe(tuple(self._tokens[each] for each in path))
+                probe.nodes = {depth: each for depth, each in enumerate(path, 1) if each not in covered}
+                covered.update(path)
+                made.append(probe)
+        return made
+
+    def _path(self, node: int) -> list[int]:
+        path: list[int] = []
+        while node:
+            path.append(node)
+            node = self._parents[node]
+        return path[::-1]
+
+    def scores(self) -> list[float]:
+        """The log-probability of each option: that the text begins with its tokens, and with those of no longer
+        option. Without the second part, an option would always be likelier than those that it begins."""
+        totals = [0.0] * len(self.children)
+        for node in range(1, len(self.children)):  # parents come first
+            totals[node] = totals[self._parents[node]] + self.logprobs[node]
+        longer = self._longer()
+        return [totals[node] + _without(longer[node] - totals[node]) for node in self.ends]
+
+    def _longer(self) -> list[float]:
+        """For each node, the log-probability of all options below it, counted from the root."""
+        totals, ends = [0.0] * len(self.children), set(self.ends)
+        for node in range(1, len(self.children)):
+            totals[node] = totals[self._parents[node]] + self.logprobs[node]
+        below = [-math.inf] * len(self.children)
+        for node in range(len(self.children) - 1, 0, -1):
+            whole = totals[node] if node in ends else below[node]
+            below[self._parents[node]] = _sum(below[self._parents[node]], whole)
+        return below
+
+
+def _sum(one: float, other: float) -> float:
+    """The logarithm of the sum of two probabilities."""
+    high, low = max(one, other), min(one, other)
+    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
+
+
+def _without(share: float) -> float:
+    """The logarithm of what is left of 1 without a share, given as a logarithm."""
+    return math.log(max(1.0 - math.exp(share), _LEAST)) if share > -math.inf else 0.0

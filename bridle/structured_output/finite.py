@@ -1,0 +1,105 @@
+"""The texts of a constraint that allows only a few, so that all of them can be scored.
+
+A constraint is finite if it is a choice, or a schema whose whole answer is an enum, a constant or a boolean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bridle.engine.control.decision import MAX_OPTION_TOKENS
+from bridle.engine.request import Request
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.sampling import SamplingParams
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.spec import Choice, Constraint, JsonSchema
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+#: The most options that are scored.
+MAX_SCORED = 4_096
+#: Keywords of a schema that do not restrict an enum further.
+_IGNORED = frozenset({"title", "description", "$schema", "default", "examples"})
+#: What restricts single tokens, which options as a whole cannot follow.
+_RESTRICTING = ("logit_bias", "bad_words_ids", "banned_phrases", "allowed_token_ids", "bias_texts", "watermark")
+
+Tokens = tuple[tuple[int, ...], ...]
+
+
+def finite_texts(constraint: Constraint) -> tuple[str, ...]:
+    """All texts that the constraint allows, none twice; nothing if it is not known to be finite."""
+    if isinstance(constraint, Choice):
+        return tuple(dict.fromkeys(constraint.options))
+    if not isinstance(constraint, JsonSchema) or constraint.whitespace != "fixed":
+        return ()
+    schema = json.loads(constraint.schema)
+    values = _values(schema) if isinstance(schema, dict) else ()
+    return tuple(dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values))
+
+
+def _values(schema: dict[str, Any]) -> Sequence[Any]:
+    """The values of a schema that lists them. Objects and lists may be spelled in several ways."""
+    kinds = set(schema) - _IGNORED
+    if kinds == {"type"} and schema["type"] == "boolean":
+        return (True, False)
+    if kinds == {"type", "enum"} and schema["type"] == "string":
+        return [value for value in schema["enum"] if isinstance(value, str)]
+    if kinds == {"enum"} and all(isinstance(value, (str, bool)) or value is None for value in schema["enum"]):
+        return list(schema["enum"])
+    return ()
+
+
+def scored_options(
+    constraint: Constraint, request: Request, vocabulary: Callable[[], GrammarVocabulary], start: Matcher
+) -> Tokens:
+    """The canonical tokens of the texts among which the request chooses as a whole; none if masks must do. Raises
+    `UnsupportedFeature` or `InvalidRequest` if the request insists on scores that it cannot have."""
+    asked = constraint.scored if isinstance(constraint, Choice) else None
+    texts = () if asked is False else finite_texts(constraint)
+    if len(texts) < 2 and asked is not True:
+        return ()
+    reason = _reason(request, texts)
+    if reason is None:
+        known = vocabulary()
+        options = tuple(tuple(known.encode(text.encode())) for text in texts)
+        reason = _misfit(options, request.sampling)
+        is_spelled = all(known.text_of(each) == text.encode() for each, text in zip(options, texts, strict=True))
+        if reason is None and not (is_spelled and _is_allowed(constraint, options, start)):
+            reason = InvalidRequest("choice: the tokenizer cannot spell an option as it is written", "choice")
+    if reason is None:
+        return options
+    if asked:
+        raise reason
+    return ()
+
+
+def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
+    """The reason why options cannot be scored for this request."""
+    if len(texts) > MAX_SCORED:
+        message = f"choice: got {len(texts)} options; at most {MAX_SCORED} can be scored. Send fewer, or scored=false."
+        return InvalidRequest(message, "choice")
+    if request.is_composed or request.guard is not None:
+        return UnsupportedFeature("choice: options are not scored beside a controller or a policy", "choice")
+    for name in _RESTRICTING:
+        if getattr(request.sampling, name):
+            return InvalidRequest(f"{name}: options that are scored as a whole do not follow it. Leave it out.", name)
+    return None
+
+
+def _is_allowed(constraint: Constraint, options: Tokens, start: Matcher) -> bool:
+    """Return whether a schema's grammar has these spellings; a choice has, by itself."""
+    return isinstance(constraint, Choice) or all(start.num_allowed(each) == len(each) for each in options)
+
+
+def _misfit(options: Tokens, sampling: SamplingParams) -> InvalidRequest | None:
+    """The reason why options with these tokens cannot be scored."""
+    if sum(map(len, options)) > MAX_OPTION_TOKENS:
+        return InvalidRequest(f"choice: the options have more than {MAX_OPTION_TOKENS} tokens. Shorten them.", "choice")
+    if len(set(options)) < len(options) or not all(options):
+        return InvalidRequest("choice: an option is empty, or two have the same tokens", "choice")
+    longest = max(map(len, options))
+    if sampling.max_tokens is not None and longest > sampling.max_tokens:
+        message = f"max_tokens: got {sampling.max_tokens}; the longest option has {longest} tokens. Allow as many."
+        return InvalidRequest(message, "max_tokens")
+    return None

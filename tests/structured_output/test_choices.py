@@ -1,0 +1,154 @@
+"""Choices: options are scored as a whole, and sampled by their whole probability."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from bridle.engine.sampling.option_draw import draw_option
+from bridle.engine.sampling.token_trie import TokenTrie
+from bridle.outputs import FinishReason, PromptEvent, Stored
+from bridle.sampling import SamplingParams
+from bridle.structured_output import Choice, Constraint, JsonSchema
+from tests.structured_output.kit import Lab, Output, spell, text_vocabulary
+
+PROMPT = (1, 2)
+CITIES = Choice(["paris", "rome", "madrid", "madras", "r", "name"])
+#: Every option of one token, so that no further step is needed.
+SHORT = Choice(["a", "b", "c"])
+
+
+def exact(lab: Lab, texts: tuple[str, ...], prompt: tuple[int, ...] = PROMPT) -> list[float]:
+    """The log-probability of each text after the prompt, scored alone as a prompt; an option that begins others has
+    what these leave of it."""
+    paths = [tuple(lab.vocab.encode(text.encode())) for text in texts]
+    scores = [alone(lab, prompt, path) for path in paths]
+    left = []
+    for path, score in zip(paths, scores, strict=True):
+        below = [s for p, s in zip(paths, scores, strict=True) if p != path and p[: len(path)] == path]
+        left.append(math.log(math.exp(score) - sum(map(math.exp, below))))
+    return left
+
+
+def alone(lab: Lab, prompt: tuple[int, ...], path: tuple[int, ...]) -> float:
+    request = lab.request(None, (*prompt, *path), max_tokens=0, prompt_logprobs=0)
+    lab.engine.add(request)
+    (event,) = [event for event in lab.events() if isinstance(event, PromptEvent)]
+    return sum(each.logprob for each in event.logprobs[len(prompt) :] if each is not None)
+
+
+def texts_of(lab: Lab, outputs: list[dict[int, Output]]) -> list[str]:
+    return [spell(lab.vocab, output.tokens) for each in outputs for _, output in sorted(each.items())]
+
+
+@pytest.mark.parametrize("choice", [CITIES, SHORT])
+def test_the_best_option_as_a_whole_is_chosen(choice: Choice) -> None:
+    for seed in range(12):
+        with Lab(text_vocabulary(), seed=seed) as lab:
+            scores = exact(lab, choice.options)
+            (output,) = lab.run(lab.request(choice, PROMPT))
+            assert texts_of(lab, [output]) == [choice.options[scores.index(max(scores))]]
+            assert output[0].finished is not None
+            assert output[0].finished.reason is FinishReason.CONTROLLER
+
+
+def test_options_are_sampled_by_their_whole_probability() -> None:
+    num, choice = 600, CITIES
+    with Lab(text_vocabulary(), seed=3) as lab:
+        weights = [math.exp(score / 20.0) for score in exact(lab, choice.options)]
+        asked = [lab.request(choice, PROMPT, temperature=20.0, seed=seed, n=2) for seed in range(num // 2)]
+        found = Counter(texts_of(lab, lab.run(*asked)))
+    assert sum(found.values()) == num
+    expected = [num * weight / sum(weights) for weight in weights]
+    pairs = zip(choice.options, expected, strict=True)
+    assert sum((found[text] - mean) ** 2 / mean for text, mean in pairs) < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+def num_passes(lab: Lab) -> int:
+    return sum(bool(plan.rows) for plan in lab.executor.plans)
+
+
+@pytest.mark.parametrize(("choice", "passes"), [(SHORT, 1), (CITIES, 2)])
+def test_a_choice_costs_at_most_one_further_step(choice: Choice, passes: int) -> None:
+    with Lab(text_vocabulary(), record=True) as lab:
+        lab.run_one(choice)
+        assert num_passes(lab) == passes
+
+
+def test_the_probabilities_of_all_options_are_reported_if_asked_for() -> None:
+    choice = Choice(CITIES.options, scored=True)
+    with Lab(text_vocabulary()) as lab:
+        scores = exact(lab, choice.options)
+        lab.engine.add(lab.request(choice, PROMPT))
+        (stored,) = [event for event in lab.events() if isinstance(event, Stored)]
+        told = json.loads(stored.value)
+        assert told["logprobs"] == pytest.approx(scores, abs=1e-5)
+        total = sum(map(math.exp, scores))
+        assert told["probabilities"] == pytest.approx([math.exp(score) / total for score in scores], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [({"type": "boolean"}, ("true", "false")), ({"type": "string", "enum": ["yes", "no"]}, ('"yes"', '"no"'))],
+)
+def test_a_schema_whose_answer_is_an_enum_is_a_choice(schema: dict[str, object], texts: tuple[str, ...]) -> None:
+    for seed in range(6):
+        with Lab(text_vocabulary(), seed=seed) as lab:
+            scores = exact(lab, texts)
+            output = lab.run_one(JsonSchema(schema))
+            assert spell(lab.vocab, output.tokens) == texts[scores.index(max(scores))]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "sampling"),
+    [
+        (Choice(CITIES.options, scored=False), {}),
+        (CITIES, {"logit_bias": {5: 1.0}}),
+        (CITIES, {"max_tokens": 1}),
+        (Choice(["yes", "y" * 70]), {}),
+    ],
+)
+def test_masks_do_where_options_are_not_scored(constraint: Constraint, sampling: dict[str, object]) -> None:
+    with Lab(text_vocabulary(), record=True) as lab:
+        output = lab.run_one(constraint, **sampling)
+        assert any(row.mask for batch in lab.executor.batches for row in batch.rows) and output.tokens
+
+
+def test_neighbours_and_cancellation_are_not_affected() -> None:
+    with Lab(text_vocabulary(), seed=5) as lab:
+        plain = lab.run_one(None, temperature=1.0, seed=4).tokens
+        choosing = [lab.request(CITIES, (1, 2, number), n=2) for number in range(5)]
+        beside = lab.request(None, temperature=1.0, seed=4)
+        outputs = lab.run(choosing[0], beside, *choosing[1:])
+        assert outputs[1][0].tokens == plain
+        left = lab.request(CITIES, PROMPT)
+        lab.engine.add(left)
+        lab.engine.step()
+        lab.engine.cancel(left.id)
+        list(lab.events())
+
+
+def test_a_trie_scores_each_edge_once() -> None:
+    trie = TokenTrie([(1, 2, 3), (1, 2, 4), (5,), (1, 6, 7)])
+    probes = trie.probes()
+    assert [probe.tokens for probe in probes] == [(1, 2), (1, 6)]
+    assert sorted(node for probe in probes for node in probe.nodes.values()) == [1, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ({"top_k": 2}, {0, 1}),
+        ({"top_p": 0.5}, {0}),
+        ({"min_p": 0.4}, {0, 1}),
+        ({"temperature": 0.0}, {0}),
+        ({}, {0, 1, 2}),
+    ],
+)
+def test_sampling_parameters_restrict_the_options(sampling: dict[str, float], kept: set[int]) -> None:
+    scores = [math.log(0.6), math.log(0.3), math.log(0.1)]
+    params = SamplingParams(**sampling)  # type: ignore[arg-type]
+    assert {draw_option(scores, params, number << 54) for number in range(1 << 10)} == kept
