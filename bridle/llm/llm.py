@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from bridle.chat.conversation import prompt_text
 from bridle.compat.vllm_calls import of_method
@@ -233,9 +233,10 @@ class LLM(LoadedModelMixin):
         `UnsupportedFeature` where options cannot be scored."""
         options = tuple(choices)
         how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": Choice(options, scored=True)}
-        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
-            return decision_in(self.chat(cast(Any, prompt), use_tqdm=use_tqdm, **how)[0], options)
-        return decision_in(self.generate(cast(Any, prompt), use_tqdm=use_tqdm, **how)[0], options)
+        asked: Any = prompt
+        is_chat = isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
+        run: Any = self.chat if is_chat else self.generate
+        return decision_in(run(asked, use_tqdm=use_tqdm, **how)[0], options)
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""
