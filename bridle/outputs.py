@@ -264,6 +264,10 @@ class CompletionOutput:
         return page_of(None, "", [self.text], [self.index])
 
 
+#: The variable with the probabilities of the options of a choice, in their order, and their log-probabilities.
+OPTIONS = "bridle.options"
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """All outputs of one request, in order of their index."""

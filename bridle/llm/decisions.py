@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bridle.engine.sampling.choice_scoring import CHOICE
+from bridle.errors import UnsupportedFeature
 from bridle.outputs import RequestOutput
 from bridle.serving import raise_first_error
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceScore:
-    """One option: its probability among all options, and the log-probability of its text under the model."""
-
-    text: str
-    probability: float
-    logprob: float
+from bridle.serving.outputs.option_scores import OptionScore, option_scores
+from bridle.structured_output.spec import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +16,7 @@ class ChoiceResult:
     """The chosen option, and all options in the order in which they were given."""
 
     choice: str
-    options: tuple[ChoiceScore, ...]
+    options: tuple[OptionScore, ...]
 
     @property
     def probability(self) -> float:
@@ -38,9 +29,12 @@ class ChoiceResult:
         return {each.text: each.probability for each in self.options}
 
 
-def decision_in(output: RequestOutput, options: Sequence[str]) -> ChoiceResult:
+def decision_in(constraint: Constraint, output: RequestOutput) -> ChoiceResult:
     """The decision in an output that was asked to choose with scores. Raises its error."""
     raise_first_error(output)
-    told = json.loads(output.storage[CHOICE])
-    scored = zip(dict.fromkeys(options), told["probabilities"], told["logprobs"], strict=True)
-    return ChoiceResult(output.text, tuple(ChoiceScore(*each) for each in scored))
+    scores = option_scores(constraint, output)
+    if not scores:
+        raise UnsupportedFeature(
+            "choice: the model reasons before it answers, so options are not scored. Turn reasoning off.", "choice"
+        )
+    return ChoiceResult(output.text, scores)

@@ -231,12 +231,12 @@ class LLM(LoadedModelMixin):
         and return the probability of each. All are scored as a whole in one or two steps. The best one is chosen; with
         a `temperature`, one is sampled. The other keywords are those of `generate` and `chat`. Raises
         `UnsupportedFeature` where options cannot be scored."""
-        options = tuple(choices)
-        how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": Choice(options, scored=True)}
+        constraint = Choice(choices, scored=True)
+        how = {"temperature": 0.0, "max_tokens": None, **given, "constraint": constraint}
         asked: Any = prompt
         is_chat = isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], Mapping)
         run: Any = self.chat if is_chat else self.generate
-        return decision_in(run(asked, use_tqdm=use_tqdm, **how)[0], options)
+        return decision_in(constraint, run(asked, use_tqdm=use_tqdm, **how)[0])
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
         """A checked request, for `model.client.submit`. Runs nothing."""

@@ -55,7 +55,7 @@ def scored_options(
 ) -> Tokens:
     """The canonical tokens of the texts among which the request chooses as a whole; none if masks must do. Raises
     `UnsupportedFeature` or `InvalidRequest` if the request insists on scores that it cannot have."""
-    asked = constraint.scored if isinstance(constraint, Choice) else None
+    asked = constraint.scored if isinstance(constraint, (Choice, JsonSchema)) else None
     texts = () if asked is False else finite_texts(constraint)
     if len(texts) < 2 and asked is not True:
         return ()
@@ -72,6 +72,11 @@ def scored_options(
     if asked:
         raise reason
     return ()
+
+
+def can_score(request: Request) -> bool:
+    """Return whether the request lets options be scored at all."""
+    return _reason(request, ()) is None
 
 
 def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:

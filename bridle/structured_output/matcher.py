@@ -75,7 +75,30 @@ class Matcher:
         """How many of `tokens` may follow, one after the other."""
         return int(self.backend.validate_tokens(list(tokens)))
 
+    def take(self, data: bytes) -> bool:
+        """Advance by bytes; returns whether each of them is a token that the grammar allows."""
+        known = self._vocabulary.byte_tokens
+        tokens = [known[byte] for byte in data if byte in known]
+        if len(tokens) < len(data):
+            return False
+        count = int(self.backend.try_consume_tokens(tokens)) if tokens else 0
+        self._tokens.extend(tokens[:count])
+        return count == len(tokens)
+
     # -- looking -------------------------------------------------------------------------------------------
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that must come next."""
+        return bytes(self.backend.compute_ff_bytes())
+
+    def next_bytes(self, mask: bytes) -> frozenset[int]:
+        """The bytes that may come next under `mask`."""
+        known = self._vocabulary.byte_tokens
+        return frozenset(byte for byte, token in known.items() if mask[token >> 3] >> (token & 7) & 1)
+
+    def tail(self, size: int) -> bytes:
+        """The last bytes of the text, at least `size` if there are as many."""
+        return self._vocabulary.text_of(self._tokens[-size:]) if size else b""
 
     def mask(self) -> bytes:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises

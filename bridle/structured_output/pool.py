@@ -21,11 +21,11 @@ from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError, UnsupportedFeature
 from bridle.sampling import SamplingParams
 from bridle.structured_output.compiler import Compiler
-from bridle.structured_output.finite import scored_options
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
 from bridle.structured_output.matcher import Matcher, end_row, fitting
 from bridle.structured_output.pattern_end import PatternEnd
+from bridle.structured_output.scored_texts import NOTHING_SCORED, ScoredTexts, scored_texts
 from bridle.structured_output.spec import Choice, Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
@@ -48,8 +48,7 @@ class _Instance:
     matcher: Matcher
     constraint: Constraint | None = None
     end: PatternEnd = field(default_factory=lambda: PatternEnd(None))
-    options: Decision | None = None  # the answer to the first question, if options are scored as a whole
-    is_chosen: bool = False  # and the one that comes after it is the text
+    scored: ScoredTexts = NOTHING_SCORED
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
@@ -121,13 +120,11 @@ class ConstraintPool(ControllerPool):
     def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> _Instance:
         is_asked = isinstance(constraint, Choice) and constraint.scored is True
         end = _end_of(constraint, request.sampling)
-        if not self._can_score:
-            if is_asked:
-                raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
-            return _Instance(start, constraint, end)
-        options = scored_options(constraint, request, lambda: self.compiler.vocabulary, start)
-        decision = Decision.choose(options, is_reported=is_asked) if options else None
-        return _Instance(start, constraint, end, decision)
+        if self._can_score:
+            return _Instance(start, constraint, end, scored_texts(constraint, request, self.compiler, start))
+        if is_asked:
+            raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
+        return _Instance(start, constraint, end)
 
     def abandon(self, request: Request) -> None:
         self.opened.pop(request.id, None)
@@ -147,8 +144,8 @@ class ConstraintPool(ControllerPool):
                     parent.matcher.copy(),
                     parent.constraint,
                     parent.end.copy(),
-                    is_slow=parent.is_slow,
-                    is_chosen=parent.is_chosen,
+                    parent.scored,
+                    parent.is_slow,
                 )
         known: list[_Answered] = []
         masks: list[_Due] = []
@@ -200,9 +197,6 @@ class ConstraintPool(ControllerPool):
         matcher = instance.matcher
         began = time.thread_time()
         try:
-            if ask.request is not None and instance.options is not None:
-                instance.is_chosen = True
-                return Answer(instance.options)
             if ask.request is None:
                 matcher.rollback(ask.backtrack)
                 with fitting(ask.rewritten_by, instance.constraint):
@@ -210,11 +204,11 @@ class ConstraintPool(ControllerPool):
             if ask.final:
                 return Answer(log=_last_words(matcher))
             is_left = instance.end.is_over(ask.sampled, bool(ask.tokens), self.compiler.vocabulary)
-            if matcher.is_complete or is_left or instance.is_chosen:
+            if matcher.is_complete or is_left or instance.scored.is_chosen(ask, matcher):
                 return Answer(Decision.stop())
             if matcher.is_failed:
                 raise ControllerError(f"the constraint failed: {matcher.failure}")
-            forced = matcher.forced() if ask.may_force else ()
+            forced = matcher.forced() if ask.may_force and not instance.scored.comes_first(matcher) else ()
         except Exception as error:
             return Answer() if ask.final else Answer(error=_as_error(error))
         if time.thread_time() - began > SLOW_SECONDS:
@@ -228,7 +222,8 @@ class ConstraintPool(ControllerPool):
                 self._end_row = end_row(self.compiler.vocabulary)
             if mask == self._end_row or (instance.matcher.is_accepting and not mask.strip(b"\0")):
                 return Answer(Decision.stop())
-            return Answer(instance.end.draw(instance.matcher, mask))
+            chosen = instance.scored.decision(instance.matcher, mask, self.compiler.vocabulary)
+            return Answer(chosen or instance.end.draw(instance.matcher, mask))
         except Exception as error:
             return Answer(error=_as_error(error))
 
@@ -294,7 +289,7 @@ class ConstraintPool(ControllerPool):
 
     def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
         """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
-        copied, instance.ahead = _Instance(ahead, end=instance.end.copy()), None
+        copied, instance.ahead = _Instance(ahead, end=instance.end.copy(), scored=instance.scored), None
         answer = self._advance(copied, Ask(-1, tokens))
         if answer is None:
             answer = instance.masks[tokens] = self._masked(copied)
@@ -310,7 +305,8 @@ class ConstraintPool(ControllerPool):
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
-        ahead, known = _Instance(instance.matcher.copy(), end=instance.end.copy()), list[Decision]()
+        ahead = _Instance(instance.matcher.copy(), end=instance.end.copy(), scored=instance.scored)
+        known = list[Decision]()
         began = time.thread_time()
         place, size = 0, 1  # the tokens that are told next
         while place + size <= len(tokens):

@@ -78,18 +78,24 @@ class JsonSchema(Constraint):
     """The text is JSON that fits `schema`: a mapping, its JSON text, or a pydantic model.
 
     With `fixed` white space the text looks like `{"a": 1, "b": [2, 3]}`, and much of it needs no model at all;
-    `flexible` lets the model lay it out. Kept as JSON text in `schema`.
+    `flexible` lets the model lay it out. The values of enums and booleans are scored as a whole where that is possible,
+    unless `scored` is False. Kept as JSON text in `schema`.
     """
 
     schema: Any
     whitespace: Whitespace = "fixed"
+    scored: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", schema_text(self.schema))
         check_one_of(self.whitespace, get_args(Whitespace), "whitespace")
+        _check_scored(self.scored)
+        if self.scored:
+            raise InvalidRequest("scored is true; only a choice can ask for it. Leave it out, or send false.", PARAM)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"json_schema": json.loads(self.schema), "whitespace": self.whitespace}
+        how = {} if self.scored is None else {"scored": self.scored}
+        return {"json_schema": json.loads(self.schema), "whitespace": self.whitespace, **how}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +170,7 @@ class Choice(Constraint):
     def __init__(self, options: Iterable[str], scored: bool | None = None) -> None:
         if isinstance(options, (str, bytes)) or not isinstance(options, Iterable):
             raise InvalidRequest(f"choice is {short_repr(options)}; must be a list of texts", PARAM)
-        if scored is not None and not isinstance(scored, bool):
-            raise InvalidRequest(f"scored is {short_repr(scored)}; must be true or false", PARAM)
+        _check_scored(scored)
         object.__setattr__(self, "options", tuple(options))
         object.__setattr__(self, "scored", scored)
         check_count(len(self.options), limits.MAX_OPTIONS, "choice", "options")
@@ -308,7 +313,7 @@ _Reader = Callable[[Any, dict[str, Any], int], Constraint]
 #: Kind, its further fields, and what makes the constraint.
 _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "regex": (("longest",), _plain(Regex)),
-    "json_schema": (("whitespace",), _plain(JsonSchema)),
+    "json_schema": (("whitespace", "scored"), _plain(JsonSchema)),
     "json_object": (("whitespace",), _read_json_object),
     "lark": ((), _plain(Lark)),
     "yacc": ((), _plain(Yacc)),
@@ -320,6 +325,11 @@ _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "any_of": ((), _read_parts(OneOf, "any_of")),
     "after": (("then",), _read_after),
 }
+
+
+def _check_scored(scored: object) -> None:
+    if scored is not None and not isinstance(scored, bool):
+        raise InvalidRequest(f"scored is {short_repr(scored)}; must be true or false", PARAM)
 
 
 # -- combinations ------------------------------------------------------------------------------------------

@@ -85,6 +85,11 @@ class GrammarVocabulary:
         return all(bytes([byte]) in self._by_bytes for byte in range(256))
 
     @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """The tokens of single bytes."""
+        return {byte: token for byte in range(256) if (token := self._by_bytes.get(bytes([byte]))) is not None}
+
+    @cached_property
     def _max_length(self) -> int:
         return max(map(len, self._by_bytes), default=1)
 

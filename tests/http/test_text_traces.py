@@ -69,6 +69,7 @@ OTHERS = {
     "/v1/classify",
     "/v1/controllers",
     "/v1/controllers/tags",
+    "/v1/decide",
     "/v1/embeddings",
     "/v1/load_lora_adapter",
     "/v1/messages/count_tokens",

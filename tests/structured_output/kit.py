@@ -7,8 +7,10 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bridle.config import EngineConfig
+from bridle.controllers.composite_pool import with_composed
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool
 from bridle.engine.request import Request
@@ -104,7 +106,8 @@ class Output:
 
 
 class Lab:
-    """A scripted model with constraints. `draft` guesses its tokens ahead."""
+    """A scripted model with constraints, on a device of the class `scripted`. `draft` guesses its tokens ahead. If it
+    `is_composed`, a request may have several controllers."""
 
     def __init__(
         self,
@@ -113,20 +116,20 @@ class Lab:
         pools: Sequence[ControllerPool] = (),
         limits: ConstraintLimits | None = None,
         draft: ScriptedExecutor | None = None,
-        **scripted: object,
+        scripted: type[ScriptedExecutor] = ScriptedExecutor,
+        is_composed: bool = False,
+        **options: Any,
     ) -> None:
         self.vocab = vocab
-        self.pool = ConstraintPool(lambda: vocab, limits)
-        self.executor = ScriptedExecutor(
-            vocab_size=vocab.size,
-            num_blocks=1024,
-            block_size=4,
-            eos_token_ids=(EOS,),
-            **scripted,  # type: ignore[arg-type]
-        )
+        options = {"num_blocks": 1024, "block_size": 4, "eos_token_ids": (EOS,), **options}
+        self.executor = scripted(vocab_size=vocab.size, **options)
+        self.pool = ConstraintPool(lambda: vocab, limits, can_score=self.executor.info.kv == "paged")
         self.draft = draft
         config = EngineConfig(step_timeout=30.0)
-        self.engine = Engine(self.executor, config, pools=[self.pool, *pools], draft=draft)
+        all_pools: Sequence[ControllerPool] = [self.pool, *pools]
+        if is_composed:
+            all_pools = with_composed(all_pools, vocab.size)
+        self.engine = Engine(self.executor, config, pools=all_pools, draft=draft)
 
     def __enter__(self) -> Lab:
         return self

@@ -10,34 +10,16 @@ import pytest
 
 from bridle.engine.sampling.option_draw import draw_option
 from bridle.engine.sampling.token_trie import TokenTrie
-from bridle.outputs import FinishReason, PromptEvent, Stored
+from bridle.outputs import FinishReason, Stored
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Choice, Constraint, JsonSchema
+from tests.structured_output.choices import exact
 from tests.structured_output.kit import Lab, Output, spell, text_vocabulary
 
 PROMPT = (1, 2)
 CITIES = Choice(["paris", "rome", "madrid", "madras", "r", "name"])
 #: Every option of one token, so that no further step is needed.
 SHORT = Choice(["a", "b", "c"])
-
-
-def exact(lab: Lab, texts: tuple[str, ...], prompt: tuple[int, ...] = PROMPT) -> list[float]:
-    """The log-probability of each text after the prompt, scored alone as a prompt; an option that begins others has
-    what these leave of it."""
-    paths = [tuple(lab.vocab.encode(text.encode())) for text in texts]
-    scores = [alone(lab, prompt, path) for path in paths]
-    left = []
-    for path, score in zip(paths, scores, strict=True):
-        below = [s for p, s in zip(paths, scores, strict=True) if p != path and p[: len(path)] == path]
-        left.append(math.log(math.exp(score) - sum(map(math.exp, below))))
-    return left
-
-
-def alone(lab: Lab, prompt: tuple[int, ...], path: tuple[int, ...]) -> float:
-    request = lab.request(None, (*prompt, *path), max_tokens=0, prompt_logprobs=0)
-    lab.engine.add(request)
-    (event,) = [event for event in lab.events() if isinstance(event, PromptEvent)]
-    return sum(each.logprob for each in event.logprobs[len(prompt) :] if each is not None)
 
 
 def texts_of(lab: Lab, outputs: list[dict[int, Output]]) -> list[str]:
@@ -48,7 +30,7 @@ def texts_of(lab: Lab, outputs: list[dict[int, Output]]) -> list[str]:
 def test_the_best_option_as_a_whole_is_chosen(choice: Choice) -> None:
     for seed in range(12):
         with Lab(text_vocabulary(), seed=seed) as lab:
-            scores = exact(lab, choice.options)
+            scores = exact(lab, choice.options, PROMPT)
             (output,) = lab.run(lab.request(choice, PROMPT))
             assert texts_of(lab, [output]) == [choice.options[scores.index(max(scores))]]
             assert output[0].finished is not None
@@ -58,7 +40,7 @@ def test_the_best_option_as_a_whole_is_chosen(choice: Choice) -> None:
 def test_options_are_sampled_by_their_whole_probability() -> None:
     num, choice = 600, CITIES
     with Lab(text_vocabulary(), seed=3) as lab:
-        weights = [math.exp(score / 20.0) for score in exact(lab, choice.options)]
+        weights = [math.exp(score / 20.0) for score in exact(lab, choice.options, PROMPT)]
         asked = [lab.request(choice, PROMPT, temperature=20.0, seed=seed, n=2) for seed in range(num // 2)]
         found = Counter(texts_of(lab, lab.run(*asked)))
     assert sum(found.values()) == num
@@ -81,7 +63,7 @@ def test_a_choice_costs_at_most_one_further_step(choice: Choice, passes: int) ->
 def test_the_probabilities_of_all_options_are_reported_if_asked_for() -> None:
     choice = Choice(CITIES.options, scored=True)
     with Lab(text_vocabulary()) as lab:
-        scores = exact(lab, choice.options)
+        scores = exact(lab, choice.options, PROMPT)
         lab.engine.add(lab.request(choice, PROMPT))
         (stored,) = [event for event in lab.events() if isinstance(event, Stored)]
         told = json.loads(stored.value)
@@ -97,7 +79,7 @@ def test_the_probabilities_of_all_options_are_reported_if_asked_for() -> None:
 def test_a_schema_whose_answer_is_an_enum_is_a_choice(schema: dict[str, object], texts: tuple[str, ...]) -> None:
     for seed in range(6):
         with Lab(text_vocabulary(), seed=seed) as lab:
-            scores = exact(lab, texts)
+            scores = exact(lab, texts, PROMPT)
             output = lab.run_one(JsonSchema(schema))
             assert spell(lab.vocab, output.tokens) == texts[scores.index(max(scores))]
 

@@ -58,7 +58,9 @@ class ControllerLookahead:
         guessing = self._speculation.guessing
         began = guessing.timer()
         for decision in pool.lookahead(seq.id, drafts):
-            if len(decision.branches) != 1 or self._rules.problem(seq, decision, len(known) + 1) is not None:
+            if decision.options is not None or len(decision.branches) != 1:
+                break
+            if self._rules.problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
         guessing.note_foreseen(seq, len(known), guessing.timer() - began)

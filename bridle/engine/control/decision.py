@@ -76,6 +76,11 @@ class Options:
     tokens: tuple[tuple[int, ...], ...]
     is_reported: bool = False
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest one."""
+        return max(map(len, self.tokens), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -132,9 +137,13 @@ class Decision:
         return cls(is_wait=True, awaited=awaited)
 
     @classmethod
-    def choose(cls, tokens: Iterable[Iterable[int]], *, is_reported: bool = False) -> Decision:
-        """Append one of these token sequences: the engine scores them all, and draws one by its whole probability."""
-        return cls((Branch(),), options=Options(tuple(map(tuple, tokens)), is_reported))
+    def choose(
+        cls, tokens: Iterable[Iterable[int]], mask: bytes | None = None, *, is_reported: bool = False
+    ) -> Decision:
+        """Append one of these token sequences: the engine scores them all, and draws one by its whole probability. If
+        the longest one does not fit into the output, a token is drawn under `mask` instead; without one, that is an
+        error."""
+        return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
     def stop(cls, reason: str | None = None) -> Decision:

@@ -11,7 +11,7 @@ from bridle.engine.control.decision import MAX_OPTION_TOKENS, MAX_PROPOSED, Bran
 from bridle.engine.multimodal.multimodal_inputs import splits
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sequence import Sequence
-from bridle.errors import ControllerError
+from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.sampling import MAX_LOGPROBS
 
 
@@ -22,7 +22,7 @@ class DecisionValidator:
     vocab_size: int
     unnamed: PaddedVocab = NONE_UNNAMED
 
-    def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> ControllerError | None:
+    def problem(self, seq: Sequence, decision: Decision, num_ahead: int = 0) -> BridleError | None:
         """Return the reason why `decision` is invalid after earlier decisions that are not applied yet; None if it
         is valid."""
         num_moves = seq.control.num_moves + num_ahead
@@ -32,20 +32,27 @@ class DecisionValidator:
             for branch in decision.branches:
                 self._check_branch(seq, branch)
             if decision.options is not None:
-                self._check_options(seq, decision.options)
-        except ControllerError as error:
+                self._check_options(seq, decision.options, decision.branches)
+        except BridleError as error:
             return error
         except (TypeError, ValueError, AttributeError) as error:
             return ControllerError(f"the decision is malformed: {error}")
         return None
 
-    def _check_options(self, seq: Sequence, options: Options) -> None:
+    def _check_options(self, seq: Sequence, options: Options, branches: tuple[Branch, ...]) -> None:
+        if len(branches) != 1 or branches[0].splices or not branches[0].sample:
+            raise ControllerError("a choice needs exactly one branch, which samples and has no splices")
         if not options.tokens or not all(options.tokens):
             raise ControllerError("a choice needs options of at least one token each")
         if len(set(options.tokens)) < len(options.tokens):
             raise ControllerError("a choice has the same option twice")
-        if len(seq.tokens) + max(map(len, options.tokens)) > seq.max_len:
-            raise ControllerError("the longest option does not fit into max_tokens or the context")
+        room = seq.max_len - len(seq.tokens)
+        if branches[0].mask is None and options.longest > room:
+            raise InvalidRequest(
+                f"choice: got an option of {options.longest} tokens; max_tokens and the context leave room for {room}. "
+                "Shorten the options or the prompt.",
+                "choice",
+            )
         num_tokens = sum(map(len, options.tokens))
         if num_tokens > MAX_OPTION_TOKENS:
             raise ControllerError(f"the options have {num_tokens} tokens; at most {MAX_OPTION_TOKENS}")

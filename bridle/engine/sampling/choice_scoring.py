@@ -21,10 +21,8 @@ from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
 from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun
 from bridle.engine.sequence import Sequence, fork_key
 from bridle.errors import BridleError
-from bridle.outputs import FinishReason, Logprob, Stored
+from bridle.outputs import OPTIONS, FinishReason, Logprob, Stored
 
-#: The variable with the probabilities of the options, in their order, and their log-probabilities under the model.
-CHOICE = "choice"
 #: Keeps draws of options apart from forks.
 _ORDINAL = 1 << 40
 
@@ -95,7 +93,8 @@ class ChoiceScorer:
         """Add the scores that can be read from a probe's row."""
         choice = self._by_probe[item.seq.id]
         probe, wanted = choice.probes[item.seq.id][1], Wanted()
-        for depth in range(max(item.row.start - choice.num_tokens, 0) + 1, item.end - choice.num_tokens + 1):
+        first = max(item.seq.output.num_scored, item.row.start + 1)  # what a preemption repeats is known
+        for depth in range(first - choice.num_tokens, item.end - choice.num_tokens + 1):
             node = probe.nodes.get(depth)
             if node is not None:
                 row = item.last_logit + choice.num_tokens + depth - item.end
@@ -134,8 +133,7 @@ class ChoiceScorer:
         if choice.options.is_reported:
             seq = choice.owners[0]
             told = {"probabilities": probabilities(scores), "logprobs": scores}
-            value = json.dumps(told).encode()
-            self._progress.events.append(Stored(seq.request.id, seq.index, CHOICE, value))
+            self._progress.events.append(Stored(seq.request.id, seq.index, OPTIONS, json.dumps(told).encode()))
         for owner in choice.owners.copy():
             self._let_go(choice, owner)
             random = fork_key(owner.key, _ORDINAL + owner.draws.num_draws, 0)
@@ -174,6 +172,12 @@ class ChoiceScorer:
     def _remove(self, choice: PendingChoice, probe: Sequence) -> None:
         del choice.probes[probe.id], self._by_probe[probe.id]
         self._scheduler.remove(probe)
+
+
+def options_of(seq: Sequence) -> Options | None:
+    """The options among which the controller of `seq` lets it choose now, unless they may not fit."""
+    options = None if seq.control.answer is None else seq.control.answer.options
+    return options if options is not None and len(seq.tokens) + options.longest <= seq.max_len else None
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:

@@ -19,7 +19,7 @@ from bridle.engine.control.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
-from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted
+from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, options_of
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
@@ -115,7 +115,7 @@ class SamplePlanner:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
-        if seq.control.answer is not None and (options := seq.control.answer.options) is not None:
+        if (options := options_of(seq)) is not None:
             out.choosing.append(seq)
             out.choices += self.choices.begin(item, owners, options, out.batch)
             return

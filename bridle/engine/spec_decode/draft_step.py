@@ -105,5 +105,6 @@ def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
 
 
 def is_plain_draw(decision: Decision) -> bool:
-    """Return whether the decision is one plain sample, without splices."""
-    return decision.is_draw and len(decision.branches) == 1 and not decision.branches[0].splices
+    """Return whether the decision is one plain sample, without splices and options."""
+    is_single = decision.is_draw and len(decision.branches) == 1 and decision.options is None
+    return is_single and not decision.branches[0].splices

@@ -1,10 +1,11 @@
-"""The OpenAI API: completions, chat, responses, embeddings, scores and labels, batch files."""
+"""The OpenAI API: completions, chat, responses, decisions, embeddings, scores and labels, batch files."""
 
-from bridle.http.openai import chat, classify, completions, embeddings, responses, scores
+from bridle.http.openai import chat, classify, completions, decide, embeddings, responses, scores
 
 routers = (
     completions.router,
     chat.router,
+    decide.router,
     embeddings.router,
     *responses.routers,
     scores.router,

@@ -23,6 +23,7 @@ from bridle.http.openai.responses_common import (
     SYSTEM_FINGERPRINT,
     ChoiceIndexer,
     finish_reason,
+    options_shape,
     rewind_fields,
     usage_shape,
 )
@@ -105,6 +106,7 @@ class _Answer:
     created: int
     search: BeamSearch | None = None
     _readers: dict[int, TurnReader] = field(default_factory=dict)
+    _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
@@ -162,7 +164,7 @@ class _Answer:
             "index": output.index if is_beam else self._numbers.of(part, output.index),
             **({"score": output.score} if is_beam else {}),
             "message": message,
-            "logprobs": self._logprobs(output.token_ids, output.logprobs) if self.body.logprobs else None,
+            "logprobs": self._with_options(part, self._logprobs(output.token_ids, output.logprobs)),
             "finish_reason": finish_reason(output, bool(found.calls)),
             "stop_reason": None if is_beam else output.stop_reason,
             **({} if is_beam or part.notes is None else self._numbers.fields(part, part.note(output.index))),
@@ -179,6 +181,9 @@ class _Answer:
         extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         shown = self._num_shown(part, delta)
         logprobs = self._logprobs(delta.tokens[:shown], list(delta.logprobs[:shown])) if shown else None
+        if logprobs and index not in self._scored:
+            self._scored.add(index)
+            logprobs = self._with_options(part, logprobs)
         shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
         if not shapes and (extra or logprobs):
             shapes = [{"content": ""}]
@@ -227,6 +232,9 @@ class _Answer:
         if entries is None or not self.body.logprobs:
             return None
         return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
+
+    def _with_options(self, part: SubRequest, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        return logprobs and logprobs | options_shape(part)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from bridle.http.openai.responses_common import (
     SYSTEM_FINGERPRINT,
     ChoiceIndexer,
     finish_reason,
+    options_shape,
     rewind_fields,
     usage_shape,
 )
@@ -127,6 +128,7 @@ class _Answer:
     created: int
     search: BeamSearch | None = None
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
         """The answer of a call that does not stream."""
@@ -157,6 +159,8 @@ class _Answer:
         shape = CompletionLogprobs(self.generation.model.tokenizer)
         choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
         choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
+        if choice["logprobs"]:
+            choice["logprobs"] |= options_shape(part)
         choice |= self._numbers.fields(part, part.note(output.index))
         if self.body.prompt_logprobs is not None:
             entries = part.collector.output.prompt_logprobs or ()
@@ -188,6 +192,9 @@ class _Answer:
         choice["stop_reason"] = output.stop_reason if is_last else None
         if not (choice["text"] or choice["logprobs"] or is_last or extra):
             return None
+        if choice["logprobs"] and index not in self._scored:
+            self._scored.add(index)
+            choice["logprobs"] |= options_shape(part)
         if is_last:
             choice["seed"] = part.request.sampling.seed
         chunk = self._envelope([choice])

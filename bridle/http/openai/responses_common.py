@@ -9,6 +9,7 @@ import bridle
 from bridle.outputs import CompletionOutput, FinishReason, Usage
 from bridle.serving import Delta, RewindPolicy
 from bridle.serving.lifecycle.generation import SubRequest
+from bridle.serving.outputs.option_scores import option_scores
 from bridle.serving.outputs.stream_extras import StreamExtras
 
 #: Identifies this version of the server. Clients compare it between calls with the same seed.
@@ -42,6 +43,13 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
             "shared_tokens": usage.shared_tokens,
         },
     }
+
+
+def options_shape(part: SubRequest) -> dict[str, Any]:
+    """The probabilities of the options of a choice, as a further field of log-probabilities; nothing if options were
+    not scored."""
+    scores = option_scores(part.request.controller, part.collector.output)
+    return {"options": [score.to_dict() for score in scores]} if scores else {}
 
 
 class ChoiceIndexer:

@@ -1,0 +1,118 @@
+"""`POST /v1/decide`: which of several texts a model would write, and the probability of each."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from bridle.chat.chat_request import prepare_chat
+from bridle.chat.conversation import Conversation
+from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.fields import Fields
+from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.openai.responses_common import usage_shape
+from bridle.http.openai.schemas import MAX_MESSAGES, JsonObjects, Prompts, objects, texts
+from bridle.http.state import json_response, serving_of
+from bridle.sampling import SamplingParams
+from bridle.serving import raise_first_error
+from bridle.serving.lifecycle.generation import Generation
+from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.option_scores import option_scores
+from bridle.serving.requests.steering import Steering
+from bridle.structured_output.finite import MAX_SCORED
+from bridle.structured_output.spec import Choice
+
+router = APIRouter(route_class=BoundedRoute)
+
+
+class DecideBody(Fields):
+    """The `options` follow either a `prompt` or the `messages` of a conversation. At temperature 0, the default, the
+    best option is chosen."""
+
+    model: str | None = None
+    adapter: str | None = None
+    priority: int | None = None
+    deadline: float | None = None
+    prompt: Prompts | None = None
+    messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
+    options: Annotated[list[str], texts("options")]
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def sampling(self) -> SamplingParams:
+        """The parameters of the draw among the options. Raises `InvalidRequest`."""
+        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return SamplingParams(max_tokens=None, **given)
+
+    def choice(self) -> Choice:
+        """The constraint, all of whose options are scored. Raises `InvalidRequest`."""
+        if not 1 <= len(self.options) <= MAX_SCORED:
+            raise InvalidRequest(
+                f"options has {len(self.options)} texts; must have between 1 and {MAX_SCORED}. Send them in several "
+                "calls, and compare their logprobs.",
+                "options",
+            )
+        return Choice(self.options, scored=True)
+
+
+@router.post("/v1/decide", summary="Choose one of several texts, with the probability of each")
+async def decide(body: DecideBody, request: Request) -> Response:
+    try:
+        return json_response(await run_while_connected(request.receive, _answer(body, serving_of(request))))
+    except InvalidRequest as error:
+        if error.param in ("choice", "constraint"):  # by which name other routes have them
+            error.param = "options"
+        raise
+
+
+async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]:
+    sampling, choice = body.sampling(), body.choice()
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
+    if body.prompt is not None and len(body.prompt) != 1:
+        raise InvalidRequest(f"prompt: got {len(body.prompt)} prompts; a decision has one. Send a call each.", "prompt")
+    await serving.acquire_model(
+        body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
+    )
+    steering = Steering(constraint=choice)
+    if body.messages is not None:
+        conversation = Conversation(body.messages, variables=body.chat_template_kwargs or {})
+        turn = await prepare_chat(serving, conversation, sampling, steering)
+        if turn.steering.controller is not None or turn.steering.constraint is not choice:
+            raise UnsupportedFeature(
+                "messages: the model reasons before it answers, so options are not scored. Turn reasoning off with "
+                "chat_template_kwargs, or send a prompt.",
+                "messages",
+            )
+        generation = await serving.prepare([turn.prompt], turn.sampling, steering, run=True, **turn.events)
+    else:
+        tokens = await serving.tokens(body.prompt)
+        generation = await serving.prepare(tokens, sampling, steering, texts=body.prompt, run=True)
+    return _shape(generation, choice)
+
+
+def _shape(generation: Generation, choice: Choice) -> dict[str, Any]:
+    """The answer of a generation that is over."""
+    output = generation.parts[0].collector.output
+    raise_first_error(output)
+    scores = option_scores(choice, output)
+    chosen = next(each for each in scores if each.text == output.text)
+    return {
+        "id": f"decide-{generation.story.id}",
+        "object": "decision",
+        "created": int(time.time()),
+        "model": generation.served_name,
+        "choice": chosen.text,
+        "probability": chosen.probability,
+        "options": [each.to_dict() for each in scores],
+        "usage": usage_shape(generation.usage),
+    }

@@ -1,0 +1,33 @@
+"""The probabilities of the options of a choice, of which the engine has scored each as a whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.outputs import OPTIONS, RequestOutput
+from bridle.structured_output.finite import finite_texts
+from bridle.structured_output.spec import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class OptionScore:
+    """One option: its probability among all options, and the log-probability of its text under the model."""
+
+    text: str
+    probability: float
+    logprob: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score as plain data."""
+        return {"text": self.text, "probability": self.probability, "logprob": self.logprob}
+
+
+def option_scores(constraint: object, output: RequestOutput) -> tuple[OptionScore, ...]:
+    """The scores of all options of a constraint, in its order; none if options were not scored, or not asked for."""
+    if OPTIONS not in output.storage or not isinstance(constraint, Constraint):
+        return ()
+    told = json.loads(output.storage[OPTIONS])
+    scored = zip(finite_texts(constraint), told["probabilities"], told["logprobs"], strict=True)
+    return tuple(OptionScore(*each) for each in scored)

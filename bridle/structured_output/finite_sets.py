@@ -1,0 +1,197 @@
+"""The finite sets of texts inside a constraint, such as the enums of an object's properties, and the place where one of
+them comes next.
+
+A set is collected from the constraint without regard to where it stands. The grammar itself says where: at a place
+where texts may go on in several ways, a set is next if the grammar allows all of its texts, and nothing else until one
+of them is complete. So references, alternatives and combined keywords need no rules of their own. An option ends
+before its closing quote, because tokens often join that with what follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any
+
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.spec import Choice, Concat, Constraint, JsonSchema, OneOf
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+#: The most sets of a constraint, options of a set, and bytes of all of its options.
+MAX_SETS = 64
+MAX_SET_OPTIONS = 256
+MAX_SET_BYTES = 8_192
+#: A mask with more tokens than this allows more than a set.
+_MAX_ALLOWED = 4_096
+#: How often the texts of a set may branch one after the other.
+_MAX_BRANCHINGS = 128
+#: How deep anyOf and references may nest in one set.
+_MAX_DEPTH = 8
+
+_Tokens = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class FiniteSet:
+    """Texts of which exactly one comes, none of them the beginning of another."""
+
+    texts: tuple[bytes, ...]
+
+    @cached_property
+    def prefix(self) -> bytes:
+        """The bytes with which all texts begin: a grammar forces them."""
+        return _common(self.texts)
+
+    @cached_property
+    def following(self) -> frozenset[int]:
+        """The bytes that may come after the prefix."""
+        return frozenset(text[len(self.prefix)] for text in self.texts)
+
+
+@lru_cache(maxsize=128)
+def finite_sets(constraint: Constraint) -> tuple[FiniteSet, ...]:
+    """The finite sets inside a constraint, as far as they are few and small."""
+    found: dict[FiniteSet, None] = {}
+    for texts in _sets_in(constraint):
+        made = _made(texts)
+        if made is not None:
+            found[made] = None
+        if len(found) == MAX_SETS:
+            break
+    return tuple(found)
+
+
+def _made(texts: Sequence[str]) -> FiniteSet | None:
+    """The set of some texts: JSON strings without their closing quote, unless one would begin another then."""
+    whole = sorted({text.encode() for text in texts})
+    opened = sorted({text[:-1] if text[:1] == text[-1:] == b'"' else text for text in whole})
+    fitting = next((each for each in (opened, whole) if not _is_any_begun(each)), None)
+    if fitting is None or not 1 < len(fitting) <= MAX_SET_OPTIONS or sum(map(len, fitting)) > MAX_SET_BYTES:
+        return None
+    return FiniteSet(tuple(fitting))
+
+
+def _common(texts: Sequence[bytes]) -> bytes:
+    """The bytes with which all texts begin."""
+    first, last = min(texts), max(texts)
+    size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return first[: min(size, len(last))]
+
+
+def _is_any_begun(texts: Sequence[bytes]) -> bool:
+    """Return whether one of the sorted texts begins another."""
+    return any(following.startswith(text) for text, following in pairwise(texts))
+
+
+def _sets_in(constraint: Constraint) -> Iterator[Sequence[str]]:
+    if isinstance(constraint, Choice) and constraint.scored is not False:
+        yield constraint.options
+    elif isinstance(constraint, (Concat, OneOf)):
+        for part in constraint.parts:
+            yield from _sets_in(part)
+    elif isinstance(constraint, JsonSchema) and constraint.scored is not False:
+        schema = json.loads(constraint.schema)
+        yield from _sets_of(schema, schema)
+
+
+def _sets_of(node: Any, root: Any) -> Iterator[Sequence[str]]:
+    """The texts of each finite part of a schema, the outer ones first."""
+    if isinstance(node, dict):
+        values = _values(node, root, _MAX_DEPTH)
+        if values is not None:
+            yield [json.dumps(value, ensure_ascii=False) for value in values]
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _sets_of(child, root)
+
+
+def _values(node: Any, root: Any, depth: int) -> list[Any] | None:
+    """The values of a schema that lists them; None if it does not. What it does not say of them, the grammar does."""
+    if not isinstance(node, dict) or not depth:
+        return None
+    if isinstance(node.get("enum"), list):
+        is_plain = all(value is None or isinstance(value, (str, int)) for value in node["enum"])
+        return node["enum"] if is_plain else None
+    if isinstance(node.get("const"), (str, int)):
+        return [node["const"]]
+    kind = node.get("type")
+    if isinstance(kind, str) and kind in _NAMED:
+        return _NAMED[kind]
+    if isinstance(node.get("$ref"), str):
+        return _values(_resolved(node["$ref"], root), root, depth - 1)
+    parts = node.get("anyOf") or node.get("oneOf")
+    if not isinstance(parts, list) or len(parts) > MAX_SET_OPTIONS:
+        return None
+    known = [_values(part, root, depth - 1) for part in parts]
+    return None if None in known else [value for values in known if values is not None for value in values]
+
+
+_NAMED: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+
+
+def _resolved(reference: str, root: Any) -> Any:
+    """The part of a schema that a reference inside of it names."""
+    node = root
+    for name in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
+        node = node.get(name) if isinstance(node, dict) else None
+    return node
+
+
+# -- the place ---------------------------------------------------------------------------------------------
+
+
+def next_options(sets: Sequence[FiniteSet], matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> _Tokens:
+    """The tokens of the options that come next, where the matcher allows `mask`; none if no set comes next."""
+    if int.from_bytes(mask, "little").bit_count() > _MAX_ALLOWED:
+        return ()
+    forced = matcher.forced_bytes()
+    walk = matcher.copy()
+    if not walk.take(forced):
+        return ()
+    coming = walk.next_bytes(walk.mask() if forced else mask)
+    text = matcher.tail(max(len(each.prefix) for each in sets)) + forced
+    for each in sets:
+        if each.following == coming and text.endswith(each.prefix):
+            rests = [text[len(each.prefix) :] for text in each.texts]
+            if _is_next(walk, rests, _MAX_BRANCHINGS):
+                return _spelled([forced + rest for rest in rests], matcher, vocabulary)
+    return ()
+
+
+def _is_next(walk: Matcher, rests: list[bytes], depth: int) -> bool:
+    """Return whether the matcher allows each of the texts, and only them until one is complete. The matcher is left as
+    it was. Texts that branch more than `depth` times one after the other are not followed."""
+    if any(not rest for rest in rests):
+        return len(rests) == 1
+    if not depth:
+        return False
+    prefix = _common(rests)
+    forced = walk.forced_bytes()
+    if not prefix:
+        heads = {rest[0] for rest in rests}
+        return walk.next_bytes(walk.mask()) == heads and all(
+            _follows(walk, bytes([head]), [rest[1:] for rest in rests if rest[0] == head], depth - 1) for head in heads
+        )
+    if not (forced.startswith(prefix) or (len(rests) == 1 and prefix.startswith(forced) and forced)):
+        return False
+    step = min(prefix, forced, key=len)
+    return _follows(walk, step, [rest[len(step) :] for rest in rests], depth - 1)
+
+
+def _follows(walk: Matcher, data: bytes, rests: list[bytes], depth: int) -> bool:
+    """`_is_next` after some bytes."""
+    num_before = walk.num_tokens
+    is_right = walk.take(data) and _is_next(walk, rests, depth)
+    walk.rollback(walk.num_tokens - num_before)
+    return is_right
+
+
+def _spelled(texts: Sequence[bytes], matcher: Matcher, vocabulary: GrammarVocabulary) -> _Tokens:
+    """The tokens of the texts as the tokenizer writes them; nothing if the grammar does not take one."""
+    options = tuple(tuple(vocabulary.encode(text)) for text in texts)
+    is_whole = all(vocabulary.text_of(each) == text for each, text in zip(options, texts, strict=True))
+    if not is_whole or len(set(options)) < len(options):
+        return ()
+    return options if all(matcher.num_allowed(each) == len(each) for each in options) else ()

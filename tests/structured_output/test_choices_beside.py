@@ -1,0 +1,93 @@
+"""Choices beside everything else that an engine does: the same options come, whatever happens around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridle.controllers import PythonControllerPool
+from bridle.controllers.composition import compose
+from bridle.controllers.python import Controller, SequenceView
+from bridle.engine.control.decision import Decision
+from bridle.errors import InternalError, UnsupportedFeature
+from bridle.outputs import FinishReason
+from bridle.structured_output import Choice, Constraint, JsonSchema
+from bridle.testing.async_executor import LateScriptedExecutor
+from tests.structured_output.kit import Lab, spell, text_vocabulary
+
+CITIES = Choice(["paris", "rome", "madrid", "madras", "name", "no"])
+THING = JsonSchema(
+    {
+        "type": "object",
+        "properties": {"city": {"enum": [*CITIES.options]}, "ok": {"type": "boolean"}, "n": {"type": "integer"}},
+        "required": ["city", "ok", "n"],
+        "additionalProperties": False,
+    }
+)
+CONSTRAINTS = pytest.mark.parametrize("constraint", [CITIES, THING], ids=["choice", "inside"])
+TEMPERATURES = (0.0, 15.0)
+
+
+def outputs(constraint: Constraint, lab: dict[str, Any] | None = None, **fields: Any) -> list[tuple[int, ...]]:
+    """The tokens of requests side by side, at several temperatures and seeds, under settings that may change none."""
+    with Lab(text_vocabulary(), seed=7, **(lab or {})) as made:
+        asked = [
+            made.request(constraint, (1, 2, 3, 4, 5, number), temperature=temperature, seed=number, **fields)
+            for number in range(3)
+            for temperature in TEMPERATURES
+        ]
+        return [tuple(found[0].tokens) for found in made.run(*asked)]
+
+
+@CONSTRAINTS
+@pytest.mark.parametrize(
+    ("lab", "fields"),
+    [
+        ({"scripted": LateScriptedExecutor}, {}),
+        ({"max_num_seqs": 2}, {}),
+        ({"max_num_batched_tokens": 3}, {}),
+        ({"num_blocks": 24}, {}),
+        ({"faults": {2: InternalError("once")}}, {}),
+        ({"sample_faults": {1: InternalError("once")}}, {}),
+        ({"sample_faults": {2: InternalError("once")}, "scripted": LateScriptedExecutor}, {}),
+        ({}, {"logprobs": 0}),
+        ({}, {"logprobs": 2, "prompt_logprobs": 1}),
+        ({}, {"speculate": 4}),
+        ({}, {"speculate": 6, "prediction_ids": tuple(b'{"city": "rome')}),
+        ({"scripted": LateScriptedExecutor}, {"speculate": 4}),
+        ({}, {"n": 2}),
+        ({}, {"stop": ("zzz",)}),
+    ],
+    ids=lambda value: ",".join(f"{name}" for name in value) or "-",
+)
+def test_what_goes_on_around_a_choice_changes_no_token(
+    constraint: Constraint, lab: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    assert outputs(constraint, lab, **fields) == outputs(constraint)
+
+
+class Watcher(Controller):
+    """Lets everything pass."""
+
+    def next(self, view: SequenceView) -> Decision:
+        return Decision.sample()
+
+
+@CONSTRAINTS
+def test_a_choice_beside_a_controller_is_masked(constraint: Constraint) -> None:
+    vocab = text_vocabulary()
+    with Lab(vocab, pools=[PythonControllerPool(vocab.size)], is_composed=True, record=True) as lab:
+        output = lab.run_one(compose(Watcher(), constraint))
+        assert output.finished is not None and output.finished.reason is FinishReason.CONTROLLER
+        assert not any(batch.scores for batch in lab.executor.batches)
+
+
+def test_a_backend_without_forks_masks() -> None:
+    with Lab(text_vocabulary(), kv="sequences", record=True) as lab:
+        text = spell(lab.vocab, lab.run_one(CITIES).tokens)
+        assert text in CITIES.options
+        assert not any(batch.scores for batch in lab.executor.batches)
+        (refused,) = lab.run(lab.request(Choice(CITIES.options, scored=True)))
+        assert refused[0].finished is not None
+        assert isinstance(refused[0].finished.error, UnsupportedFeature)
