@@ -78,8 +78,9 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
     sampling, choice = body.sampling(), body.choice()
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
-    if body.prompt is not None and len(body.prompt) != 1:
-        raise InvalidRequest(f"prompt: got {len(body.prompt)} prompts; a decision has one. Send a call each.", "prompt")
+    prompts: list[Any] = body.prompt or []
+    if len(prompts) > 1:
+        raise InvalidRequest(f"prompt: got {len(prompts)} prompts; a decision has one. Send a call each.", "prompt")
     await serving.acquire_model(
         body.model, body.adapter, priority=body.priority, deadline=body.deadline, must_name=True
     )
@@ -95,8 +96,8 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
             )
         generation = await serving.prepare([turn.prompt], turn.sampling, steering, run=True, **turn.events)
     else:
-        tokens = await serving.tokens(body.prompt)
-        generation = await serving.prepare(tokens, sampling, steering, texts=body.prompt, run=True)
+        tokens = await serving.tokens(prompts)
+        generation = await serving.prepare(tokens, sampling, steering, texts=prompts, run=True)
     return _shape(generation, choice)
 
 
