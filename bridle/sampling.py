@@ -32,6 +32,8 @@ MAX_BIAS_TEXTS = 256
 MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
 AUTO_DRAFTS = -1
+#: How a constraint treats tokens that the tokenizer would not write.
+CANONICAL = ("strict", "prefer", "off")
 DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
 
 
@@ -167,8 +169,10 @@ class SamplingParams:
     forces is not sampled. `logit_bias` may name texts beside token ids: each token of a text gets the addend
     (llama.cpp). `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The
     text never holds any of `banned_phrases`, however it is put into tokens: what would complete one is rolled back
-    unseen, and sampled anew. The builder of a request turns texts to tokens: it sets `dry_breaker_ids`,
-    `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries that it resolves of `logit_bias`.
+    unseen, and sampled anew. Under a constraint, `canonical` says whether its text is put into tokens as the tokenizer
+    would do it: `strict` always, `prefer` where little is allowed. The builder of a request turns texts to tokens: it
+    sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries that it resolves of
+    `logit_bias`.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -222,6 +226,7 @@ class SamplingParams:
     speculate: int | None = _param(None, (AUTO_DRAFTS, MAX_DRAFTS))
     prediction: str = _param("")
     prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None, cli=None)
+    canonical: str = _param("off")
 
     if not TYPE_CHECKING:
 
@@ -246,6 +251,9 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
             )
+        if self.canonical not in CANONICAL:
+            words = ", ".join(map(repr, CANONICAL))
+            raise InvalidRequest(f"canonical is {short_repr(self.canonical)}; must be one of {words}", "canonical")
         if self.mirostat == 1:
             raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
         _check_lists(self)

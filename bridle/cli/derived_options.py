@@ -60,6 +60,7 @@ _TOLD: Mapping[str, str] = {
     "bad_words": "Text that is never completed.",
     "banned_phrases": "Text that the output never contains.",
     "allowed_token_ids": "Token id that may be sampled; others may not.",
+    "canonical": "Tokens of a constrained text as the tokenizer writes them: `strict`, `prefer` or `off`.",
     "prediction": "Expected output; its tokens are used as drafts.",
 }
 

@@ -123,6 +123,7 @@ class SamplingOptions(TypedDict, total=False):
     speculate: int | str | None
     prediction: str
     prediction_ids: Sequence[int]
+    canonical: Literal["strict", "prefer", "off"]
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

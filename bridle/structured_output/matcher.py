@@ -167,6 +167,11 @@ class Matcher:
         return reason(self.backend)
 
     @property
+    def last_token(self) -> int | None:
+        """The last committed token."""
+        return self._tokens[-1] if self._tokens else None
+
+    @property
     def num_tokens(self) -> int:
         """Number of committed tokens."""
         return len(self._tokens)

@@ -20,6 +20,7 @@ from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError, UnsupportedFeature
 from bridle.sampling import SamplingParams
+from bridle.structured_output.canonical import CanonicalDraws
 from bridle.structured_output.compiler import Compiler
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
@@ -49,11 +50,17 @@ class _Instance:
     constraint: Constraint | None = None
     end: PatternEnd = field(default_factory=lambda: PatternEnd(None))
     scored: ScoredTexts = NOTHING_SCORED
+    canonical: CanonicalDraws | None = None
     is_slow: bool = False
     is_led: bool = False
     ahead: Matcher | None = None
     masks: dict[tuple[int, ...], Answer] = field(default_factory=dict)
     seconds_ahead: float = 0.0
+
+    def leading(self, ahead: Matcher) -> _Instance:
+        """What answers about tokens that might come, with `ahead` for its matcher."""
+        canonical = self.canonical and self.canonical.copy()
+        return _Instance(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
 
     def forget_ahead(self) -> None:
         """Drop what was known of tokens that might have come."""
@@ -119,12 +126,12 @@ class ConstraintPool(ControllerPool):
 
     def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> _Instance:
         is_asked = isinstance(constraint, Choice) and constraint.scored is True
-        end = _end_of(constraint, request.sampling)
-        if self._can_score:
-            return _Instance(start, constraint, end, scored_texts(constraint, request, self.compiler, start))
-        if is_asked:
+        if is_asked and not self._can_score:
             raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
-        return _Instance(start, constraint, end)
+        scored = scored_texts(constraint, request, self.compiler, start) if self._can_score else NOTHING_SCORED
+        how = request.sampling.canonical
+        canonical = None if how == "off" else CanonicalDraws(how == "strict")
+        return _Instance(start, constraint, _end_of(constraint, request.sampling), scored, canonical)
 
     def abandon(self, request: Request) -> None:
         self.opened.pop(request.id, None)
@@ -145,6 +152,7 @@ class ConstraintPool(ControllerPool):
                     parent.constraint,
                     parent.end.copy(),
                     parent.scored,
+                    parent.canonical and parent.canonical.copy(),
                     parent.is_slow,
                 )
         known: list[_Answered] = []
@@ -203,12 +211,16 @@ class ConstraintPool(ControllerPool):
                     matcher.commit(ask.tokens)
             if ask.final:
                 return Answer(log=_last_words(matcher))
+            if instance.canonical is not None:
+                instance.canonical.note(ask)
             is_left = instance.end.is_over(ask.sampled, bool(ask.tokens), self.compiler.vocabulary)
             if matcher.is_complete or is_left or instance.scored.is_chosen(ask, matcher):
                 return Answer(Decision.stop())
             if matcher.is_failed:
                 raise ControllerError(f"the constraint failed: {matcher.failure}")
             forced = matcher.forced() if ask.may_force and not instance.scored.comes_first(matcher) else ()
+            if forced and instance.canonical is not None:
+                forced = instance.canonical.forced(forced, matcher, self.compiler.vocabulary)
         except Exception as error:
             return Answer() if ask.final else Answer(error=_as_error(error))
         if time.thread_time() - began > SLOW_SECONDS:
@@ -222,10 +234,20 @@ class ConstraintPool(ControllerPool):
                 self._end_row = end_row(self.compiler.vocabulary)
             if mask == self._end_row or (instance.matcher.is_accepting and not mask.strip(b"\0")):
                 return Answer(Decision.stop())
-            chosen = instance.scored.decision(instance.matcher, mask, self.compiler.vocabulary)
-            return Answer(chosen or instance.end.draw(instance.matcher, mask))
+            return Answer(self._draw(instance, instance.matcher, mask, self.compiler.vocabulary))
         except Exception as error:
             return Answer(error=_as_error(error))
+
+    @staticmethod
+    def _draw(instance: _Instance, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision:
+        """The next draw, of which the grammar allows `mask`: of a whole text, or of a token."""
+        chosen = instance.scored.decision(matcher, mask, vocabulary)
+        if chosen is not None:
+            return chosen
+        decision = instance.end.draw(matcher, mask)
+        if instance.canonical is None:
+            return decision
+        return instance.canonical.restrict(decision, matcher, mask, vocabulary)
 
     def _answer(self, answered: Iterable[_Answered]) -> None:
         with self._arrived:
@@ -289,7 +311,7 @@ class ConstraintPool(ControllerPool):
 
     def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
         """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
-        copied, instance.ahead = _Instance(ahead, end=instance.end.copy(), scored=instance.scored), None
+        copied, instance.ahead = instance.leading(ahead), None
         answer = self._advance(copied, Ask(-1, tokens))
         if answer is None:
             answer = instance.masks[tokens] = self._masked(copied)
@@ -305,8 +327,7 @@ class ConstraintPool(ControllerPool):
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
-        ahead = _Instance(instance.matcher.copy(), end=instance.end.copy(), scored=instance.scored)
-        known = list[Decision]()
+        ahead, known = instance.leading(instance.matcher.copy()), list[Decision]()
         began = time.thread_time()
         place, size = 0, 1  # the tokens that are told next
         while place + size <= len(tokens):

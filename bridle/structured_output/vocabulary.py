@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.errors import UnsupportedFeature
 
 if TYPE_CHECKING:
+    from bridle.structured_output.canonical import CanonicalPairs
     from bridle.tokenizer import Tokenizer
 
 
@@ -59,6 +60,20 @@ class GrammarVocabulary:
         if tokens and all(token < self.size for token in tokens) and self.text_of(tokens) == data:
             return tokens
         return self._longest(data)
+
+    def written(self, text: str) -> list[int]:
+        """The tokens that the tokenizer writes, whether they spell the text or not."""
+        try:
+            return list(self._encode(text))
+        except ValueError:
+            return []
+
+    @cached_property
+    def pairs(self) -> CanonicalPairs:
+        """Which tokens the tokenizer writes one after the other."""
+        from bridle.structured_output.canonical import CanonicalPairs
+
+        return CanonicalPairs(self)
 
     def token_of(self, data: bytes) -> int | None:
         """The token that spells exactly `data`."""

@@ -56,4 +56,5 @@ OTHER: Mapping[str, Any] = {
     "speculate": 4,
     "prediction": "so",
     "prediction_ids": (3, 4),
+    "canonical": "prefer",
 }

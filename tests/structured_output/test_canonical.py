@@ -1,0 +1,94 @@
+"""Canonical tokenization under constraints: no token is forbidden that the tokenizer writes, and no other one drawn."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bridle import LLM
+from bridle.errors import InvalidRequest
+from bridle.outputs import FinishReason
+from bridle.sampling import SamplingParams
+from bridle.structured_output import Constraint, GrammarVocabulary, JsonObject, Regex
+from bridle.structured_output.vocabulary import vocabulary_of
+from bridle.tokenizer import Tokenizer
+from tests.structured_output.kit import Lab, spell
+
+ROOT = Path(__file__).parents[2]
+#: Texts whose splitting depends on what stands around them.
+ODD = (
+    "\n\n\nx  y\t\t\n 'tis don't I'LL 12345 1.5e10 ((/home _message (`x`) \"x\": [1,  2]  "
+    "Größe “naïve” 北京 😀😀 <b> ~/a *a\\n"
+)
+
+
+@cache
+def merged_vocabulary() -> GrammarVocabulary:
+    """The demo model's: byte-level BPE."""
+    tokenizer = Tokenizer.load("demo")
+    return vocabulary_of(tokenizer, tokenizer.vocab_size)
+
+
+def forbidden_pairs(vocab: GrammarVocabulary, text: str) -> list[tuple[bytes, bytes]]:
+    tokens = vocab.written(text)
+    return [(vocab.text_of((a,)), vocab.text_of((b,))) for a, b in pairwise(tokens) if not vocab.pairs.has(a, b)]
+
+
+def test_nothing_is_forbidden_that_the_tokenizer_writes() -> None:
+    vocab = merged_vocabulary()
+    for text in (ODD, (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert forbidden_pairs(vocab, text) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SMOLLM2", "GEMMA3_270M", "QWEN2_5_CODER_0_5B"])
+def test_nothing_is_forbidden_that_real_tokenizers_write(name: str) -> None:
+    path = os.environ.get(f"BRIDLE_{name}")
+    if not path:
+        pytest.skip(f"BRIDLE_{name} names no file")
+    with LLM(path, max_model_len=512) as llm:
+        tokenizer = llm.tokenizer
+        vocab = vocabulary_of(tokenizer, tokenizer.vocab_size)
+        pages = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bridle" / "engine").glob("*.py"))]
+        for text in (ODD, *(page.read_text(encoding="utf-8") for page in pages)):
+            assert forbidden_pairs(vocab, text) == []
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [Regex("(the name|the same|those)[.]"), Regex("[a-z ]{12}!", longest=True), JsonObject()],
+)
+@pytest.mark.parametrize("fields", [{}, {"speculate": 4}])
+def test_strict_outputs_are_canonical(constraint: Constraint, fields: dict[str, object]) -> None:
+    vocab = merged_vocabulary()
+    with Lab(vocab) as lab:
+        asked = [
+            lab.request(constraint, (1, 2), temperature=30.0, seed=seed, canonical="strict", max_tokens=30, **fields)
+            for seed in range(8)
+        ]
+        for output in (found[0] for found in lab.run(*asked)):
+            tokens = [token for token in output.tokens if token not in vocab.special]
+            assert output.finished is not None
+            if output.finished.reason is not FinishReason.ERROR:
+                assert all(vocab.pairs.has(a, b) for a, b in pairwise(tokens))
+
+
+def test_prefer_never_fails_where_masks_do_not() -> None:
+    vocab = merged_vocabulary()
+    with Lab(vocab) as lab:
+        asked = [
+            lab.request(Regex("(the name|the same|those)[.]"), (1, 2), temperature=30.0, seed=seed, canonical="prefer")
+            for seed in range(16)
+        ]
+        for output in (found[0] for found in lab.run(*asked)):
+            assert output.finished is not None and output.finished.reason is FinishReason.CONTROLLER
+            assert spell(vocab, output.tokens) in ("the name.", "the same.", "those.")
+
+
+def test_a_word_that_is_no_mode_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="canonical is 'yes'; must be one of 'strict', 'prefer', 'off'"):
+        SamplingParams(canonical="yes")
