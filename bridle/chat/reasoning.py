@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from bridle.chat.stream_deltas import held_back
 from bridle.chat.tool_parsers.presets import TAGS_FROM_TEMPLATE, reasoning_tags
-from bridle.chat.tool_parsers.probes import (
+from bridle.controllers.thinking import THOUGHT_TAGS
+from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedModel
+from bridle.tokenizer.template_probes import (
     CONTENT,
     KEYS,
     NAMES,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bridle.cli.doctor_result import Finding
 from bridle.demo import DEMO_MODELS
@@ -224,7 +224,7 @@ def _chat(name: str, folder: Path) -> Iterator[Finding]:
         yield Finding("problem", f"chat of {name}", str(error))
         return
     if found is not None:
-        kind = "note" if found["tool_format"]["name"] == UNKNOWN else "ok"
+        kind: Literal["ok", "note"] = "note" if found["tool_format"]["name"] == UNKNOWN else "ok"
         yield Finding(kind, f"chat of {name}", summary(tokenizer), "--tool-format and --reasoning-format set others.")
 
 

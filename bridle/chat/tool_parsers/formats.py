@@ -16,7 +16,6 @@ from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
 from bridle.chat.tool_parsers.inference import infer_format
 from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
 from bridle.chat.tool_parsers.presets import FROM_TEMPLATE, PRESETS, name_of, preset_or_file
-from bridle.chat.tool_parsers.probes import prober_of, renderer_of
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.tokenizer.template_probes import prober_of, renderer_of

@@ -3,6 +3,7 @@ tokenizer, the constraint compiler, and the pools of controllers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
