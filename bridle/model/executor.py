@@ -8,8 +8,8 @@ time, so that only the one at fault ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -160,10 +160,15 @@ class LocalExecutor:
         self.async_sampling.reset()
         self._step = self.logits = None
 
-    def clear_kv(self, num_blocks: int) -> None:
-        """Fill the first blocks of the KV pool with zeros, so that positions that are read before they are written hold
-        numbers."""
-        self._require_runner().attention.cache.clear(num_blocks)
+    @contextmanager
+    def trying(self, num_blocks: int) -> Iterator[None]:
+        """In this block, steps take the memory that they take, but their results mean nothing: some layers may be left
+        out. The first blocks of the KV pool are filled with zeros, so that positions that are read before they are
+        written hold numbers."""
+        runner = self._require_runner()
+        with runner.first_layers() as layers:
+            runner.attention.cache.clear(num_blocks, layers)
+            yield
 
     def close(self) -> None:
         """Release the model and the KV pool. Idempotent."""

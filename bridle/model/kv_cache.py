@@ -143,10 +143,10 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(part.nbytes for layer in self.layers.values() for part in layer.parts)
 
-    def clear(self, num_blocks: int) -> None:
-        """Fill the first blocks with zeros."""
-        for layer in self.layers.values():
-            for part in layer.parts:
+    def clear(self, num_blocks: int, layers: Sequence[int] | None = None) -> None:
+        """Fill the first blocks with zeros, in all layers or in these."""
+        for number in self.layers if layers is None else layers:
+            for part in self.layers[number].parts:
                 part[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -245,10 +245,10 @@ def _step_place(needs: PoolNeeds) -> tuple[FileCache, Path] | None:
 
 
 def _told_step(needs: PoolNeeds, found: LargestStep, step_bytes: int, free: int) -> str:
-    """Return a log text about the memory and time of the largest step."""
+    """Return a log text about the memory of the largest step."""
     return (
-        f"the largest step ({found.num_tokens} prompt tokens, {found.num_seqs} sequences) took "
-        f"{1e3 * found.seconds:.0f} ms and {show_bytes(step_bytes)}; "
+        f"the largest step ({found.num_tokens} prompt tokens, {found.num_seqs} sequences) takes "
+        f"{show_bytes(step_bytes)}; "
         f"{show_bytes(free)} are free{_set_aside(needs)}, and "
     )
 
@@ -309,11 +309,11 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
     beside = needs.step_seqs * needs.block_size  # a block for each of the others
     room = info.num_blocks * needs.block_size - beside
     context = max(min(_trial_context(needs), room) - needs.step_tokens, 0)
-    executor.clear_kv(needs.blocks_for(context))
     try:
-        return run_with_peak(
-            needs.device, lambda: run_largest_step(executor, needs.step_tokens, needs.step_seqs, context)
-        )
+        with executor.trying(needs.blocks_for(context)):
+            return run_with_peak(
+                needs.device, lambda: run_largest_step(executor, needs.step_tokens, needs.step_seqs, context)
+            )
     except BridleError as error:
         if not _is_out_of_memory(error):
             raise

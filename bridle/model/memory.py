@@ -49,7 +49,7 @@ def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
     """Call `run`; returns its result, and the most bytes that it took at once beside those that it leaves behind."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
-    return_memory()
+    return_free_memory()
     _forget_peak()
     result = run()
     peak = _peak()

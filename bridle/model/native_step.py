@@ -7,7 +7,8 @@ without one get the same bits. The lean layers compute the same in torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class NativeStep:
     """The layers of one model. `fits` says whether a step can be computed this way."""
 
     def __init__(self, found: Kernels, layers: Sequence[DenseLayer], described: Sequence[Layer], heads: Heads) -> None:
-        self._found, self._described, self._heads = found, described, heads
+        self._found, self._described, self._heads = found, list(described), heads
         self._numbers = [layer.layer_idx for layer in layers]
         self._num_tables = num_tables(described)
         self._parts = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
@@ -74,6 +75,23 @@ class NativeStep:
     def _rotations(self, turns: Sequence[Rotation]) -> Rotation:
         parts = [[turn[i].flatten(1) for turn in turns[: self._num_tables]] for i in (0, 1)]
         return torch.stack(parts[0]), torch.stack(parts[1])
+
+    @contextmanager
+    def first_layers(self) -> Iterator[Sequence[int]]:
+        """In this block, compute only the first layer of each kind: a pass takes the same memory, and little time.
+        Yields their numbers."""
+        whole = self._described, self._numbers, self._parts
+        kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self._described)])}
+        few = sorted(kinds.values())
+        self._described = [self._described[number] for number in few]
+        self._parts = [self._parts[number] for number in few]
+        self._numbers = [self._numbers[number] for number in few]
+        self._ready = None
+        try:
+            yield self._numbers
+        finally:
+            self._described, self._numbers, self._parts = whole
+            self._ready = None
 
     def fits(self, cache: KVCache) -> bool:
         """Return whether the kernels can read the cache, and no layer is replaced except by adapters."""
@@ -153,6 +171,12 @@ def _describe(layer: DenseLayer) -> Layer | None:
         softcap=layer.options.softcap,
         sinks=layer.options.sinks,
     )
+
+
+def _kind(layer: Layer) -> tuple[Any, ...]:
+    """The part of a layer on which the memory of its pass depends."""
+    matrices = (*layer.qkv, layer.out, *layer.gate_up, layer.down)
+    return layer.window, *((matrix.kind, matrix.outputs, matrix.inputs) for matrix in matrices)
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

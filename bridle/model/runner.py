@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -44,6 +44,14 @@ class ModelRunner:
         """Keep the angles of that number of positions in memory, where a step asks a GPU for them."""
         if self.lowered is not None:
             self.lowered.keep_angles(num_positions)
+
+    def first_layers(self) -> AbstractContextManager[Sequence[int]]:
+        """In this block, the model may compute some layers alone, where a pass takes the same memory then. Yields the
+        numbers of those that it computes."""
+        native = None if self.lowered is None else self.lowered.native
+        if native is not None and self.attention.kernel.name == "native" and native.fits(self.attention.cache):
+            return native.first_layers()
+        return nullcontext(tuple(self.attention.cache.layers))
 
     @property
     def embedding_size(self) -> int:

@@ -143,7 +143,7 @@ def race(plan: Race, device: torch.device, dtype: torch.dtype, rates: Rates, has
     executor, sizes = make_executor(plan.model, device, dtype, num_tokens=plan.num_tokens, num_seqs=max(plan.batches))
     peer, loop = EnginePeer(executor), BareLoop(executor)
     vocab_size = executor.info.vocab_size
-    executor.clear_kv(executor.info.num_blocks)
+    executor.runner.attention.cache.clear(executor.info.num_blocks)
     try:
         for batch, context in plan.scenes():
             if has_time():

@@ -171,7 +171,7 @@ class FakeGraphs:
 def test_the_bare_loop_draws_what_the_engine_draws(has_graphs: bool) -> None:
     executor, sizes = make_executor("toy", CPU, torch.float32, num_tokens=256, num_seqs=2)
     assert sizes.token_bytes == token_bytes_of("toy", torch.float32)
-    executor.clear_kv(executor.info.num_blocks)
+    executor.runner.attention.cache.clear(executor.info.num_blocks)
     graphs = FakeGraphs(executor)
     executor.runner.graphs = graphs if has_graphs else None
     loop = BareLoop(executor)

@@ -289,6 +289,21 @@ def test_angles_are_computed_once_and_only_as_far_as_requests_are_long(monkeypat
     assert torch.equal(prefill(executor, prompt, [len(prompt)]), first) and not asked
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_trial_leaves_layers_out_and_nothing_behind(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, prompt = load(family, True, monkeypatch), PROMPTS[1]
+    want = prefill(executor, prompt, [len(prompt)])
+    executor.reset()
+    with executor.trying(4), executor.runner.first_layers() as layers:
+        assert 0 < len(layers) < len(executor.runner.lowered.layers)
+        assert {executor.runner.lowered.layers[n].options.window for n in layers} == {
+            layer.options.window for layer in executor.runner.lowered.layers
+        }
+        assert not torch.equal(prefill(executor, prompt, [len(prompt)]), want)
+    executor.reset()
+    assert torch.equal(prefill(executor, prompt, [len(prompt)]), want)
+
+
 def test_angles_are_computed_where_a_table_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.model.rope.MAX_TABLE_BYTES", 1000)
     executor = load("llama", True, monkeypatch)
