@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
@@ -30,6 +32,7 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 from bridle.tokenizer.chat_template import prepare
 from bridle.tokenizer.roles import fitted, rules_of
 from tests.chat.real_templates import END, NAMES, PARAMETERS, TOOLS, VARIABLE, RealTemplate, files, real_template
+from tests.chat.sampled_calls import CallSampler
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not files(), reason=f"{VARIABLE} names no folder of templates")]
 
@@ -131,6 +134,30 @@ def _passes(matcher: Matcher, text: str, specials: dict[str, int]) -> bool:
                 return False
             twin.commit([token])
     return twin.is_accepting
+
+
+@cache
+def sampler_of(file: Path) -> CallSampler:
+    form = real_template(file).form
+    assert form is not None
+    return CallSampler(form, FUNCTIONS)
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda file: file.stem)
+@given(seed=st.integers(0, 1 << 20))
+def test_calls_that_the_grammar_allows_come_back(file: Path, seed: int) -> None:
+    """And the template writes the same calls, where it can spell all strings."""
+    real = real_template(file)
+    if real.form is None:
+        pytest.skip("writes no calls")
+    text = sampler_of(file).sample(seed)
+    assume(text is not None)
+    reader = CallFormatReader(real.form, RULES)
+    found = ParsedMessage().add(reader.push(text or "", is_last=True))
+    assert (found.content.strip(), bool(found.calls)) == ("", True), text
+    for call in found.calls:
+        assert call.name in NAMES
+        jsonschema.validate(json.loads(call.arguments), PARAMETERS)
 
 
 def said(*turns: str) -> list[dict[str, Any]]:

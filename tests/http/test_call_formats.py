@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
@@ -27,6 +28,7 @@ from bridle.errors import InvalidRequest
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
+from tests.chat.sampled_calls import CallSampler
 from tests.fakes.call_templates import TEMPLATES, CallTemplate
 
 SCHEMA = {
@@ -184,6 +186,39 @@ def test_the_grammar_accepts_what_the_template_writes(name: str, has_tokens: boo
     ):
         assert not spelled.passes(spelled.must, wrong.strip()), wrong
     assert not spelled.passes(spelled.must, "Just text.")
+
+
+@cache
+def sampler_of(name: str) -> CallSampler:
+    return CallSampler(form_of(name), FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(seed=st.integers(0, 1 << 20), cuts=st.lists(st.integers(0, 500), max_size=8))
+def test_calls_that_the_grammar_allows_come_back(name: str, seed: int, cuts: list[int]) -> None:
+    """Whatever a model writes under the grammar is calls that fit their schemas, and the template writes the same
+    calls. Python's calls have no escapes in templates."""
+    text = sampler_of(name).sample(seed)
+    assume(text is not None)
+    assert text is not None
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    content, found = read(form_of(name), [text[start:end] for start, end in itertools.pairwise(bounds)])
+    assert (content.strip(), bool(found)) == ("", True), text
+    for called, arguments in found:
+        jsonschema.validate(arguments, next(each.parameters for each in FUNCTIONS if each.name == called))
+    if name != "Python calls":
+        assert read(form_of(name), [CallTemplate(TEMPLATES[name]).calls(found)])[1] == found
+
+
+@pytest.mark.parametrize("name", ["functions with parameters", "tags within tags"])
+def test_the_grammar_allows_no_text_that_ends_a_string_early(name: str) -> None:
+    """Models leave out line breaks around tags, and readers let them."""
+    text = CallTemplate(TEMPLATES[name]).calls([("get_weather", {"city": "Rome"})])
+    spelled, end = Spelled(form_of(name), False), text[text.index("Rome") + 4 :].strip()
+    assert spelled.passes(spelled.must, text.strip())
+    assert spelled.passes(spelled.must, text.strip().replace("Rome", "a < b </p> {1}"))
+    for early in (end, end.replace("\n", ""), end.replace("\n", " \n ")):
+        assert not spelled.passes(spelled.must, text.strip().replace("Rome", f"Ro{early}me"))
 
 
 # -- hostile texts -------------------------------------------------------------------------------------------------

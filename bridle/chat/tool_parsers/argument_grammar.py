@@ -32,6 +32,7 @@ class ArgumentGrammar:
         self._specials = dict(specials)
         self._rules: list[str] = []
         self._is_indented = False
+        self._call_end = ""  # what follows the arguments
 
     def _literal(self, text: str) -> str:
         """A literal, with special tokens by their ids."""
@@ -97,8 +98,16 @@ class ArgumentGrammar:
         head = self._literal(form.opening) + " " + quoted(key) + " " + self._literal(middle)
         closing = form.closing.replace(KEY, key)
         if is_text:
-            return f"{head} {self._text_value(schema, closing)}"
+            return f"{head} {self._text_value(schema, closing, self._early_end(form, closing))}"
         return f"{head} {self._value(form, schema, 0)} {self._literal(closing)}"
+
+    def _early_end(self, form: TaggedArguments, closing: str) -> str:
+        """A regular expression for what a string between tags may not have: readers would take it for the end, since
+        white space around tags differs from model to model."""
+        if form.is_nested:
+            return pattern(form.opening.strip())
+        behind = [pattern(form.opening.strip()), *([_spaced(self._call_end)] if self._call_end else [])]
+        return rf"{_spaced(closing)}[ \t\n,]*({'|'.join(behind)})"
 
     def _value(self, form: TaggedArguments, schema: Any, depth: int) -> str:
         """A value that is not a string, between tags."""
@@ -124,18 +133,26 @@ class ArgumentGrammar:
         closing = self._literal(form.closing.replace(KEY, key))
         return f"{self._literal(form.opening)} {quoted(key)} {middle} {self._value(form, schema, depth + 1)} {closing}"
 
-    def _text_value(self, schema: Any, closing: str) -> str:
-        """A string without quotes, and its end."""
+    def _text_value(self, schema: Any, closing: str, without: str = "") -> str:
+        """A string without quotes, `without` what this matches, and its end."""
         options = _options(schema)
         if options:
             return "(" + " | ".join(map(quoted, options)) + ") " + self._literal(closing)
         special = self._first_special(closing)
         if special == 0:
-            return f"/(?s:.*)/ {self._literal(closing)}"
+            return f"{self._free(without)} {self._literal(closing)}"
         mark = closing[:special]
-        self._rules.append(f"text_{len(self._rules)}[suffix={quoted(mark)}]: /(?s:.*)/")
+        other = f" & ~/(?s:.*)({without})(?s:.*)/" if without else ""
+        self._rules.append(f"text_{len(self._rules)}[suffix={quoted(mark)}]: /(?s:.*)/{other}")
         name = self._rules[-1].partition("[")[0]
         return f"{name} {self._literal(closing[special:])}" if closing[special:] else name
+
+    def _free(self, without: str) -> str:
+        """A terminal of any text `without` what this matches."""
+        if not without:
+            return "/(?s:.*)/"
+        self._rules.append(f"FREE_{len(self._rules)}: /(?s:.*)/ & ~/(?s:.*)({without})(?s:.*)/")
+        return self._rules[-1].partition(":")[0]
 
     def _keyword(self, key: str, schema: Any) -> str:
         return f"{quoted(key + '=')} {self._python(schema)}"
@@ -192,6 +209,16 @@ class ArgumentGrammar:
             value = self._quoted_value(quote, properties[name], depth + 1)
             parts.append((self._named(f"{quoted(name + ':')} {value}"), name in required))
         return f'"{{" {self._sequence(parts, ",")} "}}"'
+
+
+def pattern(text: str) -> str:
+    """A regular expression that matches a text, as it stands between slashes."""
+    return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/")
+
+
+def _spaced(text: str) -> str:
+    """The same with any white space between its words."""
+    return r"\s*".join(map(pattern, text.split()))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

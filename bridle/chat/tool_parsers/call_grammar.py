@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from bridle.chat.tool_parsers.argument_grammar import ArgumentGrammar
+from bridle.chat.tool_parsers.argument_grammar import ArgumentGrammar, pattern
 from bridle.chat.tool_parsers.call_format import (
     ARGUMENTS,
     FIELDS,
@@ -35,6 +35,7 @@ class CallGrammar(ArgumentGrammar):
         used = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
         super().__init__(form.arguments, used)
         self._form = form
+        self._call_end = form.closing
         self._is_indented = any(_INDENTED.search(part) for part in form.call)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> str:
@@ -56,7 +57,7 @@ class CallGrammar(ArgumentGrammar):
         if self._form.is_prompted:
             whole = self._whole_section(self._form.max_calls or MAX_CALLS)
             plain = self._literal(self._form.content_open.removeprefix(self._form.opening))
-            self._rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*){_pattern(self._form.opening)}(?s:.*)/")
+            self._rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*){pattern(self._form.opening)}(?s:.*)/")
             self._rules.append(f"free[suffix={quoted(self._form.opening)}]: /(?s:.*)/")
             return "\n".join([f"start: {whole} | {plain} (TAIL | free {whole})", *self._rules, ""])
         trigger, section = self._split_section()
@@ -120,8 +121,3 @@ class CallGrammar(ArgumentGrammar):
         if part == INDEX:
             return "/[0-9]{1,4}/"
         return self._arguments(function) if part == ARGUMENTS else self._literal(part)
-
-
-def _pattern(text: str) -> str:
-    """A regular expression that matches a text, as it stands between slashes."""
-    return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/")

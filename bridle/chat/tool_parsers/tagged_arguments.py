@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from bridle.chat.tool_parsers.argument_values import MAX_DEPTH, property_schema, read_value
@@ -11,6 +12,8 @@ from bridle.chat.tool_parsers.call_format import KEY, TaggedArguments
 
 #: Some models protect values in the way of XML.
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
+#: The most ends of one value that are tried.
+_MOST_ENDS = 16
 #: Characters of a key, with the white space around it.
 _LONGEST_KEY = 256
 _NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
@@ -47,16 +50,24 @@ def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tupl
         raise ValueError("text between arguments")
     start += len(opening)
     kind, key, begin = _key_and_type(form, text, start)
-    inner = property_schema(schema, key)
-    end, behind = _end_of_value(form, text, begin, key)
-    raw = _CDATA.sub(r"\1", _without_layout(form, kind, text[begin:end]))
+    failure = ValueError("a value does not end")
+    for end, behind in islice(_ends_of_value(form, text, begin, key), _MOST_ENDS):
+        raw = _CDATA.sub(r"\1", _without_layout(form, kind, text[begin:end]))
+        try:
+            return key, _value(form, kind, raw, property_schema(schema, key)), behind
+        except ValueError as error:  # JSON may have what looks like an end in one of its strings
+            failure = error
+    raise failure
+
+
+def _value(form: TaggedArguments, kind: str, raw: str, schema: object) -> Any:
     if form.is_nested:
-        return key, _nested(form, raw, inner), behind
+        return _nested(form, raw, schema)
     if kind == "string":
-        return key, raw, behind
+        return raw
     if kind != "any" or "string" in form.middles:
-        return key, read_value(raw, inner or {"type": [kind] if kind != "any" else _NOT_TEXT}), behind
-    return key, read_value(raw, inner), behind
+        return read_value(raw, schema or {"type": [kind] if kind != "any" else _NOT_TEXT})
+    return read_value(raw, schema)
 
 
 def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, str, int]:
@@ -75,16 +86,15 @@ def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, st
     return best[2], key, best[1]
 
 
-def _end_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> tuple[int, int]:
-    """Where a value ends, and where the text goes on: at the first end that another argument or nothing follows."""
+def _ends_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> Iterator[tuple[int, int]]:
+    """Where a value may end, and where the text goes on: at ends that another argument or nothing follows."""
     closing = form.closing.replace(KEY, key).strip()
     at = begin
     while (end := text.find(closing, at)) >= 0:
         behind = _skip(text, end + len(closing))
         if behind == len(text) or text.startswith(form.opening.strip(), behind):
-            return end, end + len(closing)
+            yield end, end + len(closing)
         at = end + 1
-    raise ValueError("a value does not end")
 
 
 def _without_layout(form: TaggedArguments, kind: str, raw: str) -> str:
@@ -106,7 +116,9 @@ def _nested(form: TaggedArguments, raw: str, schema: object, depth: int = 0) -> 
     while raw[at:].strip():
         start = raw.find(opening, at) + len(opening)
         _, key, begin = _key_and_type(form, raw, start)
-        end, at = _end_of_value(form, raw, begin, key)
+        end, at = next(_ends_of_value(form, raw, begin, key), (-1, -1))
+        if end < 0:
+            raise ValueError("a value does not end")
         pairs.append((key, raw[begin:end]))
     items = schema.get("items") if isinstance(schema, Mapping) else None
     if all(key == "item" for key, _ in pairs):
