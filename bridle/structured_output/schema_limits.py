@@ -8,7 +8,7 @@ the last word: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from bridle.errors import InvalidRequest
@@ -32,21 +32,24 @@ _OPEN = frozenset({"additionalProperties", "patternProperties", "dependentRequir
 
 @dataclass(frozen=True, slots=True)
 class SchemaBounds:
-    """Numbers without bounds have at most `digits` digits before the point, and `decimals` after it. Objects
+    """Numbers without bounds have at most `digits` digits before the point, and `decimals` after it. With `exponents`,
+    numbers that need not be integers may also be written as `8.9e-12`; these limits do not hold for them then. Objects
     that are `closed` have no properties but those that the schema names, unless it says something of others."""
 
     digits: int = 15
     decimals: int = 9
     closed: bool = True
+    exponents: bool = False
 
 
 USUAL = SchemaBounds()
-_MOST: Mapping[str, int] = {"digits": _MAX_DIGITS, "decimals": _MAX_DECIMALS, "closed": True}
+_MOST: Mapping[str, int] = {"digits": _MAX_DIGITS, "decimals": _MAX_DECIMALS, "closed": True, "exponents": True}
 
 
-def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema within its limits. Raises `InvalidRequest` for invalid limits."""
-    limits = _limits(schema.get(OPTION))
+def bounded(schema: Mapping[str, Any], usual: SchemaBounds = USUAL) -> dict[str, Any]:
+    """The schema within its limits, which are the `usual` ones where it says nothing. Raises `InvalidRequest` for
+    invalid limits."""
+    limits = _limits(schema.get(OPTION), usual)
     plain = {name: value for name, value in schema.items() if name != OPTION}
     if limits is None or any(map(_is_entangled, _nodes(plain))):
         return plain
@@ -54,9 +57,9 @@ def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
     return narrowed if isinstance(narrowed, dict) else plain
 
 
-def _limits(given: Any) -> SchemaBounds | None:
+def _limits(given: Any, usual: SchemaBounds) -> SchemaBounds | None:
     if given is None or given is True:
-        return USUAL
+        return usual
     if given is False:
         return None
     kinds: dict[str, type] = {each.name: type(getattr(USUAL, each.name)) for each in fields(SchemaBounds)}
@@ -70,7 +73,7 @@ def _limits(given: Any) -> SchemaBounds | None:
             raise InvalidRequest(f"{OPTION} has no {short_repr(name)}; it has {', '.join(kinds)}", PARAM)
         if not isinstance(value, int) or type(value) is not kinds[name] or not (name == "digits") <= value <= most:
             raise InvalidRequest(f"{OPTION}.{name} is {short_repr(value)}; at most {most}", PARAM)
-    return SchemaBounds(**given)
+    return replace(usual, **given)
 
 
 def _inner(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -136,6 +139,8 @@ def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> No
     """Bounds on the sides where the schema has none, unless they would leave nothing."""
     if "multipleOf" in node:
         return
+    if has_fraction and limits.exponents:
+        return  # the compiler writes numbers between bounds without exponents
     most = 10**limits.digits - 1
     (low, has_low), (high, has_high) = (_side(node, names) for names in _BOUNDS)
     if low is None or high is None:

@@ -13,7 +13,7 @@ from tests.structured_output.kit import allows, text_vocabulary
 
 SCHEMA = {
     "type": "object",
-    "properties": {"days": {"type": "integer"}},
+    "properties": {"days": {"type": "integer"}, "share": {"type": "number"}},
     "required": ["days"],
     "additionalProperties": False,
 }
@@ -22,7 +22,7 @@ GOOD = '{"name": "f", "arguments": {"days": 3}}'
 FREE = [
     "", "Hello.", GOOD, f"```json\n{GOOD}\n```", f"  {{{GOOD}}}", f"```\n{GOOD}\n``` Done.", GOOD.replace(" ", "\n  "),
     '{"name": "a.b/c", "parameters": {"days": 3}}', '{"name": "loose", "arguments": {"x": 1}}', '{"name": "other"}',
-    '{"na', "```python\nf()\n```", f"Well: {GOOD}", 'So: {"name": "f", "arguments": {}}',
+    '{"name": "f", "arguments": {"days": 3, "share": 8.854e-12}}', '{"na', "```python\nf()\n```", f"Well: {GOOD}", 'So: {"name": "f", "arguments": {}}',
 ]  # fmt: skip
 WRONG = [
     '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"days": "3"}}', '{"name": "f"}',

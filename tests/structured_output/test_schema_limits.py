@@ -37,6 +37,8 @@ OBJECT = {"type": "object", "properties": {"a": {"type": ["integer", "null"]}}}
         ({"type": "integer"}, "9" * 15, "9" * 16),
         ({"type": "integer", "minimum": 0}, "9" * 15, "9" * 16),
         ({"type": "number"}, "-1.123456789", "1.1234567891"),
+        ({"type": "number"}, "8.5", "8.5e-1"),
+        ({"type": "integer", "x-limits": {"exponents": True}}, "9" * 15, "9" * 16),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "null", "1" * 16),
         (OBJECT, '{"a": 12}', '{"b": 1}'),
         ({"$ref": "#/$defs/x", "$defs": {"x": OBJECT}}, '{"a": null}', '{"a": 1, "b": 1}'),
@@ -56,6 +58,7 @@ def test_what_a_weak_model_would_go_on_with_ends(schema: dict[str, Any], taken: 
         ({"type": "integer", "x-limits": False}, "9" * 40),
         ({"type": "integer", "minimum": 10**17}, str(10**17)),
         ({"type": "number", "minimum": 0, "maximum": 1e-10}, "0.00000000005"),
+        ({"type": "number", "x-limits": {"exponents": True}}, "-8.854e-12"),
         (OBJECT | {"x-limits": {"closed": False}}, '{"b": 1}'),
         (OBJECT | {"additionalProperties": True}, '{"b": 1}'),
         ({"type": "object"}, '{"anything": {"at": 1}}'),
@@ -71,7 +74,7 @@ def test_what_a_schema_says_counts(schema: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (3, "x-limits is 3; must be false, or an object of digits, decimals, closed"),
+        (3, "x-limits is 3; must be false, or an object of digits, decimals, closed, exponents"),
         ({"digit": 3}, "x-limits has no 'digit'"),
         ({"digits": 0}, "x-limits.digits is 0; at most 300"),
         ({"decimals": 10}, "x-limits.decimals is 10; at most 9"),

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridle.structured_output import Constraint, JsonSchema, Lark
-from bridle.structured_output.schema_limits import bounded
+from bridle.structured_output.schema_limits import SchemaBounds, bounded
 from bridle.structured_output.spec import TokenLark
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _FLEXIBLE = {"whitespace_flexible": True}
+#: Models write constants such as 8.854e-12 in calls. Without exponents another number would come out.
+_BOUNDS = SchemaBounds(exponents=True)
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -52,7 +54,7 @@ def json_call(function: Function, key: str) -> str:
 def arguments(function: Function, is_indented: bool = False) -> str:
     """The right side of a rule: JSON that fits the function's schema, with line breaks if it `is_indented`. Raises
     `InvalidRequest` for what is no schema."""
-    schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema))
+    schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema), _BOUNDS)
     schema.setdefault("type", "object")
     given = schema.get("x-guidance")
     schema["x-guidance"] = (_FLEXIBLE if is_indented else _LAYOUT) | (given if isinstance(given, dict) else {})
