@@ -121,7 +121,8 @@ def _interval(right: int, total: int) -> tuple[float, float]:
         return 0.0, 1.0
     z, share = 1.96, right / total
     middle, spread = share + z * z / (2 * total), z * sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-    return (middle - spread) / (1 + z * z / total), (middle + spread) / (1 + z * z / total)
+    low, high = ((middle + side) / (1 + z * z / total) for side in (-spread, spread))
+    return max(low, 0.0), min(high, 1.0)
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
