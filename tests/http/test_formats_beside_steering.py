@@ -88,8 +88,7 @@ def test_calls_are_found_beside_other_steering(name: str, is_strict: bool) -> No
         for way, fields in steering(text_of(name)).items():
             if (name, way) == ("a special token", "a constraint"):  # refused, and documented
                 continue
-            for is_stream in (False, True):
-                assert asked(client, is_stream, is_strict, **fields) == CALLED, way
+            assert asked(client, True, is_strict, **fields) == CALLED, way
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -98,8 +97,7 @@ def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Pat
     file.write_text('[[policy]]\nname = "mail"\nkind = "redact"\nwhat = ["email"]\n', encoding="utf-8")
     redacted = replace(CALLED, calls=(("find", ARGUMENTS | {"mail": "to [e-mail]"}),))
     with client_of(name, policies=PolicyRegistry(file)) as client:
-        for is_stream in (False, True):
-            assert asked(client, is_stream) == redacted
+        assert asked(client, True) == redacted
 
 
 @pytest.mark.parametrize("name", FORMATS)
