@@ -41,7 +41,7 @@ class AdapterTiles:
         self._staging = Staging(self._values)
 
     def takes(self, segments: Sequence[Segment], num_tiles: int) -> bool:
-        """Return whether captured steps with so many tiles may have these adapters."""
+        """Return whether captured steps with `num_tiles` tiles may have these adapters."""
         if self._kernel.fused is None:
             return False  # one was tried that kernels did not multiply right
         if sum(-(-segment.length // SHORT_TILE) for segment in segments) > num_tiles:
@@ -49,8 +49,8 @@ class AdapterTiles:
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
 
     def write(self, num_tiles: int, segments: Sequence[Segment]) -> object:
-        """Bring the tiles of a step that is captured with so many to the device. What this returns has to be kept until
-        the step is launched."""
+        """Bring the tiles of a step that is captured with `num_tiles` to the device. What this returns has to be kept
+        until the step is launched."""
         tables = self._fused.tables(segments)
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], SHORT_TILE))
         numbers = self._staging.take()[: num_tiles * _TILE].reshape(num_tiles, _TILE)
@@ -61,7 +61,7 @@ class AdapterTiles:
         return segments, tables
 
     def step(self, num_tokens: int, num_tiles: int) -> AdapterStep:
-        """Return the adapter step of a captured step of so many tokens, with so many tiles."""
+        """Return the adapter step of a captured step of `num_tokens` tokens, with `num_tiles` tiles."""
         tiles = self._values[: num_tiles * _TILE].view(num_tiles, _TILE)
         product = TiledProduct(tiles, SHORT_TILE, self._extents, self._dtype, self._fused.machine)
         return AdapterStep((), num_tokens, _Only(product))

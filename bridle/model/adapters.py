@@ -120,7 +120,7 @@ class ModelAdapters:
     # -- steps that are captured ---------------------------------------------------------------------------------
 
     def tiles(self, num_tiles: int) -> AdapterTiles | None:
-        """Return the adapter tiles of captured steps, so many at most; None unless kernels multiply adapters."""
+        """Return up to `num_tiles` adapter tiles of captured steps; None unless kernels multiply adapters."""
         kernel = self._kernel
         if not isinstance(kernel, TriedKernel) or kernel.fused is None or not self._sites.places:
             return None

@@ -20,7 +20,6 @@ from bridle.model.device_sampler import DeviceSampler
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.graph_kinds import KINDS
-from bridle.model.graphs import StepGraphs
 from bridle.model.kernels import create_kernel, self_test
 from bridle.model.kernels.paged import PagedKernel
 from bridle.model.memory import free_memory
@@ -128,13 +127,13 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Figures:
 def ways(executor: LocalExecutor) -> dict[str, Any]:
     """How each thing is computed. On CUDA everything has a kernel or graphs: what lacks them is a failure."""
     runner = executor.runner
-    kernel, graphs = runner.attention.kernel, runner.graphs
+    kernel, sizes_of = runner.attention.kernel, getattr(runner.graphs, "sizes_of", lambda kind: ())
     found = {
         "attention": isinstance(kernel, PagedKernel),
         "prompts": isinstance(kernel, PagedKernel) and kernel.prompts is not None,
         "layers": runner.lowered is not None and runner.lowered.fused is not None,
         "sampler": isinstance(executor.sampler, DeviceSampler),
-        **{f"graphs{kind}": isinstance(graphs, StepGraphs) and bool(graphs.sizes_of(kind)) for kind in KINDS},
+        **{f"graphs{kind}": bool(sizes_of(kind)) for kind in KINDS},
     }
     names = {"kernel": kernel.name, "prompt_kernel": getattr(getattr(kernel, "prompts", None), "name", None)}
     lacking = [name for name, is_there in found.items() if not is_there]
