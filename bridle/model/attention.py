@@ -37,6 +37,8 @@ def bridle_attention(
         scaling = query.shape[-1] ** -0.5
     if attention_mask is not None:
         extra["attention_mask"] = attention_mask
+    if (change := vars(module).get("change_heads")) is not None:  # see `own_attention`
+        query, key, sliding_window = change(query, key)
     options = AttentionOptions(scaling, sliding_window, softcap, s_aux)
     rows = current_handler()(module, _rows(query), _rows(key), _rows(value), options, extra)
     return rows.unsqueeze(0), None

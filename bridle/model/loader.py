@@ -143,7 +143,7 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     if support_checks.takes_media(settings):
-        return read_language_model(checkpoint, settings, dtype, device, progress)
+        return lead_to_bridle(read_language_model(checkpoint, settings, dtype, device, progress))
     name = LIBRARY_ATTENTION.get(settings.model_type, attention.ATTENTION_NAME)
     return lead_to_bridle(
         read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, attention_names=name, progress=progress)

@@ -3,6 +3,7 @@
 Inside of a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of one they
 compute as the library does, which is what they are compared with. Biases of positions (ALiBi) become further numbers of
 each key: the bias of a head for a key depends on the key's position alone, as what all keys share changes no softmax.
+Llama 4's chunks are windows of their length, in which keys of the chunk before get no weight.
 """
 
 from __future__ import annotations
@@ -27,12 +28,18 @@ LIBRARY_ATTENTION = {
 _ADDED = 8
 #: What they are multiplied by in queries, so that they fit into half precision.
 _UNIT = 64.0
+#: How far the scores of a chunk's keys are above those of its neighbour.
+_CHUNK_STEP = 128.0
 Projected = tuple[Tensor, Tensor, Tensor]
+#: Queries and keys in another form, and a window.
+ChangedHeads = tuple[Tensor, Tensor, int | None]
 
 
 def lead_to_bridle(model: nn.Module) -> nn.Module:
     """Make the layers of a family in `LIBRARY_ATTENTION` call bridle's attention. Other models stay as they are."""
     config: Any = model.config
+    if config.model_type == "llama4_text":
+        _lead_llama4(model)
     if config.model_type not in LIBRARY_ATTENTION:
         return model
     # The library would log that these families cannot change theirs.
@@ -238,3 +245,42 @@ _BIASED: dict[str, Callable[[Any, _Positions], None]] = {
     "falcon": _lead_biased_falcon,
     "mpt": _lead_mpt,
 }
+
+
+# -- Llama 4 ----------------------------------------------------------------------------------------------------------
+
+
+def _lead_llama4(model: nn.Module) -> None:
+    """Its layers call bridle's attention, but cut it into chunks by a mask, and scale queries by places in a pass."""
+    config: Any = model.config
+    positions = _Positions(model)
+    for module in _layers_with(model, "attn_temperature_tuning"):
+        if config.layer_types[module.layer_idx] == "chunked_attention":
+            module.change_heads = partial(_chunked, positions, config.attention_chunk_size, module.scaling)
+        elif module.attn_temperature_tuning and not module.use_rope:
+            module.change_heads = partial(_scaled, positions, module.floor_scale, module.attn_scale)
+            _replace(module, "forward", partial(_unscaled, module, module.forward))
+
+
+def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
+    """A window shows two chunks at most: a number whose sign says which of two it is tells them apart."""
+    signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
+    added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
+    added[:, 0] = signs
+    longer = (added * (_CHUNK_STEP / 2 / scaling)).expand(*query.shape[:2], -1, -1)
+    query = torch.cat((query, longer), -1)
+    return query, torch.cat((key, added.expand(*key.shape[:2], -1, -1)), -1), size
+
+
+def _scaled(positions: _Positions, floor: float, scale: float, query: Tensor, key: Tensor) -> ChangedHeads:
+    factors = torch.log1p(torch.floor((positions.now.float() + 1.0) / floor)) * scale + 1.0  # [T]
+    return (query * factors[:, None]).to(query.dtype), key, None
+
+
+def _unscaled(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The layer's pass without its own scales."""
+    module.attn_temperature_tuning = False
+    try:
+        return forward(*args, **options)
+    finally:
+        module.attn_temperature_tuning = True

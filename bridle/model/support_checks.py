@@ -40,6 +40,7 @@ KNOWN_FAMILIES = frozenset(
         "granite",
         "helium",
         "llama",
+        "llama4_text",
         "ministral",
         "mistral",
         "mixtral",
@@ -92,7 +93,7 @@ HEARING_FAMILIES = frozenset({"voxtral"})
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _LAYER_REASONS = {
-    "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
+    "chunked_attention": "its attention is cut into chunks, which is known of Llama 4 alone",
     "linear_attention": "it has recurrent layers, whose state is not kept in the paged cache",
     "conv": "it has convolution layers, whose state is not kept in the paged cache",
     "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
@@ -233,8 +234,9 @@ def _check_experts(name: str, size: int, inner: int) -> None:
 
 
 def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
+    known = _PLAIN_LAYERS | ({"chunked_attention"} if config.model_type == "llama4_text" else set())
     for kind in getattr(config, "layer_types", None) or ():
-        if kind not in _PLAIN_LAYERS:
+        if kind not in known:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
             raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
 

@@ -150,7 +150,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {**_VISUAL_TOKENS, "IMGIMGAZ": 302}},
     "cohere_compass_text": _COMPASS,
     "cohere_compass": {"text_config": _COMPASS},
-    "dbrx": {"attn_config": {"rope_theta": 10_000.0}},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
@@ -158,15 +158,24 @@ _NEEDED: dict[str, dict[str, Any]] = {
         "vocabulary_map": {**_VISUAL_TOKENS, "<|visual token 000000|>": 302},
         "vq_config": {"base_channels": 32, "channel_multiplier": [1, 1], "attn_resolutions": [1], "codebook_size": 64},
     },
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}},
+    "ernie4_5_vl_moe": {
+        "text_config": {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [3, 3, 2]}
+        }
+    },
     "gemma4_assistant": {
         "text_config": {"vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2}
     },
     "hunyuan_v1_dense": {"head_dim": HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": HEAD_DIM},
+    "hunyuan_vl": {"text_config": {"head_dim": HEAD_DIM}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mistral4": {"qk_nope_head_dim": 8, "head_dim": HEAD_DIM, "qk_head_dim": HEAD_DIM},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "ministral": {"head_dim": HEAD_DIM},
-    "nemotron": {"head_dim": HEAD_DIM},
-    "reformer": {"is_decoder": True},
+    "nemotron": {"head_dim": HEAD_DIM, "num_key_value_heads": 2},
+    "reformer": {"is_decoder": True, "axial_pos_embds_dim": [32, 32]},
     "step3p7": {
         "text_config": {
             "sliding_window": 16,

@@ -67,7 +67,7 @@ def _write(family: str, kind: str, folder: Path) -> str:
     try:
         config = tiny_config(family)
         model = _class_of(kind).from_config(config)
-        if sum(weight.numel() for weight in model.parameters()) > 60_000_000:
+        if sum(weight.numel() for weight in model.parameters()) > 100_000_000:
             raise ValueError("the default configuration was not made small")
         randomize(model, 0)
         model.save_pretrained(folder)

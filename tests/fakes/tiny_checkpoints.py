@@ -84,6 +84,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {**_DENSE, "logits_scaling": 1.0},
     "helium": _DENSE,
     "llama": _DENSE,
+    "llama4_text": {
+        **_DENSE,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 64,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 24,
+        "no_rope_layers": [1, 0, 1],
+        "floor_scale": 16,
+        "attn_scale": 0.3,
+    },
     "ministral": {**_DENSE, **_SLIDING},
     "mistral": {**_DENSE, "sliding_window": 16},
     "mixtral": {**_DENSE, **_MOE},
@@ -167,7 +177,7 @@ def randomize(model: nn.Module, seed: int) -> None:
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter is head.weight and parameter is not embedding.weight:
+            if head is not None and parameter is head.weight and parameter is not embedding.weight:
                 draw(parameter, 5.0 / math.sqrt(parameter.shape[-1]))
             elif "embed" in name or "wte" in name or "wpe" in name:
                 draw(parameter, 0.7)

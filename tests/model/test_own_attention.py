@@ -26,6 +26,7 @@ _ALIBI: dict[str, Any] = {**_WHOLE, "alibi": True, "multi_query": False}
         ("falcon", {**_WHOLE, "multi_query": False, "parallel_attn": False, "num_kv_heads": None}),
         ("falcon", {**_ALIBI, "bias": True, "num_kv_heads": None}),
         ("falcon", {**_ALIBI, "hidden_size": 48, "num_attention_heads": 6, "num_kv_heads": None}),
+        ("llama4_text", {"use_qk_norm": False, "attention_chunk_size": 7}),
         ("mpt", {"attn_config": {"clip_qkv": 0.5, "alibi_bias_max": 4, "softmax_scale": 0.3}}),
     ],
     ids=str,
@@ -35,7 +36,7 @@ def test_variants_equal_the_library_at_later_positions(family: str, changes: dic
     assert report.is_equal, str(report)
 
 
-@pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "mpt"])
+@pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "llama4_text", "mpt"])
 def test_generations_are_those_of_the_library(family: str) -> None:
     folder = tiny_checkpoints.cached_checkpoint(family)
     prompts = [[1, 40, 77, 90, 44], [5 + 7 * at % 250 for at in range(90)]]
