@@ -186,6 +186,18 @@ FAMILIES = (
         reads=("draft layers", "attention bias", "head norms or none", "half rotated", "shared experts", "sigmoid"),
     ),
     GgufFamily(
+        "dots1",
+        "dots1",
+        (*PLAIN, *head_norms(), *GATED, *EXPERTS, *SHARED_EXPERTS),
+        reads=("shared experts", "sigmoid"),
+    ),
+    GgufFamily(
+        "minimax-m2",
+        "minimax_m2",
+        (*PLAIN, *head_norms(), *EXPERTS, layer("mlp.e_score_correction_bias", "exp_probs_b")),
+        reads=("experts", "experts like layers", "sigmoid"),
+    ),
+    GgufFamily(
         "exaone4",
         "exaone4",
         (*top(), *attention(), *head_norms(), *LATE_NORMS, *GATED),

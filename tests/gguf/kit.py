@@ -70,6 +70,21 @@ NEEDED: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
+    "dots1": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+    },
+    "minimax_m2": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
     "minicpm": {"attention_multiplier": 8**-0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
     "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
@@ -81,7 +96,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe", "gemma4_text",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe", "gemma4_text", "dots1", "minimax_m2",
     "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 
