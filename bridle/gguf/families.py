@@ -52,6 +52,7 @@ FAMILIES = (
     GgufFamily("llama", "llama", (*PAIRED, *GATED), reads=("biases",)),
     GgufFamily("llama", "mistral", (*PAIRED, *GATED), reads=("no window",)),
     GgufFamily("llama", "mixtral", (*PAIRED, *EXPERTS), reads=("experts", "no window")),
+    GgufFamily("mistral3", "ministral3", (*PAIRED, *GATED), reads=("no window", "temperature")),
     GgufFamily("smollm3", "smollm3", (*PAIRED, *GATED), reads=("biases", "some unrotated")),
     GgufFamily("granite", "granite", (*PAIRED, *GATED), reads=("biases", "multipliers")),
     GgufFamily("qwen2", "qwen2", (*PLAIN, *GATED)),

@@ -33,6 +33,25 @@ def read_rotation(model: GgufModel, arch: str, config: Config) -> Config:
 
 #: What YaRN multiplies the logarithm of its factor by, which DeepSeek's files multiply further.
 _LOG_SCALE = 0.1
+#: The architecture whose files multiply it by nothing.
+_WHOLE_MULTIPLIER = "mistral3"
+
+
+def _log_scale(arch: str) -> float:
+    return 1.0 if arch == _WHOLE_MULTIPLIER else _LOG_SCALE
+
+
+def read_temperature(model: GgufModel, arch: str, config: Config) -> None:
+    """Ministral 3: queries grow with their positions, in steps of the context that it was trained with."""
+    if config["rope_parameters"]["rope_type"] != "yarn":
+        raise UnsupportedModel(f"{model.path}: positions of {arch} are read if they are scaled by yarn")
+    config["rope_parameters"]["llama_4_scaling_beta"] = model.real(f"{arch}.attention.temperature_scale", 0.0)
+
+
+def write_temperature(config: Any, put: Put) -> None:
+    if config.rope_parameters.get("rope_type") != "yarn":
+        raise UnsupportedModel("a GGUF file of this family has positions that yarn scales; this model differs")
+    put("attention.temperature_scale", float(config.rope_parameters.get("llama_4_scaling_beta") or 0.0))
 
 
 def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
@@ -45,9 +64,9 @@ def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
         if f"{arch}.rope.scaling.{key}" in model.metadata:
             found[field] = model.real(f"{arch}.rope.scaling.{key}")
     if f"{arch}.rope.scaling.yarn_log_multiplier" in model.metadata:
-        if "kv_lora_rank" not in config:
+        if "kv_lora_rank" not in config and arch != _WHOLE_MULTIPLIER:
             raise UnsupportedModel(f"{model.path}: yarn_log_multiplier is for families that are not read")
-        scale = model.real(f"{arch}.rope.scaling.yarn_log_multiplier") / _LOG_SCALE
+        scale = model.real(f"{arch}.rope.scaling.yarn_log_multiplier") / _log_scale(arch)
         found |= {"mscale": scale, "mscale_all_dim": scale}
     return found
 
@@ -89,7 +108,7 @@ def write_rotation(config: Any, arch: str, put: Put) -> None:
         if rope.get("mscale_all_dim"):
             if rope.get("mscale") != rope["mscale_all_dim"]:
                 raise UnsupportedModel("mscale other than mscale_all_dim cannot be written to a GGUF file")
-            put("rope.scaling.yarn_log_multiplier", _LOG_SCALE * float(rope["mscale_all_dim"]))
+            put("rope.scaling.yarn_log_multiplier", _log_scale(arch) * float(rope["mscale_all_dim"]))
     elif kind not in ("default", "linear", "llama3", "longrope"):
         raise UnsupportedModel(f"rotary scaling {kind!r} cannot be written to a GGUF file")
 

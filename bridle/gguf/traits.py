@@ -8,7 +8,14 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf import moe, sliding_window
 from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
-from bridle.gguf.rope import read_two_scalings, read_whole_ramp, write_two_scalings, write_whole_ramp
+from bridle.gguf.rope import (
+    read_temperature,
+    read_two_scalings,
+    read_whole_ramp,
+    write_temperature,
+    write_two_scalings,
+    write_whole_ramp,
+)
 from bridle.gguf.shards import GgufModel
 
 
@@ -223,6 +230,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "read scalings": (read_two_scalings, _nothing),
     "logit scale": (_read_logit_scale, _write_logit_scale),
     "two scalings": (read_two_scalings, write_two_scalings),
+    "temperature": (read_temperature, write_temperature),
     "whole ramp": (read_whole_ramp, write_whole_ramp),
     **moe.TRAITS,
 }

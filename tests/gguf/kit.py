@@ -85,6 +85,20 @@ NEEDED: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     },
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+        "max_position_embeddings": 32,
+    },
     "minicpm": {"attention_multiplier": 8**-0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
     "exaone4": {"sliding_window": 512, "layer_types": ["sliding_attention"] * 3},  # llama.cpp takes 4,096 for any
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
@@ -96,7 +110,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 ALL_FAMILIES = (
     "llama", "mistral", "mixtral", "smollm3", "granite", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
     "gemma3_text", "phi3", "olmo2", "seed_oss", "starcoder2", "stablelm", "cohere", "cohere2", "olmo", "olmo3", "olmoe",
-    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe", "gemma4_text", "dots1", "minimax_m2",
+    "nemotron", "glm4", "phi", "arcee", "ernie4_5", "gpt_oss", "glm4_moe", "gemma4_text",
+    "dots1", "minimax_m2", "ministral3",
     "exaone4", "hunyuan_v1_dense", "hunyuan_v1_moe", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 
