@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bridle import LLM
-from bridle.structured_output import Choice, GrammarVocabulary
+from bridle.outputs import RequestOutput
+from bridle.structured_output import Choice
 from bridle.structured_output.vocabulary import vocabulary_of
 
 NUM_QUESTIONS = 200
@@ -74,7 +75,6 @@ def measure(path: str) -> dict[str, Any]:
     same, right, seconds = dict.fromkeys(("scored", "masked"), 0), dict.fromkeys(("exact", "scored", "masked"), 0), {}
     asked = questions()
     with LLM(path, max_model_len=1024) as llm:
-        vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
         chats = [[{"role": "user", "content": question.text}] for question in asked]
         chosen: dict[str, list[str]] = {}
         for name, scored in (("scored", None), ("masked", False)):
@@ -86,10 +86,7 @@ def measure(path: str) -> dict[str, Any]:
             ]
             seconds[name] = round(time.perf_counter() - began, 1)
             chosen[name] = [output.text for output in outputs]
-        chosen["exact"] = [
-            _exact(llm, vocabulary, output.prompt_token_ids, question)
-            for output, question in zip(outputs, asked, strict=True)
-        ]
+        chosen["exact"] = _exact(llm, [output.prompt_token_ids for output in outputs], asked)
     for number, question in enumerate(asked):
         for name in right:
             right[name] += chosen[name][number] == question.options[0]
@@ -98,16 +95,24 @@ def measure(path: str) -> dict[str, Any]:
     return {"model": Path(path).stem, "questions": len(asked), "agree": same, "right": right, "seconds": seconds}
 
 
-def _exact(llm: LLM, vocabulary: GrammarVocabulary, prompt: list[int], question: Question) -> str:
-    """The option with the best score, each scored alone."""
-    paths = [tuple(vocabulary.encode(option.encode())) for option in question.options]
-    prompts = [[*prompt, *path] for path in paths]
-    outputs = llm.generate(prompts, max_tokens=0, prompt_logprobs=0, use_tqdm=False)
-    scores = []
-    for output in outputs:
-        entries = (output.prompt_logprobs or [])[len(prompt) :]
-        scores.append(math.fsum(entry.logprob for entry in entries if entry is not None))
-    return question.options[scores.index(max(scores))]
+def _exact(llm: LLM, prompts: list[list[int]], asked: list[Question]) -> list[str]:
+    """The best option of each question, each scored alone after its prompt."""
+    vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
+    found = []
+    paths = [tuple(vocabulary.encode(option.encode())) for question in asked for option in question.options]
+    starts = [prompt for prompt, question in zip(prompts, asked, strict=True) for _ in question.options]
+    whole = [[*start, *path] for start, path in zip(starts, paths, strict=True)]
+    outputs = iter(llm.generate(whole, max_tokens=0, prompt_logprobs=0, use_tqdm=False))
+    for prompt, question in zip(prompts, asked, strict=True):
+        scores = [_total(next(outputs), len(prompt)) for _ in question.options]
+        found.append(question.options[scores.index(max(scores))])
+    return found
+
+
+def _total(output: RequestOutput, num_prompt: int) -> float:
+    """The log-probability of the tokens after the first ones."""
+    entries = (output.prompt_logprobs or [])[num_prompt:]
+    return math.fsum(entry.logprob for entry in entries if entry is not None)
 
 
 if __name__ == "__main__":
