@@ -59,6 +59,7 @@ def make_scheduler(
         model=info.model,
         max_parked=max_parked_blocks(info, config),
         park_seconds=config.park_seconds,
+        num_states=info.num_states,
     )
     return Scheduler(
         blocks,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 
 from bridle.engine.control.decision import Awaited, Decision
 from bridle.engine.guardrails.guardrails import GuardrailMatch
@@ -53,6 +53,44 @@ class QueueState:
     seconds: float | None = None  # until it was first given room
 
 
+class SaveKind(IntEnum):
+    """The reason for which a copy of a recurrent state is kept, in the order in which copies are evicted: the first two
+    kinds go before the others."""
+
+    PERIODIC = 0  # within a long prompt
+    TAIL = 1  # at the last full block of a sequence that goes on
+    PROMPT = 2  # at the last full block of a prompt
+    JUNCTION = 3  # where a prompt leaves a chain of cached blocks
+    END = 4  # at the last full block of a sequence that ended or was preempted
+    BASE = 5  # before a row's drafts: the sequence's own, and never evicted
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A copy, in slot `slot`, of a sequence's recurrent state after its first `position` tokens."""
+
+    position: int
+    slot: int
+    kind: SaveKind
+
+
+@dataclass(slots=True)
+class RecurrentState:
+    """A sequence's state in a model with recurrent layers. Written by `StateManager`.
+
+    `slot` holds the state after `position` tokens, drafts included; -1 if it has none. `pending` are the copies that
+    the step under way makes, `base` the one from before its drafts, and `tail` is the hash at which the newest copy of
+    its own is kept. At `junction` tokens others may continue differently; 0 if that is not known of any place.
+    """
+
+    slot: int = -1
+    position: int = 0
+    pending: list[SavedState] = field(default_factory=list)
+    base: SavedState | None = None
+    tail: bytes | None = None
+    junction: int = 0
+
+
 @dataclass(slots=True)
 class KvState:
     """Number of computed tokens, their blocks, and the state of the executor's mirror.
@@ -68,6 +106,7 @@ class KvState:
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
+    recurrent: RecurrentState | None = None  # None in models without recurrent layers
 
     def forget(self) -> None:
         """Note that no KV is left, so that everything is computed again."""

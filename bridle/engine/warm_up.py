@@ -83,7 +83,7 @@ def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0,
 
 
 def _num_seqs(info: ExecutorInfo, wanted: int) -> int:
-    return max(min(wanted or info.max_num_seqs, info.num_blocks), 1)
+    return max(min(wanted or info.max_num_seqs, info.num_blocks, info.num_states or info.num_blocks), 1)
 
 
 _Chunk = tuple[int, int]  # a prompt chunk: where it starts in its sequence, and its length
@@ -117,9 +117,9 @@ def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
         blocks = tuple(range(block, block + _num_blocks((start, length), info)))
         tokens = (0,) * (start + length)
         logits = length if is_gpu and generates else 1
-        rows.append(
-            PlanRow(seq_id, start, length, logits, new_tokens=tokens, new_blocks=blocks, num_prompt=len(tokens))
-        )
+        row = PlanRow(seq_id, start, length, logits, new_tokens=tokens, new_blocks=blocks, num_prompt=len(tokens))
+        row.state = seq_id if info.num_states else -1
+        rows.append(row)
         block += len(blocks)
     num_demanding = len(rows) if is_gpu else _MAX_DEMANDING_ON_CPU
     samples = [

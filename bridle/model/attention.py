@@ -1,4 +1,5 @@
-"""The one attention function that the library's models call, and its handler for real steps.
+"""The one attention function that the library's models call, and its handler for real steps. The handler also gives
+recurrent layers their states.
 
 The function is registered under the name `bridle` in the attention registry only. Having no entry in the mask
 registry is what makes the library build no mask and guess no packing from positions: who sees whom is decided here
@@ -7,14 +8,19 @@ alone, by the block tables of the step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from bridle.model.batch_inputs import PackedStep
+from bridle.errors import InternalError
+from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kv_cache import KVCache
+from bridle.model.state_mixer import Token
+from bridle.model.state_pool import RowStates, StatePool
 
 ATTENTION_NAME = "bridle"
 
@@ -59,9 +65,10 @@ def register() -> None:
 class PagedAttention:
     """The handler of real steps: write K and V of the new tokens, then attend over the cache."""
 
-    def __init__(self, cache: KVCache, kernel: AttentionKernel) -> None:
+    def __init__(self, cache: KVCache, kernel: AttentionKernel, states: StatePool | None = None) -> None:
         self.cache = cache
         self.kernel = kernel
+        self.states = states  # of recurrent layers, where the model has any
         self.step: PackedStep | None = None  # set for each step
 
     @property
@@ -88,3 +95,24 @@ class PagedAttention:
         assert self.step is not None
         layer.write(self.step.slots, key, value)
         return self.kernel.attend(query, layer, options)
+
+    def tokens(self, layer: int, num_tokens: int) -> Iterator[Token]:
+        """The packed tokens of the step, each with the state of its sequence in a recurrent layer."""
+        assert self.step is not None
+        if self.states is None:
+            raise InternalError(f"layer {layer} is recurrent, and there is no pool of states")
+        for row in self.step.rows:
+            yield from _row_tokens(self.states, layer, row)
+
+
+def _row_tokens(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Token]:
+    states = pool.view(layer, row.state)
+    for position in range(row.start, row.context):
+        slots = [save.slot for save in row.saves if save.position == position + 1]
+        after = partial(_save, pool, layer, row.state, slots) if slots else None
+        yield Token(RowStates(states, is_fresh=position == 0), after)
+
+
+def _save(pool: StatePool, layer: int, source: int, targets: list[int]) -> None:
+    for target in targets:
+        pool.save(layer, source, target)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bridle.engine.multimodal.multimodal_inputs import Runs
-from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow, StateSave
 from bridle.model.h2d_copies import aligned, in_sections, upload
 from bridle.model.sequence_state import CachedRequestState, Span
 
@@ -24,7 +24,7 @@ from bridle.model.sequence_state import CachedRequestState, Span
 class PackedRow:
     """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
     `context - length` to `context - 1`. Tokens at positions of the same pair of `mutual` (first, end) see each other in
-    both directions."""
+    both directions. Its recurrent state is in slot `state`, and `saves` are the copies to make of it."""
 
     offset: int
     length: int
@@ -33,6 +33,8 @@ class PackedRow:
     mirror: CachedRequestState
     mutual: tuple[tuple[int, int], ...] = ()
     block_size: int = 1
+    state: int = -1
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def spans(self) -> list[Span]:
@@ -133,7 +135,8 @@ def pack_step(
     for plan, mirror in zip(plan_rows, mirrors, strict=True):
         start, length = plan.start, plan.num_scheduled
         end, offset = start + length, len(ids)
-        rows.append(PackedRow(offset, length, end, [], mirror, _mutual(mirror, start, end), block_size))
+        mutual = _mutual(mirror, start, end)
+        rows.append(PackedRow(offset, length, end, [], mirror, mutual, block_size, plan.state, plan.saves))
         if length == 1:
             ids.append(mirror.tokens[start])
             positions.append(start)

@@ -43,14 +43,14 @@ def check_model(
     model = loader.read_model(checkpoint, settings, device_defaults.choose_dtype(config, settings, target), target)
     max_model_len = support_checks.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
-    geometry = discover_geometry(model, support_checks.num_layers(settings), target)
+    geometry = discover_geometry(model, support_checks.num_mixing_layers(settings), target)
     stays_stored = loader.came_quantized(model)  # the kernels round activations: neither pass uses them then
     if quantization != "none":
         loader.prepare_linears(model, config)  # both passes in the same integers
 
     def prepare() -> None:
         """Change the model as the engine's loader does, between the eager and the packed pass."""
-        loader.lower_model(model, discover_geometry(model, support_checks.num_layers(settings), target))
+        loader.lower_model(model, discover_geometry(model, support_checks.num_mixing_layers(settings), target))
         if not stays_stored:
             loader.prepare_linears(model, config)
 
@@ -76,6 +76,6 @@ def check_quality(path: Path, forms: Sequence[str], text: str) -> list[Quality]:
     model = loader.read_model(checkpoint, settings, dtype, device)
     max_len = support_checks.choose_max_model_len(settings, None)
     fix_rotary_scaling(model, max_len)
-    geometry = discover_geometry(model, support_checks.num_layers(settings), device)
+    geometry = discover_geometry(model, support_checks.num_mixing_layers(settings), device)
     tokens = read_tokens(path, text, min(MAX_TOKENS, max_len))
     return list(measure_forms(model, geometry, device, forms, tokens))

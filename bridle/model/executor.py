@@ -80,6 +80,8 @@ class LocalExecutor:
         try:
             if plan.copies:
                 runner.attention.cache.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
+            if plan.state_copies and (states := runner.attention.states) is not None:
+                states.copy([(copy.source, copy.target) for copy in plan.state_copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
                 step = pack_step(plan.rows, mirrors, self.info.block_size, self._device, words, runner.graphs)

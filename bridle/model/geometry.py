@@ -8,7 +8,8 @@ a keyword that the kernels would have to ignore.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
 from bridle.model.forward_context import AttentionOptions, attention_handler
+from bridle.model.state_mixer import Token, wrap_mixers
+from bridle.model.state_pool import RowStates, StateKey, StateShape
 
 #: Keywords that reach attention functions and change nothing for a packed causal pass.
 HARMLESS = frozenset(
@@ -62,6 +65,15 @@ class GeometryRecorder:
         self.layers: dict[int, LayerGeometry] = {}
         self.calls: Counter[int] = Counter()
         self.problems: list[str] = []
+        self.states: dict[int, dict[StateKey, Tensor]] = {}
+        self.mixers: Counter[int] = Counter()
+
+    def tokens(self, layer: int, num_tokens: int) -> Iterator[Token]:
+        """The tokens before a recurrent layer: they are one sequence, whose states are kept here."""
+        self.mixers[layer] += 1
+        states = self.states.setdefault(layer, {})
+        for number in range(num_tokens):
+            yield Token(RowStates(states, is_fresh=number == 0))
 
     def __call__(
         self,
@@ -105,10 +117,12 @@ class GeometryRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All layers' KV shapes, in the order of layer numbers, and the width of a logits row."""
+    """All layers' KV shapes, in the order of layer numbers, the width of a logits row, and the shapes of what recurrent
+    layers keep of a sequence."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int
+    states: dict[int, dict[StateKey, StateShape]] = field(default_factory=dict)
 
     @property
     def numbers_per_token(self) -> int:
@@ -117,8 +131,9 @@ class Geometry:
 
 
 def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -> Geometry:
-    """Run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""
+    """Wrap what keeps a recurrent state, then run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""
     recorder = GeometryRecorder()
+    wrap_mixers(model)
     ids = torch.arange(4, device=device).unsqueeze(0)  # [1, 4]
     name = type(getattr(model, "whole", model)).__name__
     try:
@@ -127,7 +142,11 @@ def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -
     except Exception as error:
         raise UnsupportedModel(f"{name} cannot run a packed forward pass: {type(error).__name__}: {error}") from error
     _check_calls(name, recorder, num_layers)
-    return Geometry(dict(sorted(recorder.layers.items())), int(output.logits.shape[-1]))
+    states = {
+        layer: {key: StateShape(tuple(part.shape[1:]), part.dtype) for key, part in parts.items()}
+        for layer, parts in sorted(recorder.states.items())
+    }
+    return Geometry(dict(sorted(recorder.layers.items())), int(output.logits.shape[-1]), states)
 
 
 def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None:
@@ -135,11 +154,13 @@ def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None
         raise UnsupportedModel(f"{name} has its own attention that cannot use a paged cache (0 of {num_layers} layers)")
     if recorder.problems:
         raise UnsupportedModel(f"{name} would give wrong results: {recorder.problems[0]}")
-    if len(recorder.calls) != num_layers:
+    num_kept = len(recorder.calls | recorder.mixers)
+    if num_kept != num_layers:
         raise UnsupportedModel(
-            f"{name} has layers that are not attention (recurrent or convolutional): only {len(recorder.calls)} of "
-            f"{num_layers} use the paged cache, the rest would mix up the sequences of a batch"
+            f"{name} has layers that are not attention (recurrent or convolutional) and keep no state in a cache: only "
+            f"{num_kept} of {num_layers} do, the rest would mix up the sequences of a batch"
         )
-    twice = [layer for layer, count in recorder.calls.items() if count > 1]
-    if twice:
-        raise UnsupportedModel(f"{name} attends more than once per token in layer {twice[0]}")
+    for what, calls in (("attends", recorder.calls), ("updates its state", recorder.mixers)):
+        twice = [layer for layer, count in calls.items() if count > 1]
+        if twice:
+            raise UnsupportedModel(f"{name} {what} more than once per token in layer {twice[0]}")

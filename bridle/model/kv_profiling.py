@@ -22,8 +22,10 @@ from bridle.engine.warm_up import LargestStep, run_largest_step
 from bridle.errors import BridleError, InvalidRequest, OutOfBlocks
 from bridle.file_cache import FileCache
 from bridle.model.executor import LocalExecutor
+from bridle.model.geometry import Geometry
 from bridle.model.kv_budget import SHARE, KVBudget, choose_room
 from bridle.model.memory import free_memory, release_cached, run_with_peak, show_bytes
+from bridle.model.state_pool import state_bytes
 from bridle.model.tensor_parallel import agree_on_least, num_ranks
 
 _log = logging.getLogger(__name__)
@@ -40,14 +42,16 @@ _CPU_CONTEXT = 16
 _SHRINK, _TRIAL_SHRINK = 0.9, 0.5
 #: The share of a GPU's free memory that the trial pool takes at most: the step's memory hardly depends on its context.
 _TRIAL_SHARE = 0.5
+#: A model with recurrent layers has at least so many states.
+LEAST_STATES = 16
 #: The largest step of models with fewer bytes of weights is run in no time.
 LEAST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers; `step_tokens` and
-    `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
+    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers, with its part of the memory for
+    recurrent states; `step_tokens` and `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
 
     config: ModelConfig
     device: torch.device
@@ -75,6 +79,26 @@ class PoolNeeds:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class StateNeeds:
+    """The bytes of one sequence's recurrent state; 0 if the model keeps none. States get as much memory as KV blocks
+    get, but no more than a state for each block."""
+
+    num_bytes: int
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> StateNeeds:
+        return cls(state_bytes(geometry.states))
+
+    def bytes_beside(self, block_bytes: int) -> int:
+        """The bytes that a KV block of this size leaves to states."""
+        return min(block_bytes, self.num_bytes)
+
+    def num_slots(self, num_blocks: int, block_bytes: int) -> int:
+        """The number of states beside so many KV blocks."""
+        return max(num_blocks * self.bytes_beside(block_bytes) // max(self.num_bytes, 1), LEAST_STATES)
 
 
 def default_block_size(config: ModelConfig) -> int:

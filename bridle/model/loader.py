@@ -50,6 +50,7 @@ from bridle.model.parity import compare_with_eager
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.runner import ModelRunner
 from bridle.model.staging import move_model
+from bridle.model.state_pool import StatePool
 from bridle.model.weight_reading import read_weights
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def prepare_model(
         if isinstance(model, LanguageModel):
             move_model(model.inner, device)
     report("checking the attention layers", 0.7)
-    geometry = discover_geometry(model, support_checks.num_layers(settings), device)
+    geometry = discover_geometry(model, support_checks.num_mixing_layers(settings), device)
     _check_unknown_family(model, settings, geometry, device)
     if plan is None or device.type != "cpu":
         with tensor_parallel.unsummed():
@@ -247,6 +248,7 @@ def build_executor(
     with tensor_parallel.unsummed():  # it tries its layers
         cache = KVCache(geometry, 1, block_size, kv_dtype, device)
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    states = kv_profiling.StateNeeds.of(geometry)
     runner.keep_angles(max_model_len)
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
@@ -260,11 +262,15 @@ def build_executor(
     def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
         room = num_blocks * block_size if config.max_model_len is None else max_model_len
         fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
+        if states.num_bytes:
+            fitted = replace(fitted, num_states=states.num_slots(num_blocks, block_bytes), state_bytes=states.num_bytes)
         return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media)
 
     def allocate(num_blocks: int) -> LocalExecutor:
         size = num_blocks + (graphs is not None)  # graphs have a block of nobody's
         runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device, copier)
+        if states.num_bytes:
+            runner.attention.states = StatePool(geometry.states, states.num_slots(num_blocks, block_bytes), device)
         return over(num_blocks, standard)
 
     standard = _standard_sampler(device, dtype, info.vocab_size)
@@ -272,7 +278,7 @@ def build_executor(
         config=config,
         device=device,
         block_size=block_size,
-        block_bytes=block_bytes,
+        block_bytes=block_bytes + states.bytes_beside(block_bytes),
         max_model_len=max_model_len,
         step_tokens=info.max_num_batched_tokens,
         step_seqs=info.max_num_seqs,

@@ -25,7 +25,7 @@ from bridle.model.quantization.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
 
-_LINEARS = (
+LINEARS = (
     *(nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, CodeLinear, Float8Linear),
     *(Joined, RowParallel),
 )
@@ -152,7 +152,7 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif (type(module) in _LINEARS or is_transposed(module)) and module is not head and ".experts." not in name:
+        elif (type(module) in LINEARS or is_transposed(module)) and module is not head and ".experts." not in name:
             yield name, module
 
 

@@ -2,7 +2,8 @@
 
 Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
 compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides, so
-that a short run is longer than any window.
+that a short run is longer than any window. Where layers are recurrent, the first sequence is then rewound to a copy of
+its state, and that copy is continued in another slot, as by a fork.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.cpu_kernels.linear import in_floats
-from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.engine.scheduling.step_plan import PlanRow, StateSave
 from bridle.model.attention import ATTENTION_NAME, PagedAttention
 from bridle.model.batch_inputs import pack_step
 from bridle.model.geometry import Geometry
@@ -24,9 +25,12 @@ from bridle.model.kernels import create_kernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.runner import ModelRunner
 from bridle.model.sequence_state import CachedRequestState
+from bridle.model.state_pool import StatePool
 
 TRIAL_WINDOW = 12
 TRIAL_BLOCK = 4
+#: One for each of the trial's three sequences, a copy, and a copy of that.
+_TRIAL_STATES = 5
 #: Largest error that rounding explains, relative to the largest logit.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -149,7 +153,8 @@ def trial_runner(
     chosen = create_kernel(kernel, device, dtype)
     block_size = 256 if chosen.name == "varlen" else TRIAL_BLOCK
     cache = KVCache(geometry, num_tokens // block_size + 8, block_size, dtype, device)
-    return ModelRunner(model, PagedAttention(cache, chosen))
+    states = StatePool(geometry.states, _TRIAL_STATES, device) if geometry.states else None
+    return ModelRunner(model, PagedAttention(cache, chosen, states))
 
 
 def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.device) -> tuple[list[Tensor], int]:
@@ -168,7 +173,7 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
         for i, tokens in enumerate(sequences):
             chunk = min(_chunk(i, num_steps), len(tokens) - done[i])
             if chunk:
-                rows.append((i, PlanRow(i, done[i], chunk, num_logits=chunk)))
+                rows.append((i, _trial_row(runner, i, done[i], chunk, len(sequences[0]) // 2)))
                 needed = -(-(done[i] + chunk) // cache.block_size) - len(mirrors[i].blocks)
                 mirrors[i].add_blocks(free.pop(0) for _ in range(needed))
         step = pack_step([row for _, row in rows], [mirrors[i] for i, _ in rows], cache.block_size, device)
@@ -177,7 +182,31 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
             parts[i].append(part)
             done[i] += row.num_scheduled
         num_steps += 1
-    return [torch.cat(part) for part in parts], num_steps
+    logits = [torch.cat(part) for part in parts]
+    if runner.attention.states is not None:
+        start = len(sequences[0]) // 2
+        logits[0] = torch.cat([logits[0][:start], _continue_copy(runner, mirrors[0], start)])
+        num_steps += 1
+    return logits, num_steps
+
+
+def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, saved: int) -> PlanRow:
+    """A row of the trial. The first sequence's state is copied once `saved` of its tokens went into it."""
+    row = PlanRow(sequence, start, length, num_logits=length)
+    if runner.attention.states is not None:
+        row.state = sequence
+        if sequence == 0 and start < saved <= start + length:
+            row.saves = (StateSave(saved, _TRIAL_STATES - 2),)
+    return row
+
+
+def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) -> Tensor:
+    """Logits [L, V] of the first sequence from position `start` on, computed from a copy of the copy of its state."""
+    attention, length = runner.attention, len(mirror.tokens) - start
+    assert attention.states is not None
+    attention.states.copy([(_TRIAL_STATES - 2, _TRIAL_STATES - 1)])
+    row = PlanRow(0, start, length, num_logits=length, state=_TRIAL_STATES - 1)
+    return runner.run(pack_step([row], [mirror], attention.cache.block_size, attention.cache.device))
 
 
 def _chunk(sequence: int, step: int) -> int:

@@ -60,9 +60,10 @@ class ModelRunner:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights, in whatever orders layers keep them, and of the KV cache."""
+        """Memory of the weights, in whatever orders layers keep them, of the KV cache and of recurrent states."""
         sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(self.model)}
-        return sum(sizes.values()) + self.attention.cache.num_bytes
+        states = self.attention.states
+        return sum(sizes.values()) + self.attention.cache.num_bytes + (0 if states is None else states.num_bytes)
 
     def run(self, step: PackedStep) -> Tensor:
         """Write the step's keys and values into the cache; returns the logits [R, V] of its logits rows."""

@@ -92,11 +92,12 @@ VISION_FAMILIES = frozenset(
 HEARING_FAMILIES = frozenset({"voxtral"})
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+#: Layers that keep a state of each sequence, whether or not beside keys and values.
+_STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"})
+#: Layers that look at one token alone.
+_LOCAL_LAYERS = frozenset({"moe", "mlp"})
 _LAYER_REASONS = {
-    "chunked_attention": "its attention is cut into chunks, which is known of Llama 4 alone",
-    "linear_attention": "it has recurrent layers, whose state is not kept in the paged cache",
-    "conv": "it has convolution layers, whose state is not kept in the paged cache",
-    "hybrid": "it mixes attention with recurrent layers, whose state is not kept in the paged cache",
+    "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
@@ -168,6 +169,12 @@ def num_layers(config: PreTrainedConfig) -> int:
     return found
 
 
+def num_mixing_layers(config: PreTrainedConfig) -> int:
+    """The number of layers in which tokens see others, by attention or through a state."""
+    kinds = getattr(text_config(config), "layer_types", None) or ()
+    return num_layers(config) - sum(kind in _LOCAL_LAYERS for kind in kinds)
+
+
 def check_kind(config: PreTrainedConfig) -> None:
     """Refuse a model that is not one stack of layers over text."""
     name = config.model_type
@@ -236,7 +243,7 @@ def _check_experts(name: str, size: int, inner: int) -> None:
 def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
     known = _PLAIN_LAYERS | ({"chunked_attention"} if config.model_type == "llama4_text" else set())
     for kind in getattr(config, "layer_types", None) or ():
-        if kind not in known:
+        if kind not in _PLAIN_LAYERS | _STATE_LAYERS | _LOCAL_LAYERS:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
             raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bridle.engine.scheduling.step_plan import BlockCopy
+from bridle.engine.scheduling.step_plan import BlockCopy, PlanRow, StateCopy
 from bridle.errors import InternalError
 from bridle.testing.logits import Digests, Tokens
 
@@ -63,6 +63,34 @@ class PagedKV:
     def _blocks(self, blocks: Sequence[int]) -> Tokens:
         firsts = np.array(blocks, dtype=np.int64) * self.block_size  # [n]
         return np.ravel(firsts[:, None] + np.arange(self.block_size))  # [n * B]
+
+
+class FakeStates:
+    """Slots of recurrent states. A state is the digest of all tokens that went into it, which no cut can undo."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._digests: list[int | None] = [None] * num_slots
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._digests = [None] * len(self._digests)
+
+    def copy(self, copies: Sequence[StateCopy]) -> None:
+        """Copy states, all sources being read before any target is written."""
+        held = [self._digests[copy.source] for copy in copies]
+        for copy, digest in zip(copies, held, strict=True):
+            self._digests[copy.target] = digest
+
+    def run(self, row: PlanRow, digests: Sequence[int]) -> None:
+        """Bring a row's state from its first to its last token. `digests` are those of all tokens of its sequence."""
+        end = row.start + row.num_scheduled
+        if row.start and self._digests[row.state] != digests[row.start - 1]:
+            raise InternalError(f"sequence {row.seq_id} continues at {row.start} from another state, in slot {row.state}")
+        for save in row.saves:
+            if not row.start < save.position <= end:
+                raise InternalError(f"sequence {row.seq_id} saves its state at {save.position}, outside of its row")
+            self._digests[save.slot] = digests[save.position - 1]
+        self._digests[row.state] = digests[end - 1]
 
 
 class SequenceKV:

@@ -170,6 +170,19 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
     require(len(set(ids)) == len(ids), f"a sequence has two rows in one plan: {ids}")
     if info.kv == "paged":
         check_copies(plan.copies, info.num_blocks)
+    check_states(plan, info.num_states)
+
+
+def check_states(plan: StepPlan, num_states: int) -> None:
+    """Each row has a slot to itself where there are any, each copy goes to a slot of its own, and none leaves the
+    pool."""
+    targets = [copy.target for copy in plan.state_copies]
+    require(len(set(targets)) == len(targets), f"a state slot is the target of two copies: {plan.state_copies}")
+    written = [save.slot for row in plan.rows for save in row.saves]
+    written += [row.state for row in plan.rows if num_states or row.state != -1]
+    require(len(set(written)) == len(written), f"a state slot is written twice: {sorted(written)}")
+    used = written + targets + [copy.source for copy in plan.state_copies]
+    require(all(0 <= slot < num_states for slot in used), f"a slot of {sorted(set(used))} leaves {num_states} states")
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:

@@ -25,7 +25,7 @@ from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.outputs import Logprob
 from bridle.testing.clock import Clock
 from bridle.testing.device import PlayedDevice
-from bridle.testing.kv import Contents, PagedKV, SequenceKV
+from bridle.testing.kv import Contents, FakeStates, PagedKV, SequenceKV
 from bridle.testing.logits import Logits, NextToken, ScriptedModel
 from bridle.testing.mirror import Mirror, Mirrors, check_plan, check_writes, require
 from bridle.testing.sampler import draw_of, logprob_of, next_mu, sample_row
@@ -73,6 +73,7 @@ class ScriptedExecutor:
         on_forward: Callable[[StepPlan], None] | None = None,
         record: bool = False,
         embedding_size: int = 0,
+        num_states: int = 0,
     ) -> None:
         self.info = ExecutorInfo(
             model="scripted",
@@ -86,6 +87,8 @@ class ScriptedExecutor:
             max_num_seqs=max_num_seqs,
             embedding_size=embedding_size,
             block_bytes=block_size,
+            num_states=num_states,
+            state_bytes=int(num_states > 0),
         )
         self.model = ScriptedModel(vocab_size, seed, next_token, spread)
         self.plans: list[StepPlan] = []
@@ -98,6 +101,7 @@ class ScriptedExecutor:
         self._mirrors = Mirrors(self.info, self.model)
         self._paged = PagedKV(num_blocks, block_size)
         self._by_sequence = SequenceKV(num_blocks * block_size)
+        self._states = FakeStates(num_states)
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True
@@ -168,6 +172,7 @@ class ScriptedExecutor:
         self._mirrors.clear()
         self._paged.clear()
         self._by_sequence.clear()
+        self._states.clear()
         self._rows = []
 
     def close(self) -> None:
@@ -199,8 +204,11 @@ class ScriptedExecutor:
             self._paged.copy(plan.copies)
         else:
             self._truncate(plan.rows)
+        self._states.copy(plan.state_copies)
         for row, mirror in zip(plan.rows, mirrors, strict=True):
             self._write(row, mirror)
+            if self.info.num_states:
+                self._states.run(row, mirror.digests)
         for row, mirror in zip(plan.rows, mirrors, strict=True):
             self._read(row, mirror)
 

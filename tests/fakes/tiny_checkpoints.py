@@ -118,6 +118,81 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "xglm": {"d_model": 32, "num_layers": 3, "attention_heads": 4, "ffn_dim": 64, "max_position_embeddings": 512},
 }
 
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_SHARED_MOE: dict[str, Any] = {**_MOE, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_ssm": 64,
+    "mamba_chunk_size": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_LATENT: dict[str, Any] = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+
+#: The same for families with recurrent layers, whose short forms keep a state of each sequence.
+HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
+    "lfm2": {**_DENSE, "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {
+        **_DENSE,
+        **_MOE,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "moe_intermediate_size": 32,
+        "num_dense_layers": 1,
+    },
+    "lfm3": {**_DENSE, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_5_text": {**_DENSE, **_DELTA},
+    "qwen3_5_moe_text": {**_DENSE, **_DELTA, **_SHARED_MOE},
+    "qwen3_next": {**_DENSE, **_DELTA, **_SHARED_MOE},
+    "olmo_hybrid": {**_DENSE, **_DELTA},
+    "nemotron_h": {
+        **_DENSE,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "num_hidden_layers": None,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "chunk_size": 8,
+    },
+    "granitemoehybrid": {**_DENSE, **_MAMBA2, **_MOE, "shared_intermediate_size": 32, "mamba_d_ssm": None},
+    "bamba": {**_DENSE, **_MAMBA2, "layer_types": None, "attn_layer_indices": [1], "mamba_d_ssm": None},
+    "falcon_h1": {**_DENSE, **_MAMBA2, "layer_types": None},
+    "kimi_linear": {
+        **_DENSE,
+        **_DELTA,
+        **_LATENT,
+        **_MOE,
+        "moe_intermediate_size": 32,
+        "linear_num_heads": 4,
+        "linear_head_dim": 8,
+    },
+    "bailing_hybrid": {
+        **_DENSE,
+        **_DELTA,
+        **_LATENT,
+        **_MOE,
+        "moe_intermediate_size": 32,
+        "qk_rope_head_dim": 8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+}
+
 
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint of `family` (a transformers model type) into `folder` and give `folder`.
@@ -128,7 +203,7 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    fields = {**_COMMON, **FAMILIES.get(family, _DENSE), **overrides}
+    fields = {**_COMMON, **(FAMILIES | HYBRID_FAMILIES).get(family, _DENSE), **overrides}
     config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
     model = AutoModelForCausalLM.from_config(config)
     randomize(model, seed)

@@ -8,7 +8,7 @@ from itertools import chain
 from bridle.distributed.codec.columns import check_lengths, item, shares
 from bridle.distributed.proto import shard_pb2 as pb
 from bridle.engine.multimodal.multimodal_inputs import PlaceholderRange, Runs
-from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StepPlan
+from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StateCopy, StateSave, StepPlan
 
 _NO_GRID = 0, 0, 0
 
@@ -43,7 +43,20 @@ def encode_plan(plan: StepPlan) -> pb.Plan:
     if plan.copies:
         message.copy_sources.extend(copy.source for copy in plan.copies)
         message.copy_targets.extend(copy.target for copy in plan.copies)
+    if any(row.state >= 0 for row in rows):
+        _add_states(message, rows)
+    if plan.state_copies:
+        message.state_copy_sources.extend(copy.source for copy in plan.state_copies)
+        message.state_copy_targets.extend(copy.target for copy in plan.state_copies)
     return message
+
+
+def _add_states(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
+    message.states.extend(row.state for row in rows)
+    if any(row.saves for row in rows):
+        message.num_saves.extend(len(row.saves) for row in rows)
+        message.save_positions.extend(save.position for row in rows for save in row.saves)
+        message.save_slots.extend(save.slot for row in rows for save in row.saves)
 
 
 def _add_adapters(message: pb.Plan, rows: Sequence[PlanRow]) -> None:
@@ -91,8 +104,11 @@ def decode_plan(message: pb.Plan) -> StepPlan:
         message.num_prompt,
         _adapters(message, len(seq_ids), what),
         _runs(message, len(seq_ids), what),
+        _states(message, len(seq_ids), what),
+        _saves(message, len(seq_ids), what),
     )
-    return StepPlan(message.step, list(rows), _forks(message, what), list(message.freed), _copies(message, what))
+    forks, copies = _forks(message, what), _copies(message, what)
+    return StepPlan(message.step, list(rows), forks, list(message.freed), copies, _state_copies(message, what))
 
 
 def _adapters(message: pb.Plan, num_rows: int, what: str) -> Sequence[str | None]:
@@ -130,3 +146,23 @@ def _forks(message: pb.Plan, what: str) -> list[ForkRow]:
 def _copies(message: pb.Plan, what: str) -> list[BlockCopy]:
     check_lengths(what, len(message.copy_sources), message.copy_targets)
     return list(map(BlockCopy, message.copy_sources, message.copy_targets))
+
+
+def _states(message: pb.Plan, num_rows: int, what: str) -> Sequence[int]:
+    if not message.states:
+        return [-1] * num_rows
+    check_lengths(what, num_rows, message.states)
+    return list(message.states)
+
+
+def _saves(message: pb.Plan, num_rows: int, what: str) -> Sequence[tuple[StateSave, ...]]:
+    if not message.num_saves:
+        return [()] * num_rows
+    check_lengths(what, num_rows, message.num_saves)
+    check_lengths(what, len(message.save_positions), message.save_slots)
+    return shares(list(map(StateSave, message.save_positions, message.save_slots)), list(message.num_saves), what)
+
+
+def _state_copies(message: pb.Plan, what: str) -> list[StateCopy]:
+    check_lengths(what, len(message.state_copy_sources), message.state_copy_targets)
+    return list(map(StateCopy, message.state_copy_sources, message.state_copy_targets))

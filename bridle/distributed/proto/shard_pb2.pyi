@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "unnamed")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "unnamed", "num_states", "state_bytes")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,8 @@ class InfoReply(_message.Message):
     MEDIA_ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEDIA_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNNAMED_FIELD_NUMBER: _ClassVar[int]
+    NUM_STATES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -80,7 +82,9 @@ class InfoReply(_message.Message):
     media_row_bytes: int
     media_max_bytes: int
     unnamed: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., unnamed: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_states: int
+    state_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., unnamed: _Optional[_Iterable[int]] = ..., num_states: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")
@@ -237,7 +241,7 @@ class Reset(_message.Message):
     def __init__(self) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "run_paces", "media")
+    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "run_paces", "media", "states", "num_saves", "save_positions", "save_slots", "state_copy_sources", "state_copy_targets")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +272,12 @@ class Plan(_message.Message):
     RUN_IS_MUTUAL_FIELD_NUMBER: _ClassVar[int]
     RUN_PACES_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAVES_FIELD_NUMBER: _ClassVar[int]
+    SAVE_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SAVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    STATE_COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
     step: int
     seq_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -298,7 +308,13 @@ class Plan(_message.Message):
     run_is_mutual: _containers.RepeatedScalarFieldContainer[bool]
     run_paces: _containers.RepeatedScalarFieldContainer[float]
     media: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., run_paces: _Optional[_Iterable[float]] = ..., media: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    states: _containers.RepeatedScalarFieldContainer[int]
+    num_saves: _containers.RepeatedScalarFieldContainer[int]
+    save_positions: _containers.RepeatedScalarFieldContainer[int]
+    save_slots: _containers.RepeatedScalarFieldContainer[int]
+    state_copy_sources: _containers.RepeatedScalarFieldContainer[int]
+    state_copy_targets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., run_paces: _Optional[_Iterable[float]] = ..., media: _Optional[_Iterable[bytes]] = ..., states: _Optional[_Iterable[int]] = ..., num_saves: _Optional[_Iterable[int]] = ..., save_positions: _Optional[_Iterable[int]] = ..., save_slots: _Optional[_Iterable[int]] = ..., state_copy_sources: _Optional[_Iterable[int]] = ..., state_copy_targets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("slot", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "logprobs", "processed_logprobs", "watermark", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breaker_ids")

@@ -22,7 +22,8 @@ class ExecutorInfo:
     block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the model gives
     none. `task` is the model's purpose: a model that does not generate gives vectors of whole texts, each computed
     in one step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0 if unknown.
-    `unnamed` ids stand for no token: they are read in prompts, and never sampled."""
+    `unnamed` ids stand for no token: they are read in prompts, and never sampled. A model with recurrent layers has
+    `num_states` slots of `state_bytes` each for the states of sequences; 0 for any other model."""
 
     model: str
     vocab_size: int
@@ -39,6 +40,8 @@ class ExecutorInfo:
     task: Task = "generate"
     block_bytes: int = 0
     unnamed: PaddedVocab = NONE_UNNAMED
+    num_states: int = 0
+    state_bytes: int = 0
 
     @property
     def num_drawable(self) -> int:

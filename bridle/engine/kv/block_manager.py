@@ -20,6 +20,7 @@ from itertools import takewhile
 
 from bridle.engine.kv.free_block_pool import FreeBlocks
 from bridle.engine.kv.kv_retention import KVRetention
+from bridle.engine.kv.state_manager import StateManager
 from bridle.engine.multimodal.multimodal_inputs import marks
 from bridle.engine.scheduling.step_plan import BlockCopy
 from bridle.engine.sequence import Sequence
@@ -55,6 +56,7 @@ class BlockManager:
         model: str = "",
         max_parked: int = 0,
         park_seconds: float = 0.0,
+        num_states: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -66,6 +68,7 @@ class BlockManager:
         self._block_of: dict[bytes, int] = {}  # hash -> block
         self._pinned: set[bytes] = set()  # hashes that are parked
         self.parking = KVRetention(max_parked if enable_prefix_caching else 0, park_seconds, self._pin, self._unpin)
+        self.states = StateManager(num_states, block_size, self._pinned.__contains__)
         self.num_evicted = 0
         self.num_copied = 0
 
@@ -97,6 +100,8 @@ class BlockManager:
         """Return whether `seq` can write positions `num_computed .. end-1` without allocation; mostly true for a
         decode."""
         size, kv = self.block_size, seq.kv
+        if self.states.is_used and not self.states.can_write(seq):
+            return False
         table = kv.block_table
         if end > len(table) * size:
             return False
@@ -112,8 +117,15 @@ class BlockManager:
     # -- taking and giving back --------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> int:
-        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. Changes only the
-        cached hashes of the sequence."""
+        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. In a model with
+        recurrent layers they end with a state. Changes only the cached hashes of the sequence."""
+        num_blocks = self._match_blocks(seq)
+        if num_blocks and self.states.is_used:
+            num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
+        return num_blocks * self.block_size
+
+    def _match_blocks(self, seq: Sequence) -> int:
+        """Return how many of the first blocks of `seq` are in the cache, with or without a state."""
         if not self._caching:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
@@ -122,10 +134,13 @@ class BlockManager:
             if digest not in self._block_of:
                 break
             num_blocks += 1
-        return num_blocks * self.block_size
+        return num_blocks
 
     def missing_block(self, seq: Sequence) -> int | None:
-        """Return the number of the first block of waiting `seq` that could be in the cache but is not."""
+        """Return the number of the first block of waiting `seq` that could be in the cache but is not. None in a model
+        with recurrent layers, where a block alone is of no use."""
+        if self.states.is_used:
+            return None
         number = self.match_prefix(seq) // self.block_size
         return number if self._caching and number < seq.max_reusable // self.block_size else None
 
@@ -144,6 +159,8 @@ class BlockManager:
         more blocks. Returns whether there is. Unused cached blocks count as free, and using them takes room."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
+        if not self.has_state_for(seq):
+            return False
         cached = self._cached(seq)
         num_cached = len(cached) * self.block_size
         for block in cached:
@@ -152,13 +169,19 @@ class BlockManager:
             self._num_refs[block] += 1
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
+        if self.states.is_used:
+            digest = seq.kv.block_hashes[len(cached) - 1] if cached else None
+            self.states.admit(seq, digest, num_cached, self._match_blocks(seq) * self.block_size)
         if self.parking.num_blocks:
             self.parking.claim(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
-        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free."""
+        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free, and a state slot
+        where there are such."""
         table = seq.kv.block_table
+        if self.states.is_used:
+            self.states.make_writable(seq)
         copies = []
         for i in range(seq.kv.num_computed // self.block_size, self.blocks_for(end)):
             if i == len(table):
@@ -212,6 +235,8 @@ class BlockManager:
     def free(self, seq: Sequence) -> None:
         """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are
         evicted first."""
+        if self.states.is_used:
+            self.states.free(seq, self._computed_hashes(seq))
         for block in reversed(seq.kv.block_table):
             self._release(block)
         seq.kv.block_table.clear()
@@ -233,6 +258,25 @@ class BlockManager:
         child.kv.block_table = parent.kv.block_table.copy()
         for block in child.kv.block_table:
             self._num_refs[block] += 1
+        if self.states.is_used:
+            self.states.fork(parent, child)
+
+    # -- recurrent states --------------------------------------------------------------------------------
+
+    def settle(self, seq: Sequence) -> None:
+        """Lower `num_computed` of running `seq` to a position of which there is a recurrent state, if its own is of
+        other tokens by now."""
+        if self.states.has_news(seq):
+            self.states.settle(seq, self._computed_hashes(seq))
+
+    def has_state_for(self, seq: Sequence) -> bool:
+        """Return whether `seq` has a slot to itself for its recurrent state, or can get one, or needs none."""
+        return not self.states.is_used or self.states.has_room(seq)
+
+    def _computed_hashes(self, seq: Sequence) -> list[bytes]:
+        """The hashes of the full blocks of `seq` that were computed."""
+        self._extend_hashes(seq, seq.kv.num_computed)
+        return seq.kv.block_hashes[: seq.kv.num_computed // self.block_size]
 
     # -- prefix cache ------------------------------------------------------------------------------------
 
@@ -240,6 +284,8 @@ class BlockManager:
         """Offer the blocks that are now full and computed to the prefix cache."""
         kv = seq.kv
         num_full = kv.num_computed // self.block_size
+        if self.states.is_used and self.states.has_news(seq):
+            self.states.publish(seq, self._computed_hashes(seq))
         if not self._caching or kv.num_hashed >= num_full:
             return
         self._extend_hashes(seq, kv.num_computed)
@@ -253,6 +299,7 @@ class BlockManager:
     def forget_content(self) -> None:
         """All KV is lost (the executor was reset), so no block may be reused. No sequence may have blocks."""
         self.parking.clear()
+        self.states.forget_content()
         for block in self._hash_of:
             self._free.forget(block)
         self._hash_of.clear()
@@ -274,12 +321,14 @@ class BlockManager:
 
     def _pin(self, digest: bytes) -> None:
         self._pinned.add(digest)
+        self.states.on_pin_change(digest)
         block = self._block_of[digest]
         if self._num_refs[block] == 0:
             self._free.park(block)
 
     def _unpin(self, digest: bytes) -> None:
         self._pinned.discard(digest)
+        self.states.on_pin_change(digest)
         block = self._block_of[digest]
         if self._num_refs[block] == 0:
             self._free.unpark(block)
@@ -298,6 +347,8 @@ class BlockManager:
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
         refs = [0] * self.num_blocks
+        sequences = list(sequences)
+        self.states.check_integrity(sequences)
         for seq in sequences:
             self._check_sequence(seq)
             for block in seq.kv.block_table:

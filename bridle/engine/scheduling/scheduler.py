@@ -97,6 +97,9 @@ class Scheduler(SequenceQueues):
         """Return the next plan, and its rows with their sequences in the same order. It may contain drafts unless
         told otherwise."""
         self._step += 1
+        if self.blocks.states.is_used:
+            for seq in self.running.values():
+                self.blocks.settle(seq)
         if self.rotation.num_users:
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
         if self.media.num_users:
@@ -117,10 +120,13 @@ class Scheduler(SequenceQueues):
         for seq, num_tokens, _ in picked:
             drafted = drafts.get(seq.id, ())
             row = seq.plan_row(num_tokens, drafted)
+            if self.blocks.states.is_used:
+                self.blocks.states.plan(seq, row, row.start + num_tokens)
             plan.rows.append(row)
             num_logits += row.num_logits
             last_logit = num_logits - 1 - len(drafted)
             scheduled.append(Scheduled(seq, row, last_logit, row.start + num_tokens, drafted))
+        plan.state_copies = self.blocks.states.take_copies()
         return plan, scheduled
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:

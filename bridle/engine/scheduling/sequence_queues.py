@@ -115,7 +115,7 @@ class SequenceQueues:
         """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
         while True:
             missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
-            if missing <= 0:
+            if missing <= 0 and self.blocks.has_state_for(seq):
                 return num_tokens
             victim = self._victim(seq, picked)
             if victim is None:
@@ -123,7 +123,9 @@ class SequenceQueues:
             self.preempt(victim)
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """How many of `num_tokens` the free blocks can hold."""
+        """How many of `num_tokens` the free blocks can hold; none without a slot for the recurrent state."""
+        if not self.blocks.has_state_for(seq):
+            return 0
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
             num_tokens = ((seq.kv.num_computed + num_tokens - 1) // self.blocks.block_size) * self.blocks.block_size
             num_tokens = max(num_tokens - seq.kv.num_computed, 0)

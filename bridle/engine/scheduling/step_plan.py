@@ -6,7 +6,7 @@ stale ones can be recognized and dropped.
 
 The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row sends
 only the changes. Hundreds of rows are created in every step, so for speed they are not frozen, but they must not be
-changed. A plan is applied in this order: forks, freed, copies, rows.
+changed. A plan is applied in this order: forks, freed, copies, state copies, rows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,23 @@ class BlockCopy:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """Copy the recurrent state in slot `source` to slot `target`, all layers. All copies of a plan are read before any
+    is written, and before any row of the plan writes."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSave:
+    """Copy a row's recurrent state to slot `slot` as it is after the first `position` tokens of the sequence."""
+
+    position: int
+    slot: int
+
+
 def placeholder_for_row(row: int) -> int:
     """Return the placeholder in a plan for the token that row `row` of the last batch samples; the function is its
     own inverse."""
@@ -56,6 +73,10 @@ class PlanRow:
     computed like any other token, and the next row drops those that were not sampled. `runs` are the images among the
     new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a placeholder
     (`placeholder_for_row`), for asynchronous executors only.
+
+    A model with recurrent layers keeps a sequence's state in slot `state`: that after `start` tokens when the row
+    begins (nothing for a row that starts at 0), and that after all of its tokens, drafts included, when it ends.
+    `saves` are copies to make on the way, by position. `state` is -1 for models without such layers.
     """
 
     seq_id: int
@@ -69,6 +90,8 @@ class PlanRow:
     num_prompt: int = 0
     adapter: str | None = None
     runs: Runs = ()
+    state: int = -1
+    saves: tuple[StateSave, ...] = ()
 
 
 @dataclass(slots=True)
@@ -80,6 +103,7 @@ class StepPlan:
     forks: list[ForkRow] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    state_copies: list[StateCopy] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,360 @@
+"""Slots for the recurrent states of sequences: shared by reference counts, copied on write, kept under block hashes.
+
+A slot holds the state of all recurrent layers after some number of tokens. A state cannot be cut, so copies are made in
+passing: at the last full block of a prompt, every `state_every` tokens of it, where it leaves a chain of cached blocks
+(a junction), and at the last full block of each sequence. A copy is *frozen* under the hash of the KV block where it
+ends. A prefix match ends at a frozen state, and a sequence that is rewound continues from the nearest one.
+
+Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and nothing else does. 2. Every
+slot is free or referenced, by sequences and at most one hash. 3. A frozen slot is never written. Frozen states are
+evicted in this order: those within prompts and those of sequences that go on, the others, those of retained
+conversations; the least recently used first. This module only counts, and holds no states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+from bridle.engine.scheduling.step_plan import PlanRow, StateCopy, StateSave
+from bridle.engine.sequence import Sequence
+from bridle.engine.sequence_state import RecurrentState, SavedState, SaveKind
+from bridle.errors import InternalError
+
+#: A copy of the state is kept every so many tokens of a prompt.
+STATE_EVERY = 512
+#: The classes of frozen states, in the order of their eviction.
+_PASSING, _KEPT, _PINNED = range(3)
+
+
+class StateManager:
+    """Owns `num_slots` slots; without any, the model has no recurrent layers. `is_pinned` says whether a retained
+    conversation holds a hash."""
+
+    def __init__(
+        self, num_slots: int, block_size: int, is_pinned: Callable[[bytes], bool], state_every: int = STATE_EVERY
+    ) -> None:
+        self.num_slots = num_slots
+        self._block_size = block_size
+        self._is_pinned = is_pinned
+        self._every = max(state_every // block_size, 1) * block_size
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._num_refs = [0] * num_slots
+        self._frozen: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+        self._kinds: dict[bytes, SaveKind] = {}
+        self._order: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._class_of: dict[bytes, int] = {}
+        self._tails: Counter[bytes] = Counter()  # hashes at which running sequences have their newest copy
+        self._copies: list[StateCopy] = []
+        self.num_rewound_tokens = 0  # computed again because no state was kept where a sequence was rewound to
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether sequences have states."""
+        return self.num_slots > 0
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_frozen(self) -> int:
+        """States that are kept under a hash."""
+        return len(self._frozen)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._frozen
+
+    # -- needs -------------------------------------------------------------------------------------------
+
+    def can_write(self, seq: Sequence) -> bool:
+        """Return whether `seq` has a slot to itself."""
+        state = seq.kv.recurrent
+        return state is not None and state.slot >= 0 and self._is_exclusive(state.slot)
+
+    def has_room(self, seq: Sequence) -> bool:
+        """Return whether `seq` has a slot to itself or can get one."""
+        state = seq.kv.recurrent
+        slot = -1 if state is None else state.slot
+        if slot >= 0 and (self._is_exclusive(slot) or self._is_only_frozen_beside(slot)):
+            return True
+        return bool(self._free) or self._oldest() is not None
+
+    def _is_exclusive(self, slot: int) -> bool:
+        return self._num_refs[slot] == 1 and slot not in self._hash_of
+
+    def _is_only_frozen_beside(self, slot: int) -> bool:
+        """Return whether one sequence and a hash refer to the slot."""
+        return self._num_refs[slot] == 2 and slot in self._hash_of
+
+    # -- taking and giving back --------------------------------------------------------------------------
+
+    def admit(self, seq: Sequence, digest: bytes | None, position: int, junction: int) -> None:
+        """Let `seq` continue from the state that is frozen under `digest`, after `position` tokens; None for none."""
+        seq.kv.recurrent = state = RecurrentState(junction=junction)
+        if digest is not None:
+            self._share(state, self._frozen[digest], position)
+            self._order[self._class_of[digest]].move_to_end(digest)
+
+    def _share(self, state: RecurrentState, slot: int, position: int) -> None:
+        self._num_refs[slot] += 1
+        state.slot, state.position = slot, position
+
+    def make_writable(self, seq: Sequence) -> None:
+        """Give `seq` a slot to itself, with its state; `has_room` says whether this is possible."""
+        state = _state_of(seq)
+        old = state.slot
+        if old >= 0 and self._is_exclusive(old):
+            return
+        if old >= 0 and not self._free and self._is_only_frozen_beside(old) and self._oldest((_PASSING, _KEPT)) is None:
+            self._unfreeze(self._hash_of[old])
+            return
+        state.slot = self._take()
+        if old >= 0:
+            if state.position:
+                self._copies.append(StateCopy(old, state.slot))
+            self._release(old)
+
+    def take_copies(self) -> list[StateCopy]:
+        """Return the copies since the last call: those for the plan under way."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` refers to the state of `parent`; nothing is copied until one of them computes."""
+        origin = _state_of(parent)
+        child.kv.recurrent = state = RecurrentState(position=origin.position, tail=origin.tail)
+        if origin.slot >= 0:
+            self._share(state, origin.slot, origin.position)
+        if origin.base is not None:
+            state.base = origin.base
+            self._num_refs[origin.base.slot] += 1
+        if state.tail is not None:
+            self._tails[state.tail] += 1
+
+    def free(self, seq: Sequence, hashes: Seq[bytes]) -> None:
+        """Take the state of `seq`, which ends or waits. The copy at its last full block stays."""
+        state = seq.kv.recurrent
+        if state is None:
+            return
+        self._harvest(seq, hashes)
+        if state.tail is not None and self._kinds.get(state.tail) is SaveKind.TAIL:
+            self._classify(state.tail, SaveKind.END)
+        self._move_tail(state, None)
+        self._drop_base(state)
+        if state.slot >= 0:
+            self._release(state.slot)
+        seq.kv.recurrent = None
+
+    def _take(self) -> int:
+        if not self._free:
+            digest = self._oldest()
+            if digest is None:
+                raise InternalError(f"all {self.num_slots} state slots are in use")
+            self._unfreeze(digest)
+        slot = self._free.pop()
+        self._num_refs[slot] = 1
+        return slot
+
+    def _release(self, slot: int) -> None:
+        self._num_refs[slot] -= 1
+        if not self._num_refs[slot]:
+            self._free.append(slot)
+
+    def _drop_base(self, state: RecurrentState) -> None:
+        if state.base is not None:
+            self._release(state.base.slot)
+            state.base = None
+
+    # -- rewinding ---------------------------------------------------------------------------------------
+
+    def settle(self, seq: Sequence, hashes: Seq[bytes]) -> None:
+        """Make the state of `seq` one of its first `num_computed` tokens. If it has none of these, the nearest one from
+        before takes its place, and what follows counts as not computed. `hashes` are those of its computed blocks."""
+        state, kv = _state_of(seq), seq.kv
+        self._harvest(seq, hashes)
+        if state.position == kv.num_computed:
+            self._drop_base(state)
+            return
+        slot, position = self._nearest(state, hashes, kv.num_computed)
+        old = state.slot
+        self.num_rewound_tokens += kv.num_computed - position
+        kv.num_computed = state.position = position
+        if slot >= 0:
+            self._num_refs[slot] += 1
+            state.slot = slot
+        elif old >= 0 and self._is_exclusive(old):
+            old = -1  # it is written anew from the first token on
+        else:
+            state.slot = -1
+        if old >= 0:
+            self._release(old)
+        self._drop_base(state)
+
+    def _nearest(self, state: RecurrentState, hashes: Seq[bytes], most: int) -> tuple[int, int]:
+        """Return slot and position of the newest state of at most `most` tokens; (-1, 0) if there is none."""
+        slot, position = -1, 0
+        if state.base is not None and state.base.position <= most:
+            slot, position = state.base.slot, state.base.position
+        number = self.last_frozen(hashes[: most // self._block_size])
+        if number * self._block_size > position:
+            return self._frozen[hashes[number - 1]], number * self._block_size
+        return slot, position
+
+    def last_frozen(self, hashes: Seq[bytes]) -> int:
+        """Return how many of these blocks, from the first on, end with a state; 0 if none does."""
+        return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._frozen), 0)
+
+    # -- saving ------------------------------------------------------------------------------------------
+
+    def plan(self, seq: Sequence, row: PlanRow, end: int) -> None:
+        """Complete the planned row of `seq`, whose tokens from position `end` on are drafts: where its state is, and
+        which copies are made of it, as far as there are slots for them."""
+        state = _state_of(seq)
+        row.state = state.slot
+        for position, kind in self._wanted(seq, state, row, end):
+            if (slot := self._spare()) is None:
+                break
+            state.pending.append(SavedState(position, slot, kind))
+        if state.pending:
+            state.pending.sort(key=lambda save: save.position)
+            row.saves = tuple(StateSave(save.position, save.slot) for save in state.pending)
+        state.position = row.start + row.num_scheduled
+
+    def _wanted(self, seq: Sequence, state: RecurrentState, row: PlanRow, end: int) -> list[tuple[int, SaveKind]]:
+        """Return the copies that the row should make, the most useful ones first."""
+        size, start = self._block_size, row.start
+        wanted = [(end, SaveKind.BASE)] if row.start + row.num_scheduled > end else []
+        if start // size == end // size:
+            return wanted  # it fills no block: true for most decodes
+        places = {(seq.num_prompt - 1) // size * size: SaveKind.PROMPT, state.junction: SaveKind.JUNCTION}
+        places.setdefault(end // size * size, SaveKind.TAIL)
+        for position in range((start // self._every + 1) * self._every, min(end, seq.num_prompt) + 1, self._every):
+            places.setdefault(position, SaveKind.PERIODIC)
+        inside = [(position, kind) for position, kind in places.items() if start < position <= end]
+        return wanted + sorted(inside, key=lambda each: -each[1])
+
+    def _spare(self) -> int | None:
+        """Return a slot for a copy: a free one, or that of a frozen state that may give way to it; None if there is
+        none."""
+        if not self._free:
+            digest = self._oldest((_PASSING, _KEPT))
+            if digest is None:
+                return None
+            self._unfreeze(digest)
+        return self._take()
+
+    def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
+        """Keep the copies that were made while the tokens of `seq` up to `num_computed` were computed."""
+        self._harvest(seq, hashes)
+
+    def has_news(self, seq: Sequence) -> bool:
+        """Return whether `seq` may need `publish` or `settle`."""
+        state = _state_of(seq)
+        return bool(state.pending) or state.base is not None or state.position != seq.kv.num_computed
+
+    def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
+        """Freeze the copies of the last step, as far as they are of computed tokens."""
+        state = _state_of(seq)
+        newest: bytes | None = None
+        for save in state.pending:  # by position
+            number = save.position // self._block_size
+            if save.position > seq.kv.num_computed:
+                self._release(save.slot)
+            elif save.kind is SaveKind.BASE:
+                self._drop_base(state)
+                state.base = save
+            else:
+                newest = hashes[number - 1]
+                self._freeze(newest, save)
+        state.pending.clear()
+        if newest is not None:
+            self._move_tail(state, newest)
+
+    # -- frozen states -----------------------------------------------------------------------------------
+
+    def _freeze(self, digest: bytes, save: SavedState) -> None:
+        if digest not in self._frozen:
+            self._frozen[digest], self._hash_of[save.slot] = save.slot, digest
+            self._classify(digest, save.kind)
+            return
+        self._release(save.slot)
+        if save.kind > self._kinds[digest]:
+            self._classify(digest, save.kind)
+
+    def _move_tail(self, state: RecurrentState, newest: bytes | None) -> None:
+        """Note where the newest copy of a sequence is. The one before goes unless it has another use."""
+        old, state.tail = state.tail, newest
+        if newest is not None:
+            self._tails[newest] += 1
+        if old is None:
+            return
+        self._tails[old] -= 1
+        if not self._tails[old]:
+            del self._tails[old]
+            if self._kinds.get(old) is SaveKind.TAIL and not self._is_pinned(old):
+                self._unfreeze(old)
+
+    def _classify(self, digest: bytes, kind: SaveKind) -> None:
+        self._kinds[digest] = kind
+        self._file(digest)
+
+    def _file(self, digest: bytes) -> None:
+        """Put a frozen state at the end of its class."""
+        old = self._class_of.get(digest)
+        if old is not None:
+            del self._order[old][digest]
+        passing = self._kinds[digest] <= SaveKind.TAIL
+        self._class_of[digest] = new = _PINNED if self._is_pinned(digest) else _PASSING if passing else _KEPT
+        self._order[new][digest] = None
+
+    def on_pin_change(self, digest: bytes) -> None:
+        """Note that a retained conversation holds this hash now, or that none does any more."""
+        if digest in self._frozen:
+            self._file(digest)
+
+    def _oldest(self, classes: Iterable[int] = (_PASSING, _KEPT, _PINNED)) -> bytes | None:
+        """Return the hash of the frozen state to evict first; None if none of these classes can be evicted."""
+        refs, frozen = self._num_refs, self._frozen
+        return next((one for number in classes for one in self._order[number] if refs[frozen[one]] == 1), None)
+
+    def _unfreeze(self, digest: bytes) -> None:
+        slot = self._frozen.pop(digest)
+        del self._hash_of[slot], self._kinds[digest], self._order[self._class_of.pop(digest)][digest]
+        self._release(slot)
+
+    def forget_content(self) -> None:
+        """All states are lost (the executor was reset). No sequence may have one."""
+        for digest in list(self._frozen):
+            self._unfreeze(digest)
+        self._tails.clear()
+        self._copies.clear()
+
+    # -- checks ------------------------------------------------------------------------------------------
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
+        refs = Counter(self._frozen.values())
+        for seq in sequences:
+            if (state := seq.kv.recurrent) is not None:
+                own = [save.slot for save in (*state.pending, state.base) if save is not None]
+                refs.update(own + [state.slot] * (state.slot >= 0))
+        if [refs[slot] for slot in range(self.num_slots)] != self._num_refs:
+            raise InternalError(f"state slots are counted as {self._num_refs}, and referred to as {dict(refs)}")
+        if sorted(self._free) != [slot for slot in range(self.num_slots) if not refs[slot]]:
+            raise InternalError(f"{len(self._free)} state slots are listed as free: {sorted(self._free)}")
+        if self._hash_of != {slot: digest for digest, slot in self._frozen.items()}:
+            raise InternalError("the two directions of the map of frozen states disagree")
+        listed = {digest: number for number, order in enumerate(self._order) for digest in order}
+        if listed != self._class_of or set(listed) != set(self._frozen) or set(self._kinds) != set(listed):
+            raise InternalError("frozen states are not filed in exactly one class of eviction each")
+
+
+def _state_of(seq: Sequence) -> RecurrentState:
+    state = seq.kv.recurrent
+    if state is None:
+        raise InternalError(f"sequence {seq.id} has no state, and is not waiting")
+    return state
