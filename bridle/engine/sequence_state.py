@@ -58,7 +58,7 @@ class SaveKind(IntEnum):
     kinds go before the others."""
 
     PERIODIC = 0  # within a long prompt
-    TAIL = 1  # at the last full block of a sequence that goes on
+    TAIL = 1  # at a block that a sequence has filled, and went on
     PROMPT = 2  # at the last full block of a prompt
     JUNCTION = 3  # where a prompt leaves a chain of cached blocks
     END = 4  # at the last full block of a sequence that ended or was preempted

@@ -131,7 +131,8 @@ class Geometry:
 
 
 def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -> Geometry:
-    """Wrap what keeps a recurrent state, then run the dry forward pass. Raises `UnsupportedModel` with the reason if the model cannot be served."""
+    """Wrap recurrent layers, then run the dry forward pass. Raises `UnsupportedModel` with the reason if the
+    model cannot be served."""
     recorder = GeometryRecorder()
     wrap_mixers(model)
     ids = torch.arange(4, device=device).unsqueeze(0)  # [1, 4]

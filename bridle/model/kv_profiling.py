@@ -50,8 +50,9 @@ LEAST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers, with its part of the memory for
-    recurrent states; `step_tokens` and `step_seqs` are what the largest step holds; `weight_bytes` are those of the weights, as they lie in memory."""
+    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers, with its part of the memory
+    for recurrent states; `step_tokens` and `step_seqs` are what the largest step holds; `weight_bytes` are those of the
+    weights, as they lie in memory."""
 
     config: ModelConfig
     device: torch.device
@@ -97,7 +98,7 @@ class StateNeeds:
         return min(block_bytes, self.num_bytes)
 
     def num_slots(self, num_blocks: int, block_bytes: int) -> int:
-        """The number of states beside so many KV blocks."""
+        """The number of states beside `num_blocks` KV blocks."""
         return max(num_blocks * self.bytes_beside(block_bytes) // max(self.num_bytes, 1), LEAST_STATES)
 
 

@@ -74,6 +74,12 @@ def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> 
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
+    if draft.geometry.states:
+        raise InvalidRequest(
+            f"draft_model {config.draft_model!r} has recurrent layers, whose states cannot follow rejected drafts; "
+            "take a model of attention layers alone",
+            "draft_model",
+        )
     target = load_weights(config, lambda what, share: report(what, 0.2 + 0.8 * share))
     report("running the largest step", 0.95)
     executor = build_executor(target, sampler, token_bytes_beside=_token_bytes(draft), report=_late(report))

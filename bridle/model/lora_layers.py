@@ -23,6 +23,7 @@ from bridle.model.float8 import Float8Linear
 from bridle.model.linear import PackedLinear
 from bridle.model.quantization.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
+from bridle.model.state_mixer import layers_by_token
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
 
 LINEARS = (
@@ -142,9 +143,9 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The lean and the linear layers by their names, without the head, and without experts, which see only
-    some tokens."""
-    head = model.get_output_embeddings()
+    """The lean and the linear layers by their names, without the head, and without those that see only some tokens of
+    a step: experts, and parts of recurrent layers."""
+    head, apart = model.get_output_embeddings(), layers_by_token(model)
     within = ""
     for name, module in model.named_modules():
         if within and name.startswith(within):
@@ -152,8 +153,9 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif (type(module) in LINEARS or is_transposed(module)) and module is not head and ".experts." not in name:
-            yield name, module
+        elif module is not head and ".experts." not in name and name not in apart:
+            if type(module) in LINEARS or is_transposed(module):
+                yield name, module
 
 
 def is_transposed(module: nn.Module) -> bool:

@@ -105,7 +105,7 @@ def compare_with_eager(
         family=config.model_type,
         kernel=runner.attention.kernel.name,
         dtype=str(dtype).removeprefix("torch."),
-        num_layers=len(geometry.layers),
+        num_layers=len(geometry.layers.keys() | geometry.states.keys()),
         num_positions=want.shape[0],
         num_steps=num_steps,
         max_error=_largest_error(want, have),
@@ -182,12 +182,12 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
             parts[i].append(part)
             done[i] += row.num_scheduled
         num_steps += 1
-    logits = [torch.cat(part) for part in parts]
+    found = [torch.cat(part) for part in parts]
     if runner.attention.states is not None:
         start = len(sequences[0]) // 2
-        logits[0] = torch.cat([logits[0][:start], _continue_copy(runner, mirrors[0], start)])
+        found[0] = torch.cat([found[0][:start], _continue_copy(runner, mirrors[0], start)])
         num_steps += 1
-    return logits, num_steps
+    return found, num_steps
 
 
 def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, saved: int) -> PlanRow:

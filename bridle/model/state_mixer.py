@@ -10,7 +10,7 @@ another such layer has made of it, and the linear layer that gives the mixer's o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -49,14 +49,35 @@ def wrap_mixers(model: nn.Module) -> int:
     mixers = [module for module in model.modules() if _keeps_states(module)]
     for module in mixers:
         if "forward" not in vars(module):
+            _use_configured_limit(module)
             vars(module)["forward"] = StateMixer(module).forward
     return len(mixers)
+
+
+def layers_by_token(model: nn.Module) -> set[str]:
+    """The names of the linear layers of wrapped mixers that compute one token at a time, and not those of a step."""
+    names = set()
+    for name, module in model.named_modules():
+        mixer = getattr(vars(module).get("forward"), "__self__", None)
+        if isinstance(mixer, StateMixer):
+            names |= {f"{name}.{layer}" for layer in mixer.by_token}
+    return names
+
+
+def _use_configured_limit(module: Any) -> None:
+    """Bound time steps as the configuration says. One family's mixer raises the lower bound, but only where it computes
+    several tokens at once, so its results would depend on that; it was trained without."""
+    limit = getattr(getattr(module, "config", None), "time_step_limit", None)
+    if limit is not None and hasattr(module, "time_step_limit"):
+        module.time_step_limit = tuple(limit)
 
 
 def _keeps_states(module: nn.Module) -> bool:
     if not isinstance(getattr(module, "layer_idx", None), int):
         return False
-    functions = (inspect.unwrap(value) for kind in type(module).__mro__ for value in vars(kind).values() if callable(value))
+    functions = (
+        inspect.unwrap(value) for kind in type(module).__mro__ for value in vars(kind).values() if callable(value)
+    )
     return any(_PROTOCOL & {*function.__code__.co_names} for function in functions if hasattr(function, "__code__"))
 
 
@@ -70,10 +91,11 @@ class StateMixer:
         names = list(inspect.signature(module.forward).parameters)
         self._input, self._cache = names[0], next(name for name in _CACHES if name in names)
         self._last: str | None = None  # the name of the linear layer that gives the output, once known
+        self.by_token: Set[str] = frozenset()  # linear layers that compute each token alone
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the mixer's outputs [1, T, hidden] for inputs [1, T, hidden]."""
-        handler = handler_or_none()
+        handler: object = handler_or_none()
         if not isinstance(handler, StateHandler):
             return self._compute(*args, **kwargs)
         rows: Tensor = args[0] if args else kwargs[self._input]
@@ -82,6 +104,7 @@ class StateMixer:
             outputs = [self._step(hoisted, number, token) for number, token in enumerate(tokens)]
         if self._last is None:
             self._last = hoisted.name_of(outputs[-1])
+            self.by_token = hoisted.by_token - {self._last}
             return torch.cat(outputs, 1)
         return hoisted.finish()
 
@@ -130,6 +153,11 @@ class _Hoisted:
     def name_of(self, output: Tensor) -> str | None:
         """Return the name of the layer whose output this is; None if it is of none, or of one for all tokens."""
         return next((name for name, given in self._given.items() if given is output), None)
+
+    @property
+    def by_token(self) -> set[str]:
+        """The names of the layers that did not compute all tokens at once."""
+        return self._computes.keys() - {name for name, _ in self._products}
 
     def finish(self) -> Tensor:
         """Return the mixer's outputs [1, T, hidden]."""

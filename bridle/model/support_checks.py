@@ -66,6 +66,26 @@ KNOWN_FAMILIES = frozenset(
     }
 )
 
+#: The same with recurrent layers.
+RECURRENT_FAMILIES = frozenset(
+    {
+        "bailing_hybrid",
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+)
+
 #: Families that also take images, whose text was compared with the whole model's own in the test-suite. Others are
 #: compared while loading.
 VISION_FAMILIES = frozenset(
@@ -151,7 +171,7 @@ def is_compared(config: PreTrainedConfig) -> bool:
     """Return whether the family's results were compared with the library's before, in the test-suite."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
-    return text_config(config).model_type in KNOWN_FAMILIES
+    return text_config(config).model_type in KNOWN_FAMILIES | RECURRENT_FAMILIES
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

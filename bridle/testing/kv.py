@@ -85,7 +85,9 @@ class FakeStates:
         """Bring a row's state from its first to its last token. `digests` are those of all tokens of its sequence."""
         end = row.start + row.num_scheduled
         if row.start and self._digests[row.state] != digests[row.start - 1]:
-            raise InternalError(f"sequence {row.seq_id} continues at {row.start} from another state, in slot {row.state}")
+            raise InternalError(
+                f"sequence {row.seq_id} continues at {row.start} from another state, in slot {row.state}"
+            )
         for save in row.saves:
             if not row.start < save.position <= end:
                 raise InternalError(f"sequence {row.seq_id} saves its state at {save.position}, outside of its row")

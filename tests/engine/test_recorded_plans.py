@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 
-from bridle.distributed.codec.step_plan import decode_plan, encode_plan
-from bridle.engine.scheduling.step_plan import PlanRow, StateCopy, StateSave, StepPlan
+from bridle.distributed.codec.step_plan import encode_plan
 from tests.engine.random_labs import random_lab, random_request, run_staggered
 
 #: Hashes of all plans of random workloads, by seed: with cramped pools, forks, rewinds, drafts, adapters and retries.

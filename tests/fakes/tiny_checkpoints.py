@@ -167,11 +167,21 @@ HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 8,
         "n_groups": 2,
         "ssm_state_size": 8,
+        "time_step_min": 1e-9,
         "chunk_size": 8,
     },
     "granitemoehybrid": {**_DENSE, **_MAMBA2, **_MOE, "shared_intermediate_size": 32, "mamba_d_ssm": None},
     "bamba": {**_DENSE, **_MAMBA2, "layer_types": None, "attn_layer_indices": [1], "mamba_d_ssm": None},
     "falcon_h1": {**_DENSE, **_MAMBA2, "layer_types": None},
+    "jamba": {
+        **_DENSE,
+        **_MOE,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "use_mamba_kernels": False,
+    },
     "kimi_linear": {
         **_DENSE,
         **_DELTA,
@@ -205,7 +215,9 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
 
     fields = {**_COMMON, **(FAMILIES | HYBRID_FAMILIES).get(family, _DENSE), **overrides}
     config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
-    model = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng(devices=[]):  # a few parameters keep what the library draws, in part
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
     randomize(model, seed)
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()

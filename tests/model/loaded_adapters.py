@@ -42,6 +42,11 @@ TARGETS: dict[str, tuple[list[str], ...]] = {
     "gemma2": (["q_proj", "v_proj"], ALL_DENSE, ["o_proj"]),
 }
 
+#: The same with recurrent layers.
+RECURRENT_TARGETS: dict[str, tuple[list[str], ...]] = {
+    "lfm2": (["in_proj", "q_proj"], ["in_proj", "out_proj", "q_proj", "w1", "w2"], ["q_proj"]),
+}
+
 
 def load_base(family: str) -> Any:
     path = tiny_checkpoints.cached_checkpoint(family)
@@ -50,7 +55,7 @@ def load_base(family: str) -> Any:
 
 def save_adapters(family: str, folder: Path) -> list[Path]:
     """Three adapters of different makes, as PEFT saves them."""
-    few, many, some = TARGETS[family]
+    few, many, some = (TARGETS | RECURRENT_TARGETS)[family]
     is_transposed = family == "gpt2"
     configs = [
         LoraConfig(r=4, lora_alpha=8, target_modules=few, fan_in_fan_out=is_transposed),

@@ -15,7 +15,7 @@ from bridle.engine import Decision, Engine, Request
 from bridle.errors import InternalError
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
-from tests.model.loaded_adapters import TARGETS, Loaded, all_logits
+from tests.model.loaded_adapters import RECURRENT_TARGETS, TARGETS, Loaded, all_logits
 
 FAST = ("llama", "phi", "gpt_neox", "gpt2")
 FAMILIES = [pytest.param(family, marks=() if family in FAST else pytest.mark.slow) for family in TARGETS]
@@ -85,7 +85,7 @@ def test_greedy_tokens_are_those_of_peft(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [family for family in TARGETS if family != "llama"])
+@pytest.mark.parametrize("family", [*(family for family in TARGETS if family != "llama"), *RECURRENT_TARGETS])
 def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path: Path) -> None:
     check_engine(family, tmp_path, num_blocks=24)
 

@@ -26,6 +26,7 @@ def test_family_equals_its_own_attention(family: str) -> None:
 
 def test_known_families_are_the_ones_compared_here() -> None:
     assert set(tiny_checkpoints.FAMILIES) == support_checks.KNOWN_FAMILIES
+    assert set(tiny_checkpoints.HYBRID_FAMILIES) == support_checks.RECURRENT_FAMILIES
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "opt", "phi"])

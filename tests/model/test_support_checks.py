@@ -31,17 +31,7 @@ _SMALL: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_HYBRID: dict[str, Any] = {
-    **_SMALL,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-}
+_GPT: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 
 # family -> (configuration, what the message must say)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -50,9 +40,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "its own attention",
     ),
     "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "recurrent"),
-    "jamba": ({**_SMALL, "num_experts": 2, "mamba_d_state": 4}, "recurrent"),
-    "qwen3_next": (_HYBRID, "recurrent"),
-    "lfm2": ({**_SMALL, "full_attn_idxs": [1, 3]}, "convolution"),
+    "minimax": (
+        {**_SMALL, "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 2, "block_size": 8},
+        "keep no state in a cache",
+    ),
+    "llama4_text": (
+        {**_SMALL, "num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 8},
+        "chunk",
+    ),
 }
 
 
@@ -71,8 +66,6 @@ def test_family_is_refused_with_its_reason(family: str, tmp_path: Path) -> None:
     [
         ("cpmant", r"own.*0 of 2 layers"),
         ("mamba", "cannot"),
-        ("jamba", "0 of 4 layers"),
-        ("lfm2", "only 2 of 4"),
     ],
 )
 def test_dry_forward_notices_by_itself(

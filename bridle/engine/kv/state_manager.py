@@ -1,14 +1,16 @@
 """Slots for the recurrent states of sequences: shared by reference counts, copied on write, kept under block hashes.
 
 A slot holds the state of all recurrent layers after some number of tokens. A state cannot be cut, so copies are made in
-passing: at the last full block of a prompt, every `state_every` tokens of it, where it leaves a chain of cached blocks
-(a junction), and at the last full block of each sequence. A copy is *frozen* under the hash of the KV block where it
-ends. A prefix match ends at a frozen state, and a sequence that is rewound continues from the nearest one.
+passing: at each block that a sequence fills while it decodes, at the last full block of a prompt, every `state_every`
+tokens of it, and where it leaves a chain of cached blocks (a junction). A copy is *frozen* under the hash of the KV
+block where it ends. A prefix match ends at a frozen state, and a sequence that is rewound continues from the nearest.
 
 Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and nothing else does. 2. Every
-slot is free or referenced, by sequences and at most one hash. 3. A frozen slot is never written. Frozen states are
-evicted in this order: those within prompts and those of sequences that go on, the others, those of retained
-conversations; the least recently used first. This module only counts, and holds no states.
+slot is free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
+
+When slots run out, frozen states are evicted in this order: those within prompts and answers; those at junctions and at
+the ends of prompts and sequences; those of retained conversations. Of each class the least recently used goes first.
+This module only counts, and holds no states.
 """
 
 from __future__ import annotations
@@ -46,7 +48,6 @@ class StateManager:
         self._kinds: dict[bytes, SaveKind] = {}
         self._order: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._class_of: dict[bytes, int] = {}
-        self._tails: Counter[bytes] = Counter()  # hashes at which running sequences have their newest copy
         self._copies: list[StateCopy] = []
         self.num_rewound_tokens = 0  # computed again because no state was kept where a sequence was rewound to
 
@@ -132,8 +133,6 @@ class StateManager:
         if origin.base is not None:
             state.base = origin.base
             self._num_refs[origin.base.slot] += 1
-        if state.tail is not None:
-            self._tails[state.tail] += 1
 
     def free(self, seq: Sequence, hashes: Seq[bytes]) -> None:
         """Take the state of `seq`, which ends or waits. The copy at its last full block stays."""
@@ -143,7 +142,6 @@ class StateManager:
         self._harvest(seq, hashes)
         if state.tail is not None and self._kinds.get(state.tail) is SaveKind.TAIL:
             self._classify(state.tail, SaveKind.END)
-        self._move_tail(state, None)
         self._drop_base(state)
         if state.slot >= 0:
             self._release(state.slot)
@@ -259,7 +257,6 @@ class StateManager:
     def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
         """Freeze the copies of the last step, as far as they are of computed tokens."""
         state = _state_of(seq)
-        newest: bytes | None = None
         for save in state.pending:  # by position
             number = save.position // self._block_size
             if save.position > seq.kv.num_computed:
@@ -268,11 +265,9 @@ class StateManager:
                 self._drop_base(state)
                 state.base = save
             else:
-                newest = hashes[number - 1]
-                self._freeze(newest, save)
+                state.tail = hashes[number - 1]
+                self._freeze(state.tail, save)
         state.pending.clear()
-        if newest is not None:
-            self._move_tail(state, newest)
 
     # -- frozen states -----------------------------------------------------------------------------------
 
@@ -284,19 +279,6 @@ class StateManager:
         self._release(save.slot)
         if save.kind > self._kinds[digest]:
             self._classify(digest, save.kind)
-
-    def _move_tail(self, state: RecurrentState, newest: bytes | None) -> None:
-        """Note where the newest copy of a sequence is. The one before goes unless it has another use."""
-        old, state.tail = state.tail, newest
-        if newest is not None:
-            self._tails[newest] += 1
-        if old is None:
-            return
-        self._tails[old] -= 1
-        if not self._tails[old]:
-            del self._tails[old]
-            if self._kinds.get(old) is SaveKind.TAIL and not self._is_pinned(old):
-                self._unfreeze(old)
 
     def _classify(self, digest: bytes, kind: SaveKind) -> None:
         self._kinds[digest] = kind
@@ -330,7 +312,6 @@ class StateManager:
         """All states are lost (the executor was reset). No sequence may have one."""
         for digest in list(self._frozen):
             self._unfreeze(digest)
-        self._tails.clear()
         self._copies.clear()
 
     # -- checks ------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True)
 class StateSave:
-    """Copy a row's recurrent state to slot `slot` as it is after the first `position` tokens of the sequence."""
+    """Copy a row's recurrent state after the first `position` tokens of the sequence to slot `slot`."""
 
     position: int
     slot: int
