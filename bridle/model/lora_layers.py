@@ -153,9 +153,10 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif module is not head and ".experts." not in name and name not in apart:
-            if type(module) in LINEARS or is_transposed(module):
-                yield name, module
+        elif module is head or ".experts." in name or name in apart:
+            continue
+        elif type(module) in LINEARS or is_transposed(module):
+            yield name, module
 
 
 def is_transposed(module: nn.Module) -> bool:

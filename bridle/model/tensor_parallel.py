@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 #: group ends; one that still imports or loads on a busy machine may come minutes later than the others.
 COLLECTIVE_SECONDS = 600.0
 #: What is done to a layer of each style of the library's plans; other styles are refused.
-_STYLES = {"colwise": "split", "rowwise": "sum", "replicated_with_grad_allreduce": "keep"}
+_STYLES = {
+    "colwise": "split",
+    "rowwise": "sum",
+    "replicated_with_grad_allreduce": "keep",
+    "colwise_gather_output": "keep",  # of recurrent layers, which each process computes whole, with all states
+}
 #: Whether row-parallel layers add up what the processes have.
 is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 

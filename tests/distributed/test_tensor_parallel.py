@@ -82,7 +82,7 @@ def run(executor: Executor) -> dict[tuple[str, int], list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "mistral", "qwen3_5_text"])
 def test_two_ranks_say_what_one_process_says(family: str) -> None:
     there = launch_group(config_of(family))
     assert run(there) == run(load_executor(config_of(family)))
