@@ -66,7 +66,7 @@ class SaveKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class SavedSlot:
     """A copy, in slot `slot`, of a sequence's recurrent state after its first `position` tokens."""
 
     position: int
@@ -75,7 +75,7 @@ class SavedState:
 
 
 @dataclass(slots=True)
-class RecurrentState:
+class RecurrentSlots:
     """A sequence's state in a model with recurrent layers. Written by `StateManager`.
 
     `slot` holds the state after `position` tokens, drafts included; -1 if it has none. `pending` are the copies that
@@ -85,8 +85,8 @@ class RecurrentState:
 
     slot: int = -1
     position: int = 0
-    pending: list[SavedState] = field(default_factory=list)
-    base: SavedState | None = None
+    pending: list[SavedSlot] = field(default_factory=list)
+    base: SavedSlot | None = None
     tail: bytes | None = None
     junction: int = 0
 
@@ -95,7 +95,7 @@ class RecurrentState:
 class KvState:
     """Number of computed tokens, their blocks, and the state of the executor's mirror.
 
-    Written by the scheduler and the block manager.
+    Written by the scheduler, the block manager and the state manager.
     """
 
     num_computed: int = 0
@@ -106,7 +106,7 @@ class KvState:
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
-    recurrent: RecurrentState | None = None  # None in models without recurrent layers
+    recurrent: RecurrentSlots | None = None  # None in models without recurrent layers
 
     def forget(self) -> None:
         """Note that no KV is left, so that everything is computed again."""

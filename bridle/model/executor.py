@@ -216,6 +216,9 @@ class LocalExecutor:
         for row in plan.rows:
             if row.adapter is not None and (self.adapters is None or row.adapter not in self.adapters):
                 raise InternalError(f"sequence {row.seq_id} wants adapter {row.adapter!r}, which is not on the device")
+            slots = [row.state, *(save.slot for save in row.saves)] if self.info.num_states else []
+            if any(not 0 <= slot < self.info.num_states for slot in slots):
+                raise InternalError(f"sequence {row.seq_id} has state slots {slots} of {self.info.num_states}")
             if row.runs and self.media is None:
                 raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
 

@@ -43,7 +43,7 @@ _SHRINK, _TRIAL_SHRINK = 0.9, 0.5
 #: The share of a GPU's free memory that the trial pool takes at most: the step's memory hardly depends on its context.
 _TRIAL_SHARE = 0.5
 #: A model with recurrent layers has at least so many states.
-LEAST_STATES = 16
+LEAST_STATES = 4
 #: The largest step of models with fewer bytes of weights is run in no time.
 LEAST_BYTES = 32 << 20
 

@@ -17,7 +17,7 @@ from tests.sources import PACKAGE, tree
 #: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
 OWNERS = {
     "queue": {"sequence_queues", "lora_scheduler", "encoder_scheduler", "prefill_sharing"},
-    "kv": {"scheduler", "sequence_queues", "block_manager", "draft_model"},
+    "kv": {"scheduler", "sequence_queues", "block_manager", "state_manager", "draft_model"},
     "control": {"controller_manager", "controller_output", "input_processor"},
     "draws": {"sample_planner"},
     "drafts": {"speculation", "proposer_selection", "proposers"},

@@ -6,17 +6,19 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from bridle import LLM
 from bridle.config import ModelConfig
 from bridle.engine.scheduling.step_plan import PlanRow, StateCopy, StateSave, StepPlan
-from bridle.errors import InvalidRequest
+from bridle.errors import InternalError, InvalidRequest
 from bridle.model.check import check_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
@@ -163,6 +165,14 @@ def test_a_state_that_is_not_a_number_harms_no_other() -> None:
     assert torch.allclose(executor.logits[0], clean[1], atol=1e-4)
 
 
+def test_a_plan_with_a_slot_that_is_not_there_changes_nothing() -> None:
+    executor = executor_of("lfm2")
+    for wrong in (row(0, 0, 4, -1), row(0, 0, 4, 999), row(0, 0, 4, 0, saves=(StateSave(2, 999),))):
+        with pytest.raises(InternalError, match="has state slots"):
+            executor.forward(StepPlan(1, [wrong]))
+    executor.forward(StepPlan(1, [row(0, 0, 4, 0)]))
+
+
 def test_copies_of_a_plan_are_read_before_any_is_written() -> None:
     pool = StatePool({0: {("conv", 0): StateShape((2,), torch.float32)}}, 3, torch.device("cpu"))
     part = pool.layers[0]["conv", 0]
@@ -214,3 +224,21 @@ def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="has recurrent layers, whose states cannot follow") as caught:
         load_executor(ModelConfig(target, draft_model=draft, device="cpu", num_blocks=16))
     assert caught.value.param == "draft_model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "text"), [("qwen3_5", "qwen3_5_text"), ("lfm2_vl", "lfm2")])
+def test_the_text_of_models_that_see_is_served(family: str, text: str, tmp_path: Path) -> None:
+    inner = {**tiny_checkpoints._COMMON, **tiny_checkpoints.HYBRID_FAMILIES[text], "model_type": text}
+    eyes = {"hidden_size": 16, "intermediate_size": 32}
+    eyes |= {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "deepstack_visual_indexes": []}
+    eyes |= {"num_hidden_layers": 1, "num_attention_heads": 2} if family == "lfm2_vl" else {}
+    marks = {"image_token_id": 290, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
+    config = AutoConfig.for_model(family, text_config=inner, vision_config=eyes, **marks)
+    model = AutoModelForImageTextToText.from_config(config)
+    tiny_checkpoints.randomize(model, 0)
+    model.save_pretrained(tmp_path)
+    tiny_checkpoints.save_tokenizer(tmp_path)
+    executor = load_executor(ModelConfig(str(tmp_path), dtype="float32", num_blocks=16))
+    assert executor.info.num_states > 0
+    executor.close()

@@ -21,7 +21,7 @@ from collections.abc import Sequence as Seq
 
 from bridle.engine.scheduling.step_plan import PlanRow, StateCopy, StateSave
 from bridle.engine.sequence import Sequence
-from bridle.engine.sequence_state import RecurrentState, SavedState, SaveKind
+from bridle.engine.sequence_state import RecurrentSlots, SavedSlot, SaveKind
 from bridle.errors import InternalError
 
 #: A copy of the state is kept every so many tokens of a prompt.
@@ -95,12 +95,12 @@ class StateManager:
 
     def admit(self, seq: Sequence, digest: bytes | None, position: int, junction: int) -> None:
         """Let `seq` continue from the state that is frozen under `digest`, after `position` tokens; None for none."""
-        seq.kv.recurrent = state = RecurrentState(junction=junction)
+        seq.kv.recurrent = state = RecurrentSlots(junction=junction)
         if digest is not None:
             self._share(state, self._frozen[digest], position)
             self._order[self._class_of[digest]].move_to_end(digest)
 
-    def _share(self, state: RecurrentState, slot: int, position: int) -> None:
+    def _share(self, state: RecurrentSlots, slot: int, position: int) -> None:
         self._num_refs[slot] += 1
         state.slot, state.position = slot, position
 
@@ -127,7 +127,7 @@ class StateManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` refers to the state of `parent`; nothing is copied until one of them computes."""
         origin = _state_of(parent)
-        child.kv.recurrent = state = RecurrentState(position=origin.position, tail=origin.tail)
+        child.kv.recurrent = state = RecurrentSlots(position=origin.position, tail=origin.tail)
         if origin.slot >= 0:
             self._share(state, origin.slot, origin.position)
         if origin.base is not None:
@@ -162,7 +162,7 @@ class StateManager:
         if not self._num_refs[slot]:
             self._free.append(slot)
 
-    def _drop_base(self, state: RecurrentState) -> None:
+    def _drop_base(self, state: RecurrentSlots) -> None:
         if state.base is not None:
             self._release(state.base.slot)
             state.base = None
@@ -192,7 +192,7 @@ class StateManager:
             self._release(old)
         self._drop_base(state)
 
-    def _nearest(self, state: RecurrentState, hashes: Seq[bytes], most: int) -> tuple[int, int]:
+    def _nearest(self, state: RecurrentSlots, hashes: Seq[bytes], most: int) -> tuple[int, int]:
         """Return slot and position of the newest state of at most `most` tokens; (-1, 0) if there is none."""
         slot, position = -1, 0
         if state.base is not None and state.base.position <= most:
@@ -216,13 +216,13 @@ class StateManager:
         for position, kind in self._wanted(seq, state, row, end):
             if (slot := self._spare()) is None:
                 break
-            state.pending.append(SavedState(position, slot, kind))
+            state.pending.append(SavedSlot(position, slot, kind))
         if state.pending:
             state.pending.sort(key=lambda save: save.position)
             row.saves = tuple(StateSave(save.position, save.slot) for save in state.pending)
         state.position = row.start + row.num_scheduled
 
-    def _wanted(self, seq: Sequence, state: RecurrentState, row: PlanRow, end: int) -> list[tuple[int, SaveKind]]:
+    def _wanted(self, seq: Sequence, state: RecurrentSlots, row: PlanRow, end: int) -> list[tuple[int, SaveKind]]:
         """Return the copies that the row should make, the most useful ones first."""
         size, start = self._block_size, row.start
         wanted = [(end, SaveKind.BASE)] if row.start + row.num_scheduled > end else []
@@ -271,7 +271,7 @@ class StateManager:
 
     # -- frozen states -----------------------------------------------------------------------------------
 
-    def _freeze(self, digest: bytes, save: SavedState) -> None:
+    def _freeze(self, digest: bytes, save: SavedSlot) -> None:
         if digest not in self._frozen:
             self._frozen[digest], self._hash_of[save.slot] = save.slot, digest
             self._classify(digest, save.kind)
@@ -334,7 +334,7 @@ class StateManager:
             raise InternalError("frozen states are not filed in exactly one class of eviction each")
 
 
-def _state_of(seq: Sequence) -> RecurrentState:
+def _state_of(seq: Sequence) -> RecurrentSlots:
     state = seq.kv.recurrent
     if state is None:
         raise InternalError(f"sequence {seq.id} has no state, and is not waiting")
