@@ -151,7 +151,7 @@ def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -
 
 
 def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None:
-    if not recorder.calls:
+    if not (recorder.calls or recorder.mixers):
         raise UnsupportedModel(f"{name} has its own attention that cannot use a paged cache (0 of {num_layers} layers)")
     if recorder.problems:
         raise UnsupportedModel(f"{name} would give wrong results: {recorder.problems[0]}")

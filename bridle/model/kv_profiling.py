@@ -44,6 +44,8 @@ _SHRINK, _TRIAL_SHRINK = 0.9, 0.5
 _TRIAL_SHARE = 0.5
 #: A model with recurrent layers has at least so many states.
 LEAST_STATES = 4
+#: One that has no other layers has a state for so many blocks.
+BLOCKS_PER_STATE = 64
 #: The largest step of models with fewer bytes of weights is run in no time.
 LEAST_BYTES = 32 << 20
 
@@ -94,8 +96,8 @@ class StateNeeds:
         return cls(state_bytes(geometry.states))
 
     def bytes_beside(self, block_bytes: int) -> int:
-        """The bytes that a KV block of this size leaves to states."""
-        return min(block_bytes, self.num_bytes)
+        """The bytes that a KV block of this size leaves to states. Without any attention, blocks only count tokens."""
+        return min(block_bytes, self.num_bytes) if block_bytes else max(self.num_bytes // BLOCKS_PER_STATE, 1)
 
     def num_slots(self, num_blocks: int, block_bytes: int) -> int:
         """The number of states beside `num_blocks` KV blocks."""

@@ -72,12 +72,15 @@ RECURRENT_FAMILIES = frozenset(
         "bailing_hybrid",
         "bamba",
         "falcon_h1",
+        "falcon_mamba",
         "granitemoehybrid",
         "jamba",
         "kimi_linear",
         "lfm2",
         "lfm2_moe",
         "lfm3",
+        "mamba",
+        "mamba2",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5_moe_text",
@@ -122,7 +125,8 @@ _LAYER_REASONS = {
 }
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
-    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
+    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
+    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
 }
 
 

@@ -182,6 +182,17 @@ HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
         "attn_layer_offset": 1,
         "use_mamba_kernels": False,
     },
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 4},
+    "falcon_mamba": {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 4},
+    "mamba2": {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "state_size": 8,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    },
     "kimi_linear": {
         **_DENSE,
         **_DELTA,

@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "dim_head": 8},
         "its own attention",
     ),
-    "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "recurrent"),
+    "recurrent_gemma": ({**_SMALL, "lru_width": 32}, "recurrent"),
     "minimax": (
         {**_SMALL, "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 2, "block_size": 8},
         "keep no state in a cache",
@@ -64,8 +64,12 @@ def test_family_is_refused_with_its_reason(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("cpmant", r"own.*0 of 2 layers"),
-        ("mamba", "cannot"),
+        ("gptj", "its own attention"),
+        ("codegen", "its own attention"),
+        ("bloom", r"own.*0 of 2 layers"),
+        ("falcon", "its own attention"),
+        ("mpt", "MptForCausalLM cannot run a packed forward pass"),
+        ("recurrent_gemma", "keep no state in a cache: only 1 of 4"),
     ],
 )
 def test_dry_forward_notices_by_itself(
