@@ -120,12 +120,11 @@ _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding
 #: Layers that look at one token alone.
 _LOCAL_LAYERS = frozenset({"moe", "mlp"})
 _LAYER_REASONS = {
-    "chunked_attention": "its attention is cut into chunks by a mask that the paged cache does not know",
+    "chunked_attention": "its attention is cut into chunks, which is known of Llama 4 alone",
     "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
 }
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
-    **dict.fromkeys(("bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
     **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
 }
 
@@ -265,9 +264,10 @@ def _check_experts(name: str, size: int, inner: int) -> None:
 
 
 def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
-    known = _PLAIN_LAYERS | ({"chunked_attention"} if config.model_type == "llama4_text" else set())
+    known = _PLAIN_LAYERS | _STATE_LAYERS | _LOCAL_LAYERS
+    known |= {"chunked_attention"} if config.model_type == "llama4_text" else set()
     for kind in getattr(config, "layer_types", None) or ():
-        if kind not in _PLAIN_LAYERS | _STATE_LAYERS | _LOCAL_LAYERS:
+        if kind not in known:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")
             raise UnsupportedModel(f"model type {name!r} has layers of type {kind!r}: {reason}")
 
