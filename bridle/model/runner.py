@@ -32,7 +32,8 @@ class ModelRunner:
         self.lowered = try_lower_model(model)
         if self.lowered is not None:
             self.lowered.fuse(attention)
-        self._is_native = self.lowered is not None and self.lowered.native is not None and attention.is_native
+        has_native_layers = self.lowered is not None and self.lowered.native is not None
+        self._is_native = has_native_layers and attention.kernel.name == "native"
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)

@@ -334,3 +334,20 @@ def test_types_that_cannot_be_read_are_refused() -> None:
     assert token_bytes(Geometry({0: shape, 1: shape}, 10), torch.int8) == 2 * 2 * (128 + 8)
     cache = KVCache(Geometry({0: shape, 1: shape}, 10), 5, 4, torch.int8, torch.device("cpu"))
     assert cache.num_bytes == 20 * token_bytes(Geometry({0: shape, 1: shape}, 10), torch.int8)
+
+
+def test_torch_computes_with_one_thread_while_native_layers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other threads would wait for work on the processors that the kernels need."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        executor, seen = load("llama", True, monkeypatch), list[int]()
+        native = executor.runner.lowered.native
+        advance = native.advance
+        monkeypatch.setattr(
+            native, "advance", lambda *given: [seen.append(torch.get_num_threads()), advance(*given)][1]
+        )
+        prefill(executor, PROMPTS[0], [len(PROMPTS[0])])
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
