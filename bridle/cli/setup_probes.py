@@ -224,8 +224,9 @@ def _chat(name: str, folder: Path) -> Iterator[Finding]:
         yield Finding("problem", f"chat of {name}", str(error))
         return
     if found is not None:
-        kind: Literal["ok", "note"] = "note" if found["tool_format"]["name"] == UNKNOWN else "ok"
-        yield Finding(kind, f"chat of {name}", summary(tokenizer), "--tool-format and --reasoning-format set others.")
+        is_known = found["tool_format"]["name"] != UNKNOWN
+        advice = "--tool-format and --reasoning-format set others."
+        yield Finding("ok" if is_known else "note", f"chat of {name}", summary(tokenizer), advice)
 
 
 def _local_folder(name: str) -> Path | None:
