@@ -123,6 +123,28 @@ def fp8(scale_name: str, block: int | None, per_row: bool = False) -> Callable[[
     return make
 
 
+def nvfp4(is_modelopt: bool) -> Callable[[Tensor], Packed]:
+    """4 bits, a scale in float8 for 16 inputs, and one of the whole."""
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+    def make(weight: Tensor) -> Packed:
+        runs = weight.view(weight.shape[0], -1, 16)
+        whole = weight.abs().amax() / (6 * 448)
+        scale = (runs.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+        step = (scale.float() * whole)[..., None]
+        codes = ((runs / step).abs()[..., None] - levels).abs().argmin(-1).to(torch.uint8)
+        meant = levels[codes.long()] * step * runs.sign()
+        codes = codes | (runs < 0).to(torch.uint8) << 3
+        packed = (codes[..., ::2] | codes[..., 1::2] << 4).flatten(1)
+        if is_modelopt:
+            return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole}, meant.flatten(1)
+        return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": 1 / whole[None]}, meant.flatten(
+            1
+        )
+
+    return make
+
+
 def compressed(form: str, weights: dict[str, Any]) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": ["lm_head"]}
@@ -150,6 +172,8 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any], type | None
         {"quant_method": "fp8", "weight_block_size": [16, 16]},
         None,
     ),
+    "nvfp4": (nvfp4(False), compressed("nvfp4-pack-quantized", {"num_bits": 4, "group_size": 16}), None),
+    "nvfp4 of modelopt": (nvfp4(True), {"quant_method": "modelopt", "quant_algo": "NVFP4"}, None),
     "float8 of compressed squares": (
         fp8("weight_scale", 16),
         compressed("float-quantized", {"num_bits": 8, "strategy": "block", "block_structure": [16, 16]}),

@@ -41,6 +41,7 @@ def _close(packed: Path, plain: Path) -> bool:
     [
         ("qwen3_moe", "float8 of squares", {}),
         ("qwen3_moe", "packed", {}),
+        ("qwen3_moe", "nvfp4 of modelopt", {}),
         ("deepseek_v3", "float8 of squares", _LATENT),
         ("deepseek_v3", "packed", _LATENT),
         (

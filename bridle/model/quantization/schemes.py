@@ -8,8 +8,8 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 
 #: Methods whose tensors are understood.
-METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors")
-_FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized")
+METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt", "compressed-tensors")
+_FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,13 @@ def _fp8(fields: dict[str, Any]) -> Scheme:
     return Scheme("fp8", block=(block[0], block[1]))
 
 
+def _modelopt(fields: dict[str, Any]) -> Scheme:
+    kind = str(fields.get("quant_algo") or (fields.get("quantization") or {}).get("quant_algo"))
+    if kind not in ("FP8", "NVFP4"):
+        raise UnsupportedModel(f"the checkpoint is quantized by ModelOpt in the form {kind!r}; FP8 and NVFP4 are read")
+    return Scheme("modelopt")
+
+
 def _compressed(fields: dict[str, Any]) -> Scheme:
     if (fields.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise UnsupportedModel("the checkpoint's weights are sparse (compressed-tensors), which is not read")
@@ -85,6 +92,7 @@ _READERS = {
     "gptq": _gptq,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
+    "modelopt": _modelopt,
     "mxfp4": lambda fields: Scheme("mxfp4", 4),
     "compressed-tensors": _compressed,
 }

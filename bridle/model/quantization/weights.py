@@ -20,6 +20,8 @@ from bridle.model.quantization.schemes import Scheme
 #: Tensors of a linear layer by the last part of their names.
 Stored = Mapping[str, Tensor]
 
+#: What the 16 numbers of NVFP4 say, twice.
+_FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word lie in it
 _GROUP = 32
 
@@ -81,6 +83,8 @@ def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
 def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
     """Return the weight in the tensors of layer `name`. Raises `UnsupportedModel` if they do not fit together."""
     try:
+        if {"weight_global_scale", "weight_scale_2"} & stored.keys():
+            return _read_fp4(stored)
         if "qweight" in stored:
             return (_read_awq if scheme.method == "awq" else _read_gptq)(stored, scheme)
         if "weight_packed" in stored:
@@ -193,6 +197,19 @@ def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
     else:
         zeros = None
     return Grouped(weight, scales, zeros, _group_index(scales, weight, scheme), 8)
+
+
+def _read_fp4(stored: Stored) -> Grouped:
+    """NVFP4: bytes of two neighbours, scales of groups in float8, and one of the whole to multiply or to divide by."""
+    packed = stored["weight_packed" if "weight_packed" in stored else "weight"]
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [out, in]
+    values = torch.tensor(_FP4_DOUBLED, dtype=torch.int8, device=packed.device)[codes.long()]
+    divisor = stored.get("weight_global_scale")
+    whole = stored["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
+    scales = stored["weight_scale"].float() * (whole.reshape(()) / 2)
+    if scales.dim() != 2 or scales.shape[0] != values.shape[0] or values.shape[1] % scales.shape[1]:
+        raise ValueError(f"scales of shape {tuple(scales.shape)} do not fit a weight of {tuple(values.shape)}")
+    return Grouped(values, scales, None, _evenly(values.shape[1], scales.shape[1], values.device), 8)
 
 
 def _by_groups(scale: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
