@@ -24,6 +24,7 @@ class EngineStatistics:
     num_preemptions: int = 0
     num_evicted_blocks: int = 0
     num_copied_blocks: int = 0
+    num_recomputed_tokens: int = 0  # after rewinds of models with recurrent layers, for want of a state
     num_park_hits: int = 0  # requests that went on from parked KV
     num_parks_expired: int = 0
     num_parks_given_way: int = 0  # conversations of which others took blocks
@@ -55,6 +56,9 @@ class EngineStatistics:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
+    num_states: int = 0  # slots for recurrent states; 0 for models without such layers
+    num_free_states: int = 0
+    num_kept_states: int = 0  # from which sequences may continue
     num_parked: int = 0  # conversations
     num_parked_blocks: int = 0
     num_adapters: int = 0  # that requests may name

@@ -39,8 +39,8 @@ def test_outputs_are_those_of_the_oracle(seed: int, kind: type[Lab]) -> None:
     replays = run_staggered(lab, requests, random)
     for request in requests:
         check_against_reference(lab, request, replays[request.id])
-    states = states_of(lab)
-    assert states.num_free + states.num_frozen == states.num_slots
+    found = lab.engine.statistics()
+    assert found.num_free_states + found.num_kept_states == found.num_states
 
 
 def cached(lab: Lab, prompt: list[int], **fields: object) -> int:
