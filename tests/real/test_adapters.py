@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bridle import LLM
-from tests.real.material import model_path, num_threads
+from tests.real.material import WRITERS, model_path, num_threads
 from tests.real.peers import load_dequantized, load_tokenizer, logprobs_of
 from tests.real.texts import PAGES
 
@@ -36,9 +36,9 @@ class Trained:
     adapted: list[list[float]]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    file = model_path("smollm2")
+@pytest.fixture(scope="module", params=WRITERS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    file = model_path(request.param)
     model, tokenizer = load_dequantized(file), load_tokenizer(file)
     base, folder = tmp_path_factory.mktemp("base"), tmp_path_factory.mktemp("adapter")
     model.save_pretrained(base)

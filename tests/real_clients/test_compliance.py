@@ -38,7 +38,8 @@ def test_all_of_a_suite_passes_that_a_model_can_do(server: str, suite: str, mode
     done = subprocess.run([*command, "-k", "none"], capture_output=True, text=True, timeout=PATIENCE)
     results = json.loads(done.stdout)["results"]
     states = {each["id"].removeprefix("chat-"): each["status"] for each in results}
-    assert states.pop(BEYOND[model]) == "failed"
+    outcome = states.pop(BEYOND[model])
+    assert outcome == "failed" or (model == "demo-sees" and outcome == "passed")  # its babble may begin a call
     assert states.pop("reasoning-summary") == "skipped"  # by the suite, for models of other names
     assert len(states) >= 7, done.stderr
     assert set(states.values()) == {"passed"}, states
