@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bridle.cli.doctor_result import Finding
 from bridle.demo import DEMO_MODELS
