@@ -182,7 +182,8 @@ def _body_of(whole: Any) -> Any:
     inner = getattr(whole, "model", whole)
     for name in ("language_model", "text_model"):
         if (found := getattr(inner, name, None)) is not None:
-            return found.base_model
+            body = found.base_model
+            return body.model if hasattr(body, "lm_head") else body  # some hold a head, too
     has_parts = whole.config.get_text_config(decoder=True) is not whole.config
     return None if inner is whole or has_parts else inner
 

@@ -42,6 +42,8 @@ _CAUSES = (
     ("its own attention that", "own attention, not the library's interface"),
     ("ALiBi", "ALiBi positions in a mask"),
     ("layers of type", "other kinds of layers"),
+    ("cannot read text alone", "no text without pictures"),
+    ("packed pass differs", "results that change where sequences are packed"),
     ("no class for its text", "no text class in the library"),
     ("no language model under", "no text part of a known form"),
 )

@@ -49,6 +49,7 @@ def _make_unlisted(family: str, folder: Path, **fields: Any) -> Path:
     [
         ("cohere2_vision", {}),
         ("gemma4", {}),
+        ("llama4", {}),
         ("gemma4", {"vision_config": None, "audio_config": None}),
         ("granite_docling", {}),
         ("muse_glimmer", {}),
