@@ -75,6 +75,8 @@ def _use_configured_limit(module: Any) -> None:
 def _keeps_states(module: nn.Module) -> bool:
     if not isinstance(getattr(module, "layer_idx", None), int):
         return False
+    if inspect.signature(type(module).forward).parameters.keys().isdisjoint(_CACHES):
+        return False
     functions = (
         inspect.unwrap(value) for kind in type(module).__mro__ for value in vars(kind).values() if callable(value)
     )

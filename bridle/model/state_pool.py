@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from bridle.model.h2d_copies import upload
 
 #: A tensor of a layer: "conv" or "recurrent", and its number among those of its kind.
 StateKey = tuple[str, int]
@@ -60,7 +63,7 @@ class StatePool:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot source to slot target in every layer, for each (source, target) of `pairs`; all are read before any
         is written."""
-        sources, targets = torch.tensor(pairs, device=self._device).unbind(1)
+        sources, targets = upload(np.array(pairs, np.int64), self._device).unbind(1)
         for layer in self.layers.values():
             for part in layer.values():
                 part.index_copy_(0, targets, part.index_select(0, sources))
