@@ -200,6 +200,7 @@ def test_memory_is_shared_by_blocks_and_states() -> None:
     kv, states = info.num_blocks * info.block_bytes, info.num_states * info.state_bytes
     assert 0.8 * (1 << 20) < kv + states <= 1 << 20
     assert info.num_states >= 16
+    assert info.max_num_batched_tokens == 64
     executor.close()
 
 
