@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -88,6 +89,10 @@ def _read(answer: dict[str, Any]) -> dict[str, Any]:
 def table(given: argparse.Namespace) -> None:
     """Print a row for each server and mode."""
     records = [each for file in given.results for each in _records(file)]
+    if given.common:
+        asked = Counter(each["id"] for each in records)
+        num_rows = len({(each["server"], each["mode"]) for each in records})
+        records = [each for each in records if asked[each["id"]] == num_rows]
     print("| Server | Mode | " + " | ".join(CATEGORIES) + " | Tokens |")
     print("| --- | --- |" + " ---: |" * (len(CATEGORIES) + 1))
     known = {case.id: case for name in CATEGORIES for case in cases_of(given.package, name, 1 << 20)}
@@ -149,6 +154,7 @@ def main() -> None:
     asking.set_defaults(do=ask)
     showing = commands.add_parser("table", help="print what files of results show")
     showing.add_argument("results", type=Path, nargs="+")
+    showing.add_argument("--common", action="store_true", help="count only the cases that every row has")
     showing.add_argument("--read-content", action="store_true", help="read calls in what a server returned as text")
     showing.set_defaults(do=table)
     for command in (asking, showing):
