@@ -22,8 +22,8 @@ GOOD = '{"name": "f", "arguments": {"days": 3}}'
 FREE = [
     "", "Hello.", GOOD, f"```json\n{GOOD}\n```", f"  {{{GOOD}}}", f"```\n{GOOD}\n``` Done.", GOOD.replace(" ", "\n  "),
     '{"name": "a.b/c", "parameters": {"days": 3}}', '{"name": "loose", "arguments": {"x": 1}}', '{"name": "other"}',
-    '{"name": "f", "arguments": {"days": 3, "share": 8.854e-12}}', '{"na', "```python\nf()\n```", f"Well: {GOOD}",
-    'So: {"name": "f", "arguments": {}}',
+    '{"name": "f", "arguments": {"days": 3, "share": 8.854e-12}}',
+    '{"na', "```python\nf()\n```", f"Well: {GOOD}", 'So: {"name": "f", "arguments": {}}',
 ]  # fmt: skip
 WRONG = [
     '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"days": "3"}}', '{"name": "f"}',
