@@ -1,90 +1,22 @@
 """Canonical tokenization: tokens that the tokenizer itself would write one after the other.
 
 A mask allows every way to put a text into tokens. Most of them never occur in training, so a model that is pushed into
-one continues badly. A tokenizer of merges writes a sequence of tokens if it writes each neighbouring pair so. A pair is
-tried alone, and then in contexts in which tokenizers split texts before they merge: such a pair is not forbidden.
+one continues badly. `canonical_pairs` knows which tokens may follow one another; this file restricts masks by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.control.decision import Decision, Outside, Splice, both_masks, mask_of
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError
+from bridle.structured_output.canonical_pairs import CanonicalPairs
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: A mask of more tokens is not filtered: a token that is sampled is tried instead.
-MAX_FILTERED = 128
-#: The most pairs that are remembered.
-_MAX_PAIRS = 1 << 17
-#: The most masks that are remembered, of up to 32 kB each.
-_MAX_MASKS = 256
 #: Of at most so many tokens it is found out what the grammar forces after each.
 _MAX_FOLLOWED = 16
-#: Texts around a pair between whose tokens a tokenizer may split before it merges.
-_AROUND = (
-    *((left, "") for left in ("", "`", "~", "*", "=", "(", " ", "a")),
-    ("", "a"),
-    ("", "1"),
-    ("", " a"),
-    ("", "-" * 28),
-)
-
-
-class CanonicalPairs:
-    """Which tokens of a vocabulary may follow one another, found out as they are asked for."""
-
-    def __init__(self, vocabulary: GrammarVocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._known: dict[tuple[int, int], bool] = {}
-        self._masks: dict[tuple[int, bytes], tuple[bytes | None, tuple[int, ...]]] = {}
-
-    def has(self, first: int, second: int) -> bool:
-        """Return whether the tokenizer may write `second` after `first`."""
-        known = self._known.get((first, second))
-        if known is None:
-            known = self._is_pair(first, second)
-            if len(self._known) >= _MAX_PAIRS:
-                self._known.clear()
-            self._known[first, second] = known
-        return known
-
-    def filtered(self, last: int, mask: bytes) -> tuple[bytes | None, tuple[int, ...]]:
-        """The part of a small mask that may come after `last`, and its tokens; None for a large mask."""
-        known = self._masks.get((last, mask))
-        if known is None:
-            row = int.from_bytes(mask, "little")
-            known = None, ()
-            if row.bit_count() <= MAX_FILTERED:
-                tokens = tuple(token for token in _tokens_of(row) if self.has(last, token))
-                known = mask_of(tokens, 8 * len(mask)), tokens
-            if len(self._masks) >= _MAX_MASKS:
-                self._masks.clear()
-            self._masks[last, mask] = known
-        return known
-
-    def _is_pair(self, first: int, second: int) -> bool:
-        special = self._vocabulary.special
-        if first in special or second in special:
-            return True
-        try:
-            texts = tuple(self._vocabulary.text_of((token,)).decode() for token in (first, second))
-        except UnicodeDecodeError:
-            return True  # a part of a character has no text of its own
-        return any(self._is_written(first, second, left + texts[0], texts[1] + right) for left, right in _AROUND)
-
-    def _is_written(self, first: int, second: int, head: str, tail: str) -> bool:
-        """Return whether the tokens of two joined texts are `first` and `second` where these meet."""
-        tokens = self._vocabulary.written(head + tail)
-        meeting, size = len(head.encode()), 0
-        for place, token in enumerate(tokens):
-            if size == meeting:
-                return place > 0 and (tokens[place - 1], token) == (first, second)
-            size += len(self._vocabulary.text_of((token,)))
-        return size != len((head + tail).encode())  # it changes the text, so nothing is known
 
 
 @dataclass(frozen=True)
@@ -175,9 +107,3 @@ def _goes_on(token: int, walk: Matcher, vocabulary: GrammarVocabulary) -> bool:
     forced = () if walk.is_complete else walk.forced()
     walk.rollback(1)
     return not forced or vocabulary.pairs.has(token, forced[0])
-
-
-def _tokens_of(row: int) -> Iterator[int]:
-    while row:
-        yield (row & -row).bit_length() - 1
-        row &= row - 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.errors import UnsupportedFeature
 
 if TYPE_CHECKING:
-    from bridle.structured_output.canonical import CanonicalPairs
+    from bridle.structured_output.canonical_pairs import CanonicalPairs
     from bridle.tokenizer import Tokenizer
 
 
@@ -70,8 +70,8 @@ class GrammarVocabulary:
 
     @cached_property
     def pairs(self) -> CanonicalPairs:
-        """Which tokens the tokenizer writes one after the other."""
-        from bridle.structured_output.canonical import CanonicalPairs
+        """Return the pairs of tokens that the tokenizer writes one after the other."""
+        from bridle.structured_output.canonical_pairs import CanonicalPairs
 
         return CanonicalPairs(self)
 
