@@ -20,7 +20,7 @@ from bridle.testing.kv import FakeStates
 from tests.engine.programs import always, script
 from tests.engine.random_labs import LABS, LATE, ON_TIME, SEED, maker, random_lab, run_staggered
 from tests.engine.rewind_properties import at
-from tests.engine.support import Lab, check_against_reference, make_request
+from tests.engine.support import Lab, check_against_reference, make_request, make_sequence
 
 
 def states_of(lab: Lab) -> StateManager:
@@ -122,6 +122,22 @@ def test_rejected_drafts_are_computed_again_from_the_state_before_them() -> None
     check_against_reference(lab, request, got)
     assert got.first.usage.drafted_tokens > got.first.usage.accepted_tokens > 0
     assert states_of(lab).num_rewound_tokens <= got.first.usage.drafted_tokens
+
+
+def test_a_rewind_to_before_the_drafts_does_not_take_the_state_before_them() -> None:
+    states, seq = StateManager(4, 4, lambda digest: False), make_sequence(1, [1, 2, 3])
+    states.admit(seq, None, 0, 0)
+    states.make_writable(seq)
+    row = PlanRow(1, 0, 5, new_tokens=(1, 2, 3, 8, 9), state=0)
+    states.plan(seq, row, 3)
+    assert [save.position for save in row.saves] == [3]
+    seq.kv.num_computed = 3
+    states.publish(seq, [])
+    states.check_integrity([seq])
+    seq.kv.num_computed = 2
+    states.settle(seq, [])
+    assert (seq.kv.num_computed, states.num_free, states.num_rewound_tokens) == (0, 3, 2)
+    states.check_integrity([seq])
 
 
 def test_states_of_retained_conversations_are_evicted_last() -> None:

@@ -85,7 +85,7 @@ class StateManager:
         return bool(self._free) or self._oldest() is not None
 
     def _is_exclusive(self, slot: int) -> bool:
-        return self._num_refs[slot] == 1 and slot not in self._hash_of
+        return self._num_refs[slot] == 1
 
     def _is_only_frozen_beside(self, slot: int) -> bool:
         """Return whether one sequence and a hash refer to the slot."""
