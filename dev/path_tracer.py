@@ -249,7 +249,7 @@ async def _trace_llm(tracer: Tracer, model: Any, name: str) -> Passed:
 
 
 async def trace(names: list[str], tracer: Tracer | None = None) -> dict[str, Passed]:
-    """What one prompt passes on each of these APIs."""
+    """Return the functions that one prompt passes on each of these APIs."""
     from bridle.logs import configure_logs
 
     configure_logs("json", "warning")

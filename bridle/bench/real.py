@@ -150,7 +150,7 @@ def _round(
     settings: BenchSettings,
     rng: random.Random,
 ) -> Iterator[tuple[str, str, float]]:
-    """What is measured, where, and tokens per second."""
+    """Measured quantity, the program it was measured on, and tokens per second."""
     order = list(servers)
     rng.shuffle(order)
     for server in order:

@@ -155,7 +155,7 @@ class TurnReader:
 
 
 class SteeringFields(Named, Protocol):
-    """What the body of a request says of steering. Its answer may be a `stream`."""
+    """Steering fields of a request body. Its answer may be a `stream`."""
 
     rewind: Any
     stream: bool | None
@@ -256,7 +256,7 @@ async def limited(model: LoadedModel, conversation: Conversation, made: ChatProm
 
 
 def _sentence(model: LoadedModel, conversation: Conversation) -> str:
-    """What ends thoughts that reach their budget."""
+    """Return the text that ends reasoning at its budget."""
     own = conversation.thinking_budget_message
     return model.tokenizer.chat_settings.thinking_budget_message if own is None else own
 

@@ -50,7 +50,7 @@ class SamplingFlagGroup:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What is printed and kept of a run."""
+    """Output of a run: printed lines and stored values."""
 
     save: Annotated[Path | None, Parameter(name="--save")] = None
     "File to write everything about the run to, as with `--json`."

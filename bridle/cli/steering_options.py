@@ -120,7 +120,7 @@ class SteeringOptions(ConstraintOptions):
         return as_control(True)
 
     def steering(self, model: LoadedModel) -> Steering:
-        """What steers a request to a model that is loaded here."""
+        """Return the steering of a request to a model in this process."""
         from bridle.serving.lifecycle.in_process import InProcessServing
 
         return InProcessServing(model).steering(self.by_name(), self.constraint())

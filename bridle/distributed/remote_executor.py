@@ -98,7 +98,7 @@ class ShardExecutor:
 
     @property
     def is_up(self) -> bool:
-        """Whether the shard is connected, as far as is known. Safe from any thread."""
+        """Return whether the shard is known to be connected. Safe from any thread."""
         link = self.link
         return link is not None and not link.is_lost
 

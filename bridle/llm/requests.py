@@ -110,7 +110,7 @@ def each_of(
 
 
 def _steering(controller: object | None, constraint: Constraint | Mapping[str, Any] | None) -> Steering:
-    """What steers one request, by the objects that a call brings."""
+    """Return the steering of one request from the arguments of a call."""
     if constraint is None:
         return PLAIN if controller is None else Steering(controller)
     return Steering(controller, parse(constraint))

@@ -52,7 +52,7 @@ class ModelAdapters:
         return self._sites.layers
 
     def __contains__(self, key: str) -> bool:
-        """Whether the adapter is on the device."""
+        """Return whether the adapter is on the device."""
         return key in self.on_device
 
     def read(self, key: str, files: AdapterFiles) -> None:

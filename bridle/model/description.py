@@ -35,7 +35,7 @@ _CHAT_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What the headers of a model say. `metadata` is the GGUF file's, or `config.json`; 0 and None are unknown.
+    """Contents of a model's headers. `metadata` is the GGUF file's, or `config.json`; 0 and None are unknown.
 
     `kv_values` is the number of keys and values that one token takes in the KV cache.
     """
@@ -68,7 +68,7 @@ class ModelDescription:
 
     @property
     def capabilities(self) -> list[str]:
-        """What the model can do, in Ollama's words."""
+        """Return the capabilities of the model under Ollama's names."""
         if self.is_embedder:
             return ["embedding"]
         text = self.template or ""

@@ -27,7 +27,7 @@ class LoadedWeights:
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:
-    """What the weights of a checkpoint take on `device`."""
+    """Return the bytes that the weights of a checkpoint take on `device`."""
     from bridle.model.quantization.on_device import keeps_bits
 
     is_cpu = device.type == "cpu"

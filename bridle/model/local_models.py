@@ -1,4 +1,4 @@
-"""Where models on this machine come from, and what there is: models that come with bridle, pulled ones, and the hub's
+"""Models on this machine and their sources: models that come with bridle, pulled ones, and the hub's
 local cache.
 
 A further source is a class with the methods of `ModelSource` and a place in `SOURCES`. No torch.

@@ -69,7 +69,7 @@ class StaticStep:
         )
 
     def numbers(self, shape: StepShape) -> RowNumbers:
-        """What attention reads for them."""
+        """Return the tensors that attention reads for them."""
         return parts_of(self.words[_COLUMNS * aligned(shape.num_tokens, 8) :].view(torch.int32), shape)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:

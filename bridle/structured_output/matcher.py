@@ -72,7 +72,7 @@ class Matcher:
         del self._tokens[len(self._tokens) - num_tokens :]
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may follow, one after the other."""
+        """Return the number of `tokens` that may follow, one after the other."""
         return int(self.backend.validate_tokens(list(tokens)))
 
     def take(self, data: bytes) -> bool:
@@ -148,17 +148,17 @@ class Matcher:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the text may end here."""
+        """Return whether the text may end here."""
         return bool(self.backend.is_accepting())
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text must end here."""
+        """Return whether the text must end here."""
         return bool(self.backend.is_stopped()) and not self.backend.is_error()
 
     @property
     def is_failed(self) -> bool:
-        """Whether the grammar cannot go on, because of its limits or of a token that it does not allow."""
+        """Return whether the grammar has failed: a limit was reached, or a token came that it does not allow."""
         return bool(self.backend.is_error())
 
     @property

@@ -366,7 +366,7 @@ class ConstraintPool(ControllerPool):
 
 
 def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
-    """Where a text ends whose client does not ignore ends."""
+    """Return the place where a text ends whose client does not ignore ends."""
     return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 

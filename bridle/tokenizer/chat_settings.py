@@ -1,4 +1,4 @@
-"""How conversations are written for a model and read from it, as far as the operator says."""
+"""The operator's settings for chat templates, calls and reasoning."""
 
 from __future__ import annotations
 

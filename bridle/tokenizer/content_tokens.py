@@ -51,7 +51,7 @@ class Spellings:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a template is given of a conversation."""
+    """Return the conversation in the form that templates take."""
 
     messages: Prepared
     tools: Sequence[Mapping[str, Any]] | None

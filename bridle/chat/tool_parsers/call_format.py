@@ -58,7 +58,7 @@ Arguments = JsonArguments | TaggedArguments | PythonArguments | QuotedArguments
 
 
 class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How calls are written: `section_open` call `separator` call ... `section_close`.
+    """Layout of calls: `section_open` call `separator` call ... `section_close`.
 
     `call` is a pattern of literals and fields. With `name_key` the call is a JSON object that has the name under this
     key and the arguments under `arguments_key` (`name_key` "" means that the name itself is the key of the arguments).

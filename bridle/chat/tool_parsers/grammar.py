@@ -30,7 +30,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an output must look like. `grammar` is in Lark's notation; if it `has_tokens`, it names special tokens."""
+    """Form that an output must have. `grammar` is in Lark's notation; if it `has_tokens`, it names special tokens."""
 
     grammar: str
     has_tokens: bool = False

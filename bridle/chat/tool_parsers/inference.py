@@ -247,7 +247,7 @@ def _with_leading_id(pattern: Parts, arguments: Arguments, between: str, begin: 
 
 
 def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
-    """Where the arguments of the call at `start` end."""
+    """Return the end of the arguments of the call at `start`."""
     if isinstance(arguments, JsonArguments):
         for at in range(start, len(text)):
             if text[at] in '{"':
@@ -312,7 +312,7 @@ def _tagged_parts(
 
 
 def _middles(prober: Prober, ends: tuple[str, ...]) -> dict[str, str]:
-    """What stands between key and value, by the type of the value."""
+    """Return the text between key and value, by the type of the value."""
     found: dict[str, str] = {}
     for name, sample in SAMPLES.items():
         text = calls_text(prober, [ProbeCall(0, {KEYS[0]: sample})], ends) or ""

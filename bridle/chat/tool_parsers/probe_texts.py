@@ -57,14 +57,14 @@ _THOUGHT_TAG = re.compile(r"<[^<>]*(?:think|reason|thought)[^<>]*>\s*\Z", re.IGN
 
 
 def _turn_head(prober: Prober) -> str:
-    """What every turn of the assistant begins with, as whole tags."""
+    """Return the common start of the assistant's turns, as whole tags."""
     shared = common_prefix(prober.generation_prompt() or "", prober.turn(content=CONTENT) or "")
     cut = shared.rfind("<")
     return shared[:cut] if cut > 0 and ">" not in shared[cut:] else shared
 
 
 def _ordinary_end(prober: Prober) -> str:
-    """What the template writes behind the content of a turn without calls."""
+    """Return the text that the template writes after the content of a turn without calls."""
     text = prober.turn(content=CONTENT)
     return text.rpartition(CONTENT)[2] if text and CONTENT in text else ""
 

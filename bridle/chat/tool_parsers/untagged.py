@@ -89,7 +89,7 @@ class BareCallReader:
         self._num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """What became certain with `text`; with `is_last` nothing follows."""
+        """Return the pieces that became certain with `text`; with `is_last` nothing follows."""
         self._held += text
         pieces: list[StreamDelta] = []
         while self._step(pieces, is_last):

@@ -87,7 +87,7 @@ class NgramIndex:
             self._next = None
 
     def __len__(self) -> int:
-        """How many tokens of the sequence are known."""
+        """Return the number of known tokens of the sequence."""
         return len(self.text) - self._num_predicted
 
     def draft(self, limit: int) -> tuple[int, ...]:

@@ -182,7 +182,7 @@ def _of_engines(models: ModelRegistry) -> Iterator[Metric]:
 
 
 def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
-    """What was asked of the operator's tools. Tools are named by the operator alone."""
+    """Count calls of the operator's tools. Tools are named by the operator alone."""
     desks = {id(model.tools): model.tools for model in models if model.tools is not None}  # mostly one
     if not desks:
         return
@@ -220,7 +220,7 @@ def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Me
 
 
 def _of_traces(book: TraceStore) -> Iterator[Metric]:
-    """What is kept of traces, and what became of those that were wanted."""
+    """Count the stored traces and the fate of the requested ones."""
     yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for who asked for them.", len(book.texts))
     yield GaugeMetricFamily("bridle_traces_kept_bytes", "What they take.", book.texts.num_bytes)
     family = CounterMetricFamily("bridle_traces", "Traces of requests by what became of them.", labels=["event"])

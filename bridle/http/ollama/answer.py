@@ -23,7 +23,7 @@ from bridle.serving.lifecycle.generation import Generation, SubRequest
 
 
 class Shape(Protocol):
-    """How a part of an answer is written: a message, or a text."""
+    """Format of one part of an answer: a message or a text."""
 
     def __call__(self, text: str, thoughts: str, calls: list[Row]) -> Row:
         """The fields for new text, thoughts and calls."""

@@ -1,4 +1,4 @@
-"""How bodies of Ollama's API are read, and its errors.
+"""Reading of bodies of Ollama's API, and its errors.
 
 Ollama reads a body as JSON whatever its content type says, and the examples of its documentation send none. A browser
 may send such a body from any page without asking first, so a page of another origin is refused.

@@ -141,7 +141,7 @@ def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> 
 
 
 def _model_info(found: ModelDescription | None, model: LoadedModel | None) -> dict[str, Any]:
-    """What clients look up, such as `llama.context_length`."""
+    """Return the fields that clients look up, such as `llama.context_length`."""
     info: dict[str, Any] = {}
     if found is not None:
         arch = found.architecture
@@ -191,7 +191,7 @@ def _details(found: ModelDescription | None) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """What is known of a model's files. `digest` names this version of them."""
+    """Facts about a model's files. `digest` names this version of them."""
 
     found: ModelDescription | None
     num_bytes: int

@@ -38,12 +38,12 @@ KeepAlive = Annotated[Any, BeforeValidator(_keep_alive)]
 
 
 def is_zero(keep_alive: Any) -> bool:
-    """Whether the model is to be unloaded."""
+    """Return whether the model is to be unloaded."""
     return keep_alive is not None and not re.search(r"[1-9]", str(keep_alive))
 
 
 class GeneratingBody(SamplingFields):
-    """What a chat and a text that is generated have in common."""
+    """Fields that chats and completions share."""
 
     format: Any = None
     keep_alive: KeepAlive = None
@@ -60,7 +60,7 @@ class GeneratingBody(SamplingFields):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is streamed, which is the default."""
+        """Return whether the answer is streamed, which is the default."""
         return self.stream is not False
 
     def check(self) -> None:
@@ -151,7 +151,7 @@ class OllamaGenerateBody(GeneratingBody):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the prompt goes to the model without its chat template."""
+        """Return whether the prompt goes to the model without its chat template."""
         return bool(self.raw or self.suffix)
 
     def chat(self) -> ChatBody:
