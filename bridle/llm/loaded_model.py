@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from bridle.chat.chat_format import learn
 from bridle.chat.tool_parsers.presets import check_names
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import DEFAULT_LIMITS, ToolExecutor, ToolLimits, function_tools
@@ -185,4 +186,7 @@ def _load(
         from bridle.model.memory_estimate import settle_adapters
 
         config, engine = settle_adapters(config, engine)
-    return load_model(config, engine, progress=report, control=as_control(control), tools=tools)
+    loaded = load_model(config, engine, progress=report, control=as_control(control), tools=tools)
+    if loaded.pooling is None:
+        learn(loaded)
+    return loaded

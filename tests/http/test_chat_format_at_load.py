@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from bridle import LLM
 from bridle.chat.tool_parsers import formats
 from bridle.config import ModelConfig
 from bridle.http import ServeSettings, create_app
@@ -101,3 +102,21 @@ def test_what_the_operator_names_in_vain_is_said_at_load(
     with started(fresh(**settings)):
         (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
         assert warned.startswith("chat format of demo: cannot be used") and reason in warned
+
+
+def test_llm_knows_the_format_once_it_is_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level("INFO"), LLM("demo", max_model_len=2048) as llm:
+        assert "chat format of demo: tool calls in the format hermes" in caplog.text
+        assert llm.model.chat_format is not None
+        monkeypatch.setattr(formats, "infer_format", None)  # nothing is inferred any more
+        caplog.clear()
+        assert llm.chat(USER, tools=TOOLS, max_tokens=9)
+        assert "chat format" not in caplog.text
+
+
+def test_llm_warns_of_a_format_that_was_named_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    with LLM("demo", tool_format="harmony", max_model_len=2048):
+        (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert warned.startswith("chat format of demo: cannot be used") and "writes no channels" in warned
