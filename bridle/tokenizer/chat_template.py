@@ -23,6 +23,7 @@ from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, Unsupport
 from bridle.multimodal.modalities import OF_PARTS, WORDS
 from bridle.safe_repr import short_repr
 from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
+from bridle.tokenizer.tool_prompt import with_descriptions
 
 if TYPE_CHECKING:
     from bridle.multimodal.sources import Source
@@ -91,9 +92,13 @@ class ChatTemplate:
             try:
                 return program.render(known)
             except TemplateError as error:
-                if tools or error.kind != "failed":
+                others = [with_descriptions(tool) for tool in tools or ()]
+                if error.kind != "failed" or (others and others == known["tools"]):
                     raise
-                del known["tools"]  # a template that expects no such name where there are no tools
+                if others:
+                    known["tools"] = others
+                else:
+                    del known["tools"]  # a template that expects no such name where there are no tools
                 return program.render(known)
         except TemplateError as error:
             raise self._translate(error, template is None) from error

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -105,9 +105,16 @@ def infer_rules(render: RenderChat) -> RoleRules:
         tool_parts=not trial.has_no_calls and trial.takes_parts(),
         thought_key=thought_key,
         thought_excludes_content=trial.refuses_thought_with_content(thought_key),
-        is_text=prober is not None and prober.is_text,
+        is_text=prober is not None and (prober.is_text or _writes_python(prober)),
         is_null=prober is not None and prober.is_null,
     )
+
+
+def _writes_python(prober: Prober) -> bool:
+    """Return whether the template writes arguments as Python's dictionary, and as JSON if they are JSON text."""
+    arguments = {KEYS[0]: SAMPLES["string"]}
+    turns = [replace(prober, is_text=is_text).turn([ProbeCall(0, arguments)]) or "" for is_text in (False, True)]
+    return str(arguments) in turns[0] and json.dumps(arguments) in turns[1]
 
 
 def _said(role: str, content: Any) -> Message:

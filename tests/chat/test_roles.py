@@ -168,3 +168,8 @@ def test_many_messages_are_joined_in_their_order() -> None:
     ]
     users = [{"role": "user", "content": word} for word in words]
     assert fitted(users, RoleRules(alternates=True)) == [{"role": "user", "content": "\n\n".join(words)}]
+
+
+def test_earlier_calls_are_json_where_the_template_would_print_a_dictionary() -> None:
+    source = any_role().replace(" if c.function.name.startswith('z')", "")
+    assert written(source, TOOL) == '<user>q<assistant><call>f{"x": 1}'

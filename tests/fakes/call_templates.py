@@ -123,3 +123,14 @@ class CallTemplate:
         ]
         text = self.render(messages, None, False).rpartition("<|im_start|>assistant\n")[2]
         return text.rstrip().removesuffix("<|im_end|>")
+
+
+#: Python's calls in vLLM's templates, which write more or fewer quotes and commas than the models do.
+_PYTHON = "{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ "
+LOOSE_PYTHON = {
+    "no quotes": _calls(_PYTHON + "'%s' | format(v) }}{{ ', ' if not loop.last }}{% endfor %})" + _COMMA, "[", "]"),
+    "all in quotes": _calls(
+        _PYTHON + "'\"%s\"' | format(v) }}{{ ', ' if not loop.last }}{% endfor %})" + _COMMA, "[", "]"
+    ),
+    "JSON without commas": _calls(_PYTHON + "v | tojson }}{% endfor %})" + _COMMA, "[", "]"),
+}

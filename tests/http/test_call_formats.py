@@ -29,7 +29,7 @@ from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 from tests.chat.sampled_calls import CallSampler
-from tests.fakes.call_templates import TEMPLATES, CallTemplate
+from tests.fakes.call_templates import LOOSE_PYTHON, TEMPLATES, CallTemplate
 
 SCHEMA = {
     "type": "object",
@@ -219,6 +219,30 @@ def test_the_grammar_allows_no_text_that_ends_a_string_early(name: str) -> None:
     assert spelled.passes(spelled.must, text.strip().replace("Rome", "a < b </p> {1}"))
     for early in (end, end.replace("\n", ""), end.replace("\n", " \n ")):
         assert not spelled.passes(spelled.must, text.strip().replace("Rome", f"Ro{early}me"))
+
+
+@pytest.mark.parametrize("name", LOOSE_PYTHON)
+def test_loose_python_is_read_beside_pythons_literals(name: str) -> None:
+    """Some templates write no literals of Python, which the models write."""
+    template = CallTemplate(LOOSE_PYTHON[name])
+    form = infer_format(template.render, ("<|im_end|>",))
+    assert form is not None
+    full = {**FULL, "city": "Rome (IT), old"}
+    usual = CallTemplate(TEMPLATES["Python calls"]).calls([("get_weather", full), ("stop", {})])
+    usual = usual.replace("<|call_start|>", "").replace("<|call_end|>", "")
+    for text in (template.calls([("get_weather", full), ("stop", {})]), usual):
+        for pieces in ([text], list(text)):
+            assert read(form, pieces) == ("", [("get_weather", full), ("stop", {})])
+
+
+@pytest.mark.parametrize(
+    "body", ["Rome", "x=Rome", "city='Ro", "city=Rome(", "days=three", "city='a' 'b' days", 'city="a"days=']
+)
+def test_what_is_no_keyword_argument_is_content(body: str) -> None:
+    form = infer_format(CallTemplate(LOOSE_PYTHON["no quotes"]).render, ("<|im_end|>",))
+    assert form is not None
+    text = f"[get_weather({body})]"
+    assert read(form, [text]) == (text, [])
 
 
 # -- hostile texts -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridle.errors import InvalidRequest, UnsupportedFeature, UnsupportedModel
+from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature, UnsupportedModel
 from bridle.tokenizer import chat_template
 from bridle.tokenizer.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate, prepare
 from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
@@ -80,6 +80,15 @@ def test_a_template_may_refuse_messages() -> None:
         render("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="refused the messages: no"):
         render(None, template="{{ raise_exception('no') }}")
+
+
+def test_parameters_without_description_have_an_empty_one_where_the_template_needs_it() -> None:
+    each = "{% for t in tools %}{% for k, v in t.function.parameters.properties.items() %}WORD{% endfor %}{% endfor %}"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    for word, text in [("{{ k + ': ' + v.description }}", "a: "), ("{{ k }}{{ v.description is defined }}", "aFalse")]:
+        assert ChatTemplate(each.replace("WORD", word), {}).render([], tools, None, {}) == text
+    with pytest.raises(TemplateFailure, match="failed on these messages"):
+        ChatTemplate(each.replace("WORD", "{{ k + v.title }}"), {}).render([], tools, None, {})
 
 
 def test_whose_fault_a_broken_template_is() -> None:

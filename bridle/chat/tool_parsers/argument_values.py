@@ -6,6 +6,7 @@ Each function returns a value of JSON, or raises `ValueError`. Nothing is evalua
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -113,35 +114,74 @@ def _type(value: Any) -> str:
     return names[type(value)]
 
 
-def read_keywords(text: str) -> dict[str, Any]:
-    """Python's keyword arguments, `city='Rome', days=3`. Templates write strings without escapes, so a string may
-    contain quotes and line breaks."""
+def read_keywords(text: str, schema: object = None) -> dict[str, Any]:
+    """Python's keyword arguments, `city='Rome', days=3`, and what templates make of them: JSON without commas between
+    (`city="Rome"days=3`), strings without escapes or, where the schema has strings, without quotes, and other values
+    between quotes."""
+    for read in (_python_keywords, _json_keywords):
+        try:
+            found = read(text)
+        except (SyntaxError, RecursionError, MemoryError, ValueError):
+            continue
+        return {key: _unquoted(value, property_schema(schema, key)) for key, value in found.items()}
+    return _unescaped_keywords(text, schema)
+
+
+def _unquoted(value: Any, schema: object) -> Any:
+    """A value as its schema says, if it can be one."""
     try:
-        call = ast.parse(f"f({text}\n)", mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError, ValueError):
-        return _unescaped_keywords(text)
+        return typed(value, schema)
+    except ValueError:
+        return value
+
+
+def _python_keywords(text: str) -> dict[str, Any]:
+    call = ast.parse(f"f({text}\n)", mode="eval").body
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("not keyword arguments")
     return {str(each.arg): _plain(each.value) for each in call.keywords}
 
 
-_KEYWORD = re.compile(r"(?:\A|, ?)(\w+)=(?=['\"\[{\-\dTFN])")
+_KEY = re.compile(r"(?:, ?)?(\w+)=")
 
 
-def _unescaped_keywords(text: str) -> dict[str, Any]:
-    heads = list(_KEYWORD.finditer(text))
+def _json_keywords(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(text):
+        head = _KEY.match(text, at)
+        if head is None:
+            raise ValueError("a key is missing")
+        found[head[1]], at = _JSON.raw_decode(text, head.end())
+    return found
+
+
+_JSON = json.JSONDecoder()
+_KEYWORD = re.compile(r"(?:\A|, ?)(\w+)=")
+_VALUE = re.compile(r"['\"\[{\-\dTFN]")
+
+
+def _unescaped_keywords(text: str, schema: object) -> dict[str, Any]:
+    heads = [each for each in _KEYWORD.finditer(text) if _VALUE.match(text, each.end()) or _is_string(schema, each[1])]
     if not heads or heads[0].start():
         raise ValueError("not keyword arguments")
     found: dict[str, Any] = {}
     for place, head in enumerate(heads):
-        raw = text[head.end() : heads[place + 1].start() if place + 1 < len(heads) else len(text)]
-        found[head[1]] = _unescaped(raw.strip())
+        raw = text[head.end() : heads[place + 1].start() if place + 1 < len(heads) else len(text)].strip()
+        value = _unescaped(raw, _is_string(schema, head[1]))
+        found[head[1]] = _unquoted(value, property_schema(schema, head[1]))
     return found
 
 
-def _unescaped(raw: str) -> Any:
+def _is_string(schema: object, key: str) -> bool:
+    return types_of(property_schema(schema, key)) == {"string"}
+
+
+def _unescaped(raw: str, is_string: bool) -> Any:
     if len(raw) > 1 and raw[0] in "'\"" and raw[-1] == raw[0]:
         return raw[1:-1]
+    if is_string and raw[:1] not in ("'", '"') and raw.count("(") == raw.count(")"):
+        return raw
     value = read_value(raw, None)
     if isinstance(value, str):
         raise ValueError("a value without quotes")

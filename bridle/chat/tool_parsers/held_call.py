@@ -120,7 +120,7 @@ class HeldCall:
             case _ if is_cut:
                 return {}
             case PythonArguments():
-                return read_keywords(text)
+                return read_keywords(text, schema)
             case QuotedArguments(quote=quote):
                 found = QuotedReader(text, quote).fields()
                 return {key: typed(value, property_schema(schema, key)) for key, value in found.items()}

@@ -259,7 +259,7 @@ def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
         case TaggedArguments():
             return last + len(arguments.closing.replace(KEY, KEYS[1]))
         case PythonArguments():
-            return last + 1
+            return last + (text[last] in "'\"")  # some templates write strings without quotes
         case QuotedArguments():
             return last + len(arguments.quote)
     return last
