@@ -23,7 +23,6 @@ from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, Unsupport
 from bridle.multimodal.modalities import OF_PARTS, WORDS
 from bridle.safe_repr import short_repr
 from bridle.tokenizer.template_engine import ChatTemplateProgram, TemplateError, TemplateLimits
-from bridle.tokenizer.tool_prompt import with_descriptions
 
 if TYPE_CHECKING:
     from bridle.multimodal.sources import Source
@@ -92,7 +91,7 @@ class ChatTemplate:
             try:
                 return program.render(known)
             except TemplateError as error:
-                others = [with_descriptions(tool) for tool in tools or ()]
+                others = [_described(tool) for tool in tools or ()]
                 if error.kind != "failed" or (others and others == known["tools"]):
                     raise
                 if others:
@@ -133,6 +132,19 @@ class ChatTemplate:
             return TemplateFailure(f"{whose} refused the messages: {error}", "messages")
         verb = {"syntax": "is not valid", "limit": "was stopped"}.get(error.kind, "failed on these messages")
         return TemplateFailure(f"{whose} {verb}: {error}", "messages" if is_own else "chat_template")
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with a description of each parameter, which some templates need."""
+    function = tool.get("function")
+    parameters = function.get("parameters") if isinstance(function, Mapping) else None
+    given = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping) or not isinstance(given, Mapping):
+        return dict(tool)
+    properties = {
+        key: {"description": "", **each} if isinstance(each, Mapping) else each for key, each in given.items()
+    }
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 
 def _render_apart(source: str, variables: Mapping[str, Any]) -> str:

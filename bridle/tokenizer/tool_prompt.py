@@ -147,14 +147,3 @@ def _with_answers(messages: Messages, found: TemplateSupport) -> Messages:
         else:
             made.append({"role": "user", "content": text})
     return made
-
-
-def with_descriptions(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with a description of each parameter, which some templates need."""
-    function = tool.get("function")
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    given = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping) or not isinstance(given, Mapping):
-        return dict(tool)
-    properties = {key: {"description": "", **each} if isinstance(each, Mapping) else each for key, each in given.items()}
-    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
