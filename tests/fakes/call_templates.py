@@ -70,6 +70,11 @@ TEMPLATES: dict[str, str] = {
         '<param name="{{ k }}">{{ v }}</param>',
         "</function>{{ '\n' if not loop.last }}"
     ),
+    "Python's lists": _tagged(
+        '<function name="{{ f.name }}">',
+        '<param name="{{ k }}">{{ v | tojson if v is mapping else v }}</param>',
+        "</function>{{ '\n' if not loop.last }}"
+    ),
     "parameters that name their type": _tagged(
         '\n<invoke name="{{ f.name }}">\n',
         f'<parameter name="{{{{ k }}}}" type="{_TYPE}">{_TEXT}</parameter>\n',

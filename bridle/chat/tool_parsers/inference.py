@@ -323,7 +323,7 @@ def _middles(prober: Prober, ends: tuple[str, ...]) -> dict[str, str]:
             found[name] = behind[: min(places)]
         if "True" in behind and name == "boolean":
             found["literals"] = "mixed"
-        if "{'zinner': 'zvalc'}" in behind:
+        if "{'zinner': 'zvalc'}" in behind or "['zvald']" in behind:
             found["literals"] = "python"
         elif name in ("object", "array") and not places and ("zvalc" in behind or "zvald" in behind):
             found["nested"] = "nested"
