@@ -20,11 +20,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridle.chat.stream_deltas import CallRules, ParsedMessage
+from bridle.chat.stream_deltas import CallRules, ParsedMessage, ToolReader
 from bridle.chat.tool_parsers.call_format import CallFormat, PythonArguments, QuotedArguments
 from bridle.chat.tool_parsers.call_grammar import CallGrammar
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.grammar import Form, Function
+from bridle.chat.tool_parsers.mistral import MARK, MistralReader
 from bridle.errors import InvalidRequest
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
@@ -95,12 +96,16 @@ def test_calls_come_back_exactly(file: Path, data: st.DataObject) -> None:
     calls = data.draw(st.lists(arguments_of(real.form), min_size=1, max_size=real.form.max_calls or 3))
     form, text = written(real, calls)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
-    reader, found = CallFormatReader(form, RULES), ParsedMessage()
-    for start, end in pairwise([0, *sorted(cuts), len(text)]):
-        found.add(reader.push(text[start:end]))
-    found.add(reader.push("", is_last=True))
-    read = [(call.name, json.loads(call.arguments)) for call in found.calls]
-    assert (found.content.strip(), read) == ("", [(NAMES[n % 2], each) for n, each in enumerate(calls)])
+    readers: list[ToolReader] = [CallFormatReader(form, RULES)]
+    if form.trigger == MARK:
+        readers.append(MistralReader((END,), rules=RULES))  # the one that Mistral's models get
+    for reader in readers:
+        found = ParsedMessage()
+        for start, end in pairwise([0, *sorted(cuts), len(text)]):
+            found.add(reader.push(text[start:end]))
+        found.add(reader.push("", is_last=True))
+        read = [(call.name, json.loads(call.arguments)) for call in found.calls]
+        assert (found.content.strip(), read) == ("", [(NAMES[n % 2], each) for n, each in enumerate(calls)])
 
 
 FIRST, SECOND = {"city": "Rome"}, {"city": "Bern <b>", "days": 3, "kind": "week end", "on": True, "tags": ["x", "y"]}
