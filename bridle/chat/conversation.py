@@ -20,8 +20,7 @@ from bridle.serving import LoadedModel, check_length
 from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
 from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
-from bridle.tokenizer.conversation_fit import Tools, fit_template
-from bridle.tokenizer.roles import fitted, rules_of
+from bridle.tokenizer.roles import fit_template
 
 if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
@@ -169,7 +168,9 @@ def prompt_text(
     messages = _messages_of(model, conversation, look)
     given = conversation.tools if offer.functions or not conversation.reads_calls else None
     if conversation.template is None:
-        messages, given = _fitted(model.tokenizer, conversation, messages, given)
+        wanted, reads_calls = conversation.tool_prompt, conversation.reads_calls
+        explains = not given or not reads_calls or is_hermes(model.tokenizer)
+        messages, given = fit_template(model.tokenizer, messages, given, wanted, explains, reads_calls)
     own = (*look.placeholders.values(), *look.written.values()) if look is not None and look.sources else ()
     said = protect(model.tokenizer, Content(messages, given, conversation.options(), conversation.prefill), own)
     render = model.tokenizer.chat_template.render
@@ -196,13 +197,3 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
     check_length(model, sum(lengths), "messages")  # before it is rendered
     return messages
-
-
-def _fitted(
-    tokenizer: Tokenizer, conversation: Conversation, messages: Prepared, tools: Tools | None
-) -> tuple[Prepared, Tools | None]:
-    """Messages and tools as the model's own template takes them."""
-    if not conversation.reads_calls:
-        return fitted(messages, rules_of(tokenizer.chat_template)), tools
-    explains = not tools or is_hermes(tokenizer)
-    return fit_template(tokenizer, messages, tools, conversation.tool_prompt, explains)

@@ -66,7 +66,10 @@ class LmtpOptions:
     tool_prompt: Literal["describe", "refuse"] = "describe"
     "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
     thinking_budget_message: str = ""
-    "Sentence that the model writes when a `thinking_budget` ends. Requests may set the field of that name."
+    (
+        "Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set "
+        "the field of that name. Default: none."
+    )
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
     "Omit the port from the first lines of output."
     silent: Annotated[bool, _FLAG] = False

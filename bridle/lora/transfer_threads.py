@@ -20,7 +20,7 @@ from bridle.lora.negative_cache import FAILURE_SECONDS, CachedFailure, stamp_of
 _log = logging.getLogger(__name__)
 
 #: Pause before a device that could not be reached is tried again, in seconds.
-_AWAY_SECONDS = 0.2
+AWAY_SECONDS = 0.2
 
 #: Called with the lock held when an adapter is on the host, or with the error when it cannot be read.
 OnEnd = Callable[[CachedAdapter, BridleError | None], None]
@@ -103,7 +103,7 @@ class Mover:
                     continue
             except ShardUnavailable:
                 with self._changed:
-                    self._changed.wait_for(lambda: self.is_closed, _AWAY_SECONDS)
+                    self._changed.wait_for(lambda: self.is_closed, AWAY_SECONDS)
                 continue
             with self._changed:
                 self._changed.wait_for(lambda seen=seen: self.is_closed or self._num_changes != seen)  # type: ignore[misc]

@@ -12,6 +12,9 @@ template would refuse or drop a message, by these rules:
 4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.
 5. Reasoning of earlier answers has the name that the template reads. It is left out beside content and calls if the
    template refuses all three.
+
+Tools, calls and answers that a template leaves out are described in the messages (`tool_prompt.py`), or the tools are
+refused. Chats of all APIs and of scripts follow these rules.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
-from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.errors import InvalidRequest, UnsupportedFeature, UnsupportedModel
+from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.template_probes import (
     CONTENT,
     KEYS,
@@ -36,12 +40,15 @@ from bridle.tokenizer.template_probes import (
     prober_of,
     renderer_of,
 )
+from bridle.tokenizer.tool_prompt import described, support_of
 
 if TYPE_CHECKING:
-    from bridle.tokenizer.chat_template import ChatTemplate
+    from bridle.tokenizer import Tokenizer
+    from bridle.tokenizer.chat_template import ChatTemplate, Prepared
 
 Message = dict[str, Any]
 Messages = list[Message]
+Tools = Sequence[Mapping[str, Any]]
 
 #: The names under which clients and templates have the reasoning of a message.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -279,3 +286,29 @@ def joined(*contents: Any) -> Any:
 
 def _is_text(content: Any) -> bool:
     return content is None or isinstance(content, str) or all("text" in part for part in content)
+
+
+def fit_template(
+    tokenizer: Tokenizer,
+    messages: Prepared,
+    tools: Tools | None,
+    tool_prompt: ToolPrompt | None = None,
+    explains: bool = True,
+    describes: bool = True,
+) -> tuple[Prepared, Tools | None]:
+    """Return prepared messages and tools of which the template writes all. `tool_prompt` replaces the operator's
+    setting. Unless it `explains`, tools are listed without a form of calls. Unless it `describes`, only roles are
+    fitted. Raises `UnsupportedFeature` for tools that are to be refused. Slow the first time for a template."""
+    rules = rules_of(tokenizer.chat_template)
+    messages = fitted(messages, rules)
+    if not describes:
+        return messages, tools
+    if not tools and not any("tool_calls" in each or each["role"] == "tool" for each in messages):
+        return messages, tools
+    if tools and (tool_prompt or tokenizer.chat_settings.tool_prompt) == "refuse" and not support_of(tokenizer).tools:
+        raise UnsupportedFeature(
+            "tools: the model's chat template does not write them; leave tools out, or set tool_prompt to 'describe'",
+            "tools",
+        )
+    messages, tools = described(tokenizer, messages, tools, explains)
+    return fitted(messages, rules), tools  # a description may be in a role that the template refuses

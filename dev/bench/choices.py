@@ -70,7 +70,7 @@ def _asked(how: str, table: str, rng: random.Random) -> Iterator[Question]:
         yield Question(how.format(thing), (answer, *rng.sample(wrong, 3)))
 
 
-def measure(path: str) -> dict[str, Any]:
+def compare(path: str) -> dict[str, Any]:
     """How often choices agree with exact scores, how often they are right, and the seconds for each way."""
     same, right, seconds = dict.fromkeys(("scored", "masked"), 0), dict.fromkeys(("exact", "scored", "masked"), 0), {}
     asked = questions()
@@ -117,4 +117,4 @@ def _total(output: RequestOutput, num_prompt: int) -> float:
 
 if __name__ == "__main__":
     for each in sys.argv[1:]:
-        print(json.dumps(measure(each)))
+        print(json.dumps(compare(each)))

@@ -145,8 +145,24 @@ _COMPASS = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]},
     }
 }
+_MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8}
+
 #: Fields without which a class of the library cannot be made from its default configuration, or not made small.
 _NEEDED: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"n_group": 1, "topk_group": 1, "num_experts": 4, "num_experts_per_tok": 2},
+    "bamba": {**_MAMBA2, "num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "kimi_linear": {"num_experts_per_tok": 2, "linear_num_heads": 4, "linear_head_dim": HEAD_DIM},
+    "mamba2": {"num_heads": 8, "head_dim": HEAD_DIM, "n_groups": 2, "state_size": 8, "chunk_size": 8},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "num_hidden_layers": 4,
+        "mamba_num_heads": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "chunk_size": 8,
+        "time_step_min": 1e-9,  # the library applies it to prompts and not to single tokens
+    },
     "chameleon": {"vocabulary_map": {**_VISUAL_TOKENS, "IMGIMGAZ": 302}},
     "cohere_compass_text": _COMPASS,
     "cohere_compass": {"text_config": _COMPASS},

@@ -116,7 +116,7 @@ def test_ranks_size_their_pools_together(
         if dist.is_initialized():
             dist.destroy_process_group()
     assert lost.empty()
-    told = re.findall(r"the largest step \((.*)\) took .* holds (\d+) tokens", caplog.text + capfd.readouterr().err)
+    told = re.findall(r"the largest step \((.*)\) takes .* holds (\d+) tokens", caplog.text + capfd.readouterr().err)
     assert told == [("16 prompt tokens, 4 sequences", str(info.num_blocks * 4))] * 2
     here = load_executor(alone)
     assert 16 <= info.num_blocks < here.info.num_blocks

@@ -230,7 +230,7 @@ def test_what_was_encoded_for_a_lost_device_is_not_there(kept: Any) -> None:
 
 
 def test_an_absent_device_is_no_fault_of_a_picture(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_cache, "_AWAY_SECONDS", 0.001)
+    monkeypatch.setattr(encoder_cache, "AWAY_SECONDS", 0.001)
     one = kept(30)
     one.device.num_lost = 3
     one.open(medium("a"))

@@ -167,8 +167,16 @@ def test_drawing_before_the_end_of_the_tokens_is_refused() -> None:
 def test_scoring_another_token_than_the_next_is_refused() -> None:
     executor = ScriptedExecutor(8, 8, 4)
     executor.forward(StepPlan(1, [PlanRow(1, 0, 3, 3, new_tokens=(1, 2, 3), new_blocks=(0,))]))
-    with pytest.raises(InternalError, match=r"scores token 4 where \[2\] follows"):
-        executor.sample(SampleBatch(1, scores=[ScoreRun(1, 0, (4,))]))
+    with pytest.raises(InternalError, match=r"scores token 4 where \[3\] follows"):
+        executor.sample(SampleBatch(1, scores=[ScoreRun(1, 0, (2, 4))]))
+
+
+def test_a_single_token_may_be_scored_in_place_of_the_next() -> None:
+    """It may be one of the options of a choice."""
+    executor = ScriptedExecutor(8, 8, 4)
+    executor.forward(StepPlan(1, [PlanRow(1, 0, 3, 3, new_tokens=(1, 2, 3), new_blocks=(0,))]))
+    (scores,) = executor.sample(SampleBatch(1, scores=[ScoreRun(1, 0, (4,))])).scores
+    assert len(scores) == 1
 
 
 def test_sampling_twice_is_refused() -> None:

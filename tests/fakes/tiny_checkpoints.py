@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "bos_token_id": BOS,
     "eos_token_id": EOS,
@@ -224,7 +224,7 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    fields = {**_COMMON, **(FAMILIES | HYBRID_FAMILIES).get(family, _DENSE), **overrides}
+    fields = {**COMMON, **(FAMILIES | HYBRID_FAMILIES).get(family, _DENSE), **overrides}
     config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
     with torch.random.fork_rng(devices=[]):  # a few parameters keep what the library draws, in part
         torch.manual_seed(seed)

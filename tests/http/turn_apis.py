@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from bridle.http.openai.tgi_client_chunks import _FIELDS
+from bridle.http.openai.tgi_client_chunks import NATIVE_FIELDS
 from tests.http.harness import NAME
 from tests.http.parked_chats import arguments_of, blocks_of
 
@@ -163,7 +163,7 @@ def _streamed_rows(rows: list[Any]) -> Turn:
 
 
 #: Every field that text-generation's client sends, null or not.
-_NATIVE: Object = dict.fromkeys(_FIELDS) | {"model": "tgi", "temperature": 0.0}
+_NATIVE: Object = dict.fromkeys(NATIVE_FIELDS) | {"model": "tgi", "temperature": 0.0}
 APIS: dict[str, TurnApi] = {
     "chat": TurnApi("/v1/chat/completions", _chat, _whole_chat, _streamed_chat),
     "tgi": TurnApi("/v1/chat/completions", _chat, _whole_chat, _streamed_chat, further=_NATIVE),

@@ -230,7 +230,7 @@ def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "text"), [("qwen3_5", "qwen3_5_text"), ("lfm2_vl", "lfm2")])
 def test_the_text_of_models_that_see_is_served(family: str, text: str, tmp_path: Path) -> None:
-    inner = {**tiny_checkpoints._COMMON, **tiny_checkpoints.HYBRID_FAMILIES[text], "model_type": text}
+    inner = {**tiny_checkpoints.COMMON, **tiny_checkpoints.HYBRID_FAMILIES[text], "model_type": text}
     eyes = {"hidden_size": 16, "intermediate_size": 32}
     eyes |= {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "deepstack_visual_indexes": []}
     eyes |= {"num_hidden_layers": 1, "num_attention_heads": 2} if family == "lfm2_vl" else {}

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 #: What the pictures of requests that are not over may take together, as the numbers that a model reads.
 MAX_HELD_BYTES = 1 << 30
 #: Pause before a device that could not be reached is tried again, in seconds.
-_AWAY_SECONDS = 0.2
+AWAY_SECONDS = 0.2
 
 
 class EncoderCache:
@@ -190,7 +190,7 @@ class EncoderCache:
                 errors = self._encode_all(media)
             except ShardUnavailable:  # no fault of the picture: it stays wanted
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_closed, _AWAY_SECONDS)
+                    self._changed.wait_for(lambda: self._is_closed, AWAY_SECONDS)
                 continue
             with self._changed:
                 self._seconds += time.perf_counter() - began

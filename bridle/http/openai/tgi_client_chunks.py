@@ -14,7 +14,7 @@ from bridle.http.openai.schemas import ChatBody
 
 #: Fields that it sends in every body, null or not, with this as the model.
 _MODEL = "tgi"
-_FIELDS = frozenset(
+NATIVE_FIELDS = frozenset(
     {
         "repetition_penalty",
         "frequency_penalty",
@@ -35,7 +35,7 @@ _FIELDS = frozenset(
 
 def is_native_client(body: ChatBody) -> bool:
     """Return whether the text-generation client wrote this body."""
-    return body.model == _MODEL and body.model_fields_set >= _FIELDS
+    return body.model == _MODEL and body.model_fields_set >= NATIVE_FIELDS
 
 
 def native_chunks() -> Callable[[dict[str, Any]], dict[str, Any]]:
