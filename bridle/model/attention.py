@@ -19,8 +19,7 @@ from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kv_cache import KVCache
-from bridle.model.state_mixer import Token
-from bridle.model.state_pool import RowStates, StatePool
+from bridle.model.state_pool import RowStates, Span, StatePool
 
 ATTENTION_NAME = "bridle"
 
@@ -96,23 +95,25 @@ class PagedAttention:
         layer.write(self.step.slots, key, value)
         return self.kernel.attend(query, layer, options)
 
-    def tokens(self, layer: int, num_tokens: int) -> Iterator[Token]:
-        """The packed tokens of the step, each with the state of its sequence in a recurrent layer."""
+    def spans(self, layer: int, num_tokens: int) -> list[Span]:
+        """The packed tokens of the step before a recurrent layer, each with the state of its sequence."""
         assert self.step is not None
         if self.states is None:
             raise InternalError(f"layer {layer} is recurrent, and there is no pool of states")
-        for row in self.step.rows:
-            yield from _row_tokens(self.states, layer, row)
+        return [span for row in self.step.rows for span in _row_spans(self.states, layer, row)]
 
 
-def _row_tokens(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Token]:
-    states = pool.view(layer, row.state)
-    for position in range(row.start, row.context):
-        slots = [save.slot for save in row.saves if save.position == position + 1]
+def _row_spans(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Span]:
+    """A span ends where a state is saved, and at the end of the row."""
+    tensors, begin = pool.view(layer, row.state), row.start
+    ends = {save.position for save in row.saves if row.start < save.position < row.context}
+    for end in sorted(ends | {row.context}):
+        slots = [save.slot for save in row.saves if save.position == end]
         after = partial(_save, pool, layer, row.state, slots) if slots else None
-        yield Token(RowStates(states, is_fresh=position == 0), after)
+        yield Span(end - begin, RowStates(tensors, is_fresh=begin == 0), after)
+        begin = end
 
 
-def _save(pool: StatePool, layer: int, source: int, targets: list[int]) -> None:
+def _save(pool: StatePool, layer: int, source: int, targets: list[int], kind: str) -> None:
     for target in targets:
-        pool.save(layer, source, target)
+        pool.save(layer, source, target, kind)

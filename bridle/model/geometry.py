@@ -8,7 +8,6 @@ a keyword that the kernels would have to ignore.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
 from bridle.model.forward_context import AttentionOptions, attention_handler
-from bridle.model.state_mixer import Token, wrap_mixers
-from bridle.model.state_pool import RowStates, StateKey, StateShape
+from bridle.model.state_mixer import wrap_mixers
+from bridle.model.state_pool import RowStates, Span, StateKey, StateShape
 
 #: Keywords that reach attention functions and change nothing for a packed causal pass.
 HARMLESS = frozenset(
@@ -68,12 +67,10 @@ class GeometryRecorder:
         self.states: dict[int, dict[StateKey, Tensor]] = {}
         self.mixers: Counter[int] = Counter()
 
-    def tokens(self, layer: int, num_tokens: int) -> Iterator[Token]:
+    def spans(self, layer: int, num_tokens: int) -> list[Span]:
         """The tokens before a recurrent layer: they are one sequence, whose states are kept here."""
         self.mixers[layer] += 1
-        states = self.states.setdefault(layer, {})
-        for number in range(num_tokens):
-            yield Token(RowStates(states, is_fresh=number == 0))
+        return [Span(num_tokens, RowStates(self.states.setdefault(layer, {}), is_fresh=True))]
 
     def __call__(
         self,

@@ -1,10 +1,11 @@
 """Recurrent layers of the library, computed over packed steps: each row with the state of its own sequence.
 
 The library's mixers (gated delta nets, state space layers, short convolutions) ask a cache for their states by a few
-methods. A mixer that does so is wrapped: it is called token by token, each time with the state of that token's
-sequence, so a state depends on tokens alone, and not on how a prompt was cut or on which tokens were drafts. What does
-not depend on the state is still computed for all tokens at once: each linear layer that gets the mixer's input, or what
-another such layer has made of it, and the linear layer that gives the mixer's output.
+methods. A mixer that does so is wrapped. Those with short convolutions or gated delta rules compute a step at once, as
+`packed_mixer` says. Any other one is called token by token, each time with the state of that token's sequence. Either
+way a state depends on tokens alone, and not on how a prompt was cut or on which tokens were drafts. What does not
+depend on the state is computed for all tokens at once, where mixers are called token by token too: each linear layer
+that gets the mixer's input, or what another such layer has made of it, and the linear layer that gives its output.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,27 +20,20 @@ from torch import Tensor, nn
 
 from bridle.errors import InternalError
 from bridle.model.forward_context import handler_or_none
-from bridle.model.state_pool import RowStates
+from bridle.model.packed_mixer import PackedStates, packed_forward
+from bridle.model.state_pool import Span
 
 _PROTOCOL = frozenset({"update_conv_state", "update_recurrent_state"})
 _CACHES = ("cache_params", "past_key_values")
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A packed token before a mixer: the state of its sequence, and what to do once it went in."""
-
-    states: RowStates
-    after: Callable[[], None] | None = None
 
 
 @runtime_checkable
 class StateHandler(Protocol):
     """A handler of forward passes that also keeps recurrent states."""
 
-    def tokens(self, layer: int, num_tokens: int) -> Iterator[Token]:
-        """The packed tokens of the pass in order, each with its state in a layer. The state is read and written before
-        the next one is asked for."""
+    def spans(self, layer: int, num_tokens: int) -> list[Span]:
+        """The packed tokens of the pass in order, with their states in a layer. A span of a sequence may follow another
+        one of it, so each is read and written before the next."""
         ...
 
 
@@ -92,6 +85,7 @@ class StateMixer:
         self._compute = module.forward
         names = list(inspect.signature(module.forward).parameters)
         self._input, self._cache = names[0], next(name for name in _CACHES if name in names)
+        self._packed = packed_forward(module)
         self._last: str | None = None  # the name of the linear layer that gives the output, once known
         self.by_token: Set[str] = frozenset()  # linear layers that compute each token alone
 
@@ -101,22 +95,29 @@ class StateMixer:
         if not isinstance(handler, StateHandler):
             return self._compute(*args, **kwargs)
         rows: Tensor = args[0] if args else kwargs[self._input]
-        tokens = handler.tokens(self.layer, rows.shape[1])
+        spans = handler.spans(self.layer, rows.shape[1])
+        if self._packed is not None:
+            states = PackedStates(self.layer, spans)
+            return states.compute(self._packed, self.module, **{self._input: rows, self._cache: states})
+        return self._by_token(rows, spans)
+
+    def _by_token(self, rows: Tensor, spans: list[Span]) -> Tensor:
         with _hoisted(self.module, rows, self._last) as hoisted:
-            outputs = [self._step(hoisted, number, token) for number, token in enumerate(tokens)]
+            outputs = [output for span in spans for output in self._steps(hoisted, span)]
         if self._last is None:
             self._last = hoisted.name_of(outputs[-1])
             self.by_token = hoisted.by_token - {self._last}
             return torch.cat(outputs, 1)
         return hoisted.finish()
 
-    def _step(self, hoisted: _Hoisted, number: int, token: Token) -> Tensor:
-        row = hoisted.begin(number)
-        output: Tensor = self._compute(**{self._input: row, self._cache: token.states})
-        hoisted.end(output)
-        if token.after is not None:
-            token.after()
-        return output
+    def _steps(self, hoisted: _Hoisted, span: Span) -> Iterator[Tensor]:
+        for states, is_last in span.by_token():
+            output: Tensor = self._compute(**{self._input: hoisted.begin(), self._cache: states})
+            hoisted.end(output)
+            if is_last:
+                span.went_in("conv")
+                span.went_in("recurrent")
+            yield output
 
 
 class _Hoisted:
@@ -124,7 +125,7 @@ class _Hoisted:
 
     def __init__(self, rows: Tensor, last: str | None) -> None:
         self._rows, self._last = rows, last
-        self._number = 0
+        self._number = -1  # of the token under way
         #: Of the token under way: slices by address, with the tensors of all tokens that they are from.
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
         self._products: dict[tuple[str, int], Tensor] = {}
@@ -140,10 +141,10 @@ class _Hoisted:
             return self._defer
         return lambda rows: self._product(name, rows)
 
-    def begin(self, number: int) -> Tensor:
-        """Return the mixer's input of one token, [1, 1, hidden]."""
-        self._number = number
-        row = self._rows.narrow(1, number, 1)
+    def begin(self) -> Tensor:
+        """Return the mixer's input of the next token, [1, 1, hidden]."""
+        self._number += 1
+        row = self._rows.narrow(1, self._number, 1)
         self._known = {row.data_ptr(): (row, self._rows)}
         return row
 

@@ -6,7 +6,7 @@ types are learned from a dry pass. Who owns which slot is the engine's business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -72,10 +72,11 @@ class StatePool:
         """The tensors [1, ...] of one slot in one layer: views."""
         return {key: part.narrow(0, slot, 1) for key, part in self.layers[layer].items()}
 
-    def save(self, layer: int, source: int, target: int) -> None:
-        """Copy one layer of slot `source` to slot `target`."""
-        for part in self.layers[layer].values():
-            part[target] = part[source]
+    def save(self, layer: int, source: int, target: int, kind: str) -> None:
+        """Copy a layer's tensors of one kind from slot `source` to slot `target`."""
+        for key, part in self.layers[layer].items():
+            if key[0] == kind:
+                part[target] = part[source]
 
 
 class RowStates:
@@ -130,3 +131,23 @@ class RowStates:
             held = self.tensors[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
         held.copy_(value)
         return held
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive packed tokens of one sequence before a recurrent layer, with the sequence's states."""
+
+    length: int
+    states: RowStates
+    after: Callable[[str], None] | None = None
+
+    def went_in(self, kind: str) -> None:
+        """Say that the tensors of a kind, "conv" or "recurrent", are those after the last token."""
+        if self.after is not None:
+            self.after(kind)
+
+    def by_token(self) -> Iterator[tuple[RowStates, bool]]:
+        """The states for each token, and whether it is the last one."""
+        going_on = RowStates(self.states.tensors, is_fresh=False)
+        for number in range(self.length):
+            yield going_on if number else self.states, number + 1 == self.length
