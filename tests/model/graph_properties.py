@@ -425,9 +425,9 @@ def test_tiles_that_are_baked_in_are_found(
     honest = TiledProduct.add
 
     def baking(self: TiledProduct, site: int, out: torch.Tensor, rows: torch.Tensor) -> None:
-        at_first, self._tiles = self._tiles, torch.from_numpy(self._tiles.numpy().copy())
+        at_first, self.tiles = self.tiles, torch.from_numpy(self.tiles.numpy().copy())
         honest(self, site, out, rows)
-        self._tiles = at_first
+        self.tiles = at_first
 
     monkeypatch.setattr(TiledProduct, "add", baking)
     made = with_adapters("llama", tmp_path)
