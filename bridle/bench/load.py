@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LOOK_SECONDS = 0.02  # between two looks at `/health`
-_IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
+IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
 _MOST_SECONDS = 600.0
 _WAYS = ("first", "again")
 
@@ -51,7 +51,7 @@ class LoadFigures:
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
     """The starts, and about how long each takes."""
-    idle = _IDLE_SECONDS[settings.quick]
+    idle = IDLE_SECONDS[settings.quick]
     found = {}
     for model in models(settings):
         size = num_bytes(model)
@@ -123,7 +123,7 @@ def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFi
         process = server.process
         cpu, peak, memory = _cpu_seconds(process), _peak(process), _memory(process)
         time.sleep(1.0)  # what is left to be done behind `/health`
-        before, idle = _cpu_seconds(process), _IDLE_SECONDS[settings.quick]
+        before, idle = _cpu_seconds(process), IDLE_SECONDS[settings.quick]
         time.sleep(idle)
         share = 100 * (_cpu_seconds(process) - before) / idle
     return LoadFigures(Path(model).name, way, round(server.seconds, 2), round(cpu, 2), peak, memory, round(share, 2))

@@ -40,7 +40,7 @@ def _program(path: Path, text: str) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_start_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_real: bool) -> None:
-    monkeypatch.setattr(load, "_IDLE_SECONDS", {True: 0.1})
+    monkeypatch.setattr(load, "IDLE_SECONDS", {True: 0.1})
     peer = _program(tmp_path / "llama-server", _PEER)
     if not is_real:
         monkeypatch.setattr(sys, "executable", str(peer))  # it stands for `bridle serve`, too

@@ -127,7 +127,7 @@ def test_gates_do_not_depend_on_the_place_of_a_number(size: int) -> None:
 
 @pytest.mark.parametrize("family", tiny_checkpoints.HYBRID_FAMILIES)
 def test_families_whose_steps_are_computed_at_once(family: str) -> None:
-    fields = tiny_checkpoints._COMMON | tiny_checkpoints.HYBRID_FAMILIES[family]
+    fields = tiny_checkpoints.COMMON | tiny_checkpoints.HYBRID_FAMILIES[family]
     config = AutoConfig.for_model(family, **{name: value for name, value in fields.items() if value is not None})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
