@@ -1,4 +1,4 @@
-"""How a model writes calls and thoughts: found out when the model is loaded, for `bridle doctor`, the routes of models,
+"""Formats of calls and thoughts of a model: inferred when it is loaded, for `bridle doctor`, the routes of models,
 the log and traces."""
 
 from __future__ import annotations

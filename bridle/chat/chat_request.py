@@ -166,7 +166,7 @@ class SteeringFields(Named, Protocol):
 
 
 class ChatServing(Protocol):
-    """Where a chat runs: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
+    """Place of a chat: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
 
     model: LoadedModel
     user: str
@@ -246,7 +246,7 @@ async def prepare_chat(
 
 
 async def limited(model: LoadedModel, conversation: Conversation, made: ChatPrompt, given: Steering) -> Steering:
-    """What steers a request whose output is not told apart: `given`, with the budget of the conversation's thoughts."""
+    """Return `given` with the budget of the conversation's thoughts, for an output that is not told apart."""
     if conversation.thinking_budget is None:
         return given
     tags, _ = await model.in_text_thread(_known_marks, model.tokenizer)

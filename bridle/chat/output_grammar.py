@@ -34,7 +34,7 @@ class OutputGrammar:
     may_open: bool = True
 
     async def steer(self, given: Steering, kind: ToolFormat | None, offer: ToolChoice) -> tuple[Steering, bool]:
-        """What steers a request with these tools and the constraint `given` (a constraint, a controller, or nothing),
+        """Return the steering of a request with these tools and `given` (a constraint, a controller, or nothing),
         and whether a grammar enforces the form of its calls."""
         form = await self._form(kind, offer, given.constraint)
         if form is not None and self._is_out_of_reach(form, offer):

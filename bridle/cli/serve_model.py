@@ -239,7 +239,7 @@ def _constructor(config: ModelConfig) -> str:
 
 
 def say_short(text: str, stream: TextIO | None = None) -> None:
-    """What a client sent, on one line of bounded length, whatever it holds."""
+    """Return a client's value on one line of bounded length, whatever it holds."""
     shown = text[:_MAX_ECHO_CHARS].encode("unicode_escape").decode() if not text.isprintable() else text
     _say(shown if len(shown) <= _MAX_ECHO_CHARS else f"{shown[:_MAX_ECHO_CHARS]}... ({len(text)} characters)", stream)
 

@@ -85,7 +85,11 @@ def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
         message = f"choice: got {len(texts)} options; at most {MAX_SCORED} can be scored. Send fewer, or scored=false."
         return InvalidRequest(message, "choice")
     if request.is_composed or request.guard is not None:
-        return UnsupportedFeature("choice: options are not scored beside a controller or a policy", "choice")
+        return UnsupportedFeature(
+            "choice: options are not scored next to a controller or a policy; leave the controller out, or set scored "
+            "to false in a `choice` of another route",
+            "choice",
+        )
     for name in _RESTRICTING:
         if getattr(request.sampling, name):
             return InvalidRequest(f"{name}: options that are scored as a whole do not follow it. Leave it out.", name)

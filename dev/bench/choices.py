@@ -71,7 +71,7 @@ def _asked(how: str, table: str, rng: random.Random) -> Iterator[Question]:
 
 
 def compare(path: str) -> dict[str, Any]:
-    """How often choices agree with exact scores, how often they are right, and the seconds for each way."""
+    """Return the share of choices that agree with exact scores, the share that is right, and seconds, for each way."""
     same, right, seconds = dict.fromkeys(("scored", "masked"), 0), dict.fromkeys(("exact", "scored", "masked"), 0), {}
     asked = questions()
     with LLM(path, max_model_len=1024) as llm:

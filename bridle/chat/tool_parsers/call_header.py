@@ -37,7 +37,7 @@ def read_header(form: CallFormat, text: str, is_last: bool) -> tuple[str, int]:
 
 
 def _pass(text: str, at: int, literal: str, is_last: bool) -> int:
-    """Where the text goes on behind a literal, whose white space may differ."""
+    """Return the place behind a literal, whose white space may differ."""
     for word in literal.split():
         start = at
         while start < len(text) and text[start].isspace():

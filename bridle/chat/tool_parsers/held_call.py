@@ -51,7 +51,7 @@ class HeldCall:
         return self._in_body(pieces, is_last)
 
     def given_up(self) -> tuple[str, str]:
-        """What turned out to be no call: the text that is content for sure, and what has to be read again."""
+        """Return the parts of a text that is no call: what is content for sure, and what has to be read again."""
         if self._json is not None:
             return self.text[: self._body] + self._json.text, self._json.rest
         if self._name is not None:
@@ -104,7 +104,7 @@ class HeldCall:
         raise Undecided
 
     def _begun_end(self) -> int:
-        """Where an end may begin that the text so far does not complete."""
+        """Return the place where an end may begin that the text so far does not complete."""
         words = self._form.closing.split() or [""]
         last = self.text.rfind(words[0], self._looked)
         if last >= 0 and "".join(words).startswith("".join(self.text[last:].split())):

@@ -29,7 +29,7 @@ def calls_text(prober: Prober, calls: list[ProbeCall], ends: tuple[str, ...]) ->
 
 
 def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
-    """Where calls begin: behind what every turn begins with, with or without content and thoughts."""
+    """Return the place where calls begin: behind what every turn begins with, with or without content and thoughts."""
     limit = text.index(NAMES[calls[0].number])
     begin = max((text.rfind(head, 0, limit) + len(head) for head in _heads(prober) if head in text[:limit]), default=0)
     for ordinary in (prober.generation_prompt(), prober.turn(content=CONTENT)):

@@ -123,7 +123,7 @@ class SequenceQueues:
             self.preempt(victim)
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """How many of `num_tokens` the free blocks can hold; none without a slot for the recurrent state."""
+        """Return how many of `num_tokens` the free blocks can hold; none without a slot for the recurrent state."""
         if not self.blocks.has_state_for(seq):
             return 0
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
