@@ -296,7 +296,7 @@ class LaunchKeys:
         self._kernels: dict[str, tuple[dict[str, bool], set[str]]] = {}  # arguments, and those of no kind
         self.found: list[tuple[object, ...]] = []
         for module in modules:
-            path = ROOT / "bridle" / "model" / f"{module.replace('.', '/')}.py"
+            path = ROOT / "bridle" / f"{module.replace('.', '/')}.py"
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.FunctionDef):
                     self._kernels[node.name] = _signature(node)

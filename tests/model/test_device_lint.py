@@ -32,6 +32,8 @@ from bridle.engine.warm_up import run_largest_step
 from bridle.load_progress import silent
 from bridle.lora.adapter_kernel import TriedKernel
 from bridle.lora.fused import FusedKernel
+from bridle.lora.layout import make_layout
+from bridle.lora.peft_config import LoraShape
 from bridle.lora.weights import PlacedAdapter
 from bridle.model import dense_layer, dense_model, rope, support_checks
 from bridle.model.adapters import ModelAdapters
@@ -382,14 +384,14 @@ def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
     the numbers of rows, tokens, works and new pages are, their kinds are those of the largest step, of the sampler's
     trial and of the graphs."""
     modules = (
-        "kernels.paged_decode",
-        "kernels.paged_join",
-        "kernels.paged_prefill",
-        "kernels.paged_reads",
-        "kernels.paged_kernels",
-        "kernels.layer_kernels",
-        "kernels.block_copy_kernels",
-        "sampling.draw_kernels",
+        "model.kernels.paged_decode",
+        "model.kernels.paged_join",
+        "model.kernels.paged_prefill",
+        "model.kernels.paged_reads",
+        "model.kernels.paged_kernels",
+        "model.kernels.layer_kernels",
+        "model.kernels.block_copy_kernels",
+        "model.sampling.draw_kernels",
     )
     keys = LaunchKeys(*modules)
     trial = graphed("llama", keys, with_long=True)
@@ -410,6 +412,39 @@ def test_serving_launches_no_kernel_that_loading_did_not_compile() -> None:
         trial.draw(drawn)
         trial.forward([next_token(plan) for plan in plans], [BlockCopy(60, 61), BlockCopy(60, 62)][: turn % 3])
         assert not set(keys.found) - compiled, f"step {turn} of {lengths} tokens"
+
+
+def test_steps_with_adapters_launch_no_kernel_that_placing_them_did_not_compile() -> None:
+    """Whatever adapters share a step, and however many rows each has. Placing happens beside the steps, so compiling
+    then delays nobody."""
+    trial, keys = Trial("llama"), LaunchKeys("lora.fused_kernels")
+    sites, fused = Sites(trial.executor.runner.model), FusedKernel(META)
+    kernel = TriedKernel(fused, META, torch.bfloat16, None)
+    trial.executor.adapters = adapters = ModelAdapters(sites, torch.bfloat16, META, kernel)
+    ranks = {"a": 4, "b": 16, "c": 40, "d": 64, "e": 72, "f": 8}
+    with traced() as trace:
+        fused.machine.__dict__["kernels"] = Counted(trace, keys)
+        for number, (key, rank) in enumerate(ranks.items()):
+            shapes = {
+                name: LoraShape(rank, shape.in_features, shape.out_features, 1.0)
+                for name, shape in adapters.layers.items()
+                if number == 0 or number % 3 != len(name) % 3
+            }
+            layout = make_layout(shapes, sites.places)
+            flat = torch.empty(layout.num_values, dtype=torch.bfloat16, device=META)
+            adapters.on_device[key] = PlacedAdapter(layout, flat)
+            kernel.prepare(adapters.on_device[key])
+    compiled = set(keys.found)
+    assert {name for name, *_ in compiled} == {"shrink", "expand"}
+    rng = random.Random(5)
+    for turn in range(40):
+        keys.found.clear()
+        chosen = rng.choices([*ranks, None], k=rng.randint(1, 4))
+        lengths = [rng.choice((1, 2, 3, 9, 33, 40)) for _ in chosen]
+        rows = [prompt(10 * turn + n, length, 12 * n) for n, length in enumerate(lengths)]
+        trial.forward([replace(row, adapter=key) for row, key in zip(rows, chosen, strict=True)])
+        assert bool(keys.found) == any(chosen)
+        assert not set(keys.found) - compiled, f"step {turn}: {chosen}, {lengths} tokens"
 
 
 def next_token(plan: PlanRow) -> PlanRow:
