@@ -34,14 +34,14 @@ CALL = {
 }
 
 
-async def get_time(city):
+async def get_time(city: str) -> str:
     """The time there, as hours and minutes."""
     zone = await aici.tool("town.zone", {"city": city}).text()
     now = await aici.tool("time.get_current_time", {"timezone": zone}).json()
     return now["datetime"][11:16]
 
 
-async def main():
+async def main() -> None:
     begin = aici.Label()
     messages = [{"role": "user", "content": QUESTION}]
     await aici.chat(messages, tools=[TOOL])

@@ -12,7 +12,7 @@ QUESTION = "What is 47 + 38?"
 ASKED = [{"role": "system", "content": "Think before you answer."}, {"role": "user", "content": QUESTION}]
 
 
-async def main():
+async def main() -> None:
     await aici.chat(ASKED)
     after_question = aici.Label()
     await aici.FixedTokens("<think>\n")

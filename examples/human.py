@@ -10,6 +10,8 @@ its KV until this program has sent what was typed.
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -22,7 +24,7 @@ await gen({ maxTokens: 40, stopAt: "." })
 RUN = {"controller": "jsctrl", "controller_arg": SCRIPT, "client_tools": ["ask"], "max_tokens": 200}
 
 
-def post(url, body):
+def post(url: str, body: object) -> BinaryIO:
     """Send an object as JSON; gives the answer as it comes in. A server that compiles the first script says when to ask
     again."""
     while True:
@@ -34,14 +36,14 @@ def post(url, body):
             time.sleep(float(error.headers.get("Retry-After", 1)))
 
 
-def items(stream):
+def items(stream: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events."""
     for line in stream:
         if line.startswith(b"data: {"):
             yield json.loads(line[len("data: ") :])
 
 
-def main(server="http://127.0.0.1:8080", ask=input):
+def main(server: str = "http://127.0.0.1:8080", ask: Callable[[str], str] = input) -> None:
     """Print the text, and pass each question on to `ask`."""
     with post(f"{server}/v1/run", RUN) as stream:
         for item in items(stream):
@@ -52,7 +54,7 @@ def main(server="http://127.0.0.1:8080", ask=input):
     print()
 
 
-def tell(server, variable, ask):
+def tell(server: str, variable: dict[str, Any], ask: Callable[[str], str]) -> None:
     """Answer the call in a variable."""
     kind, _, call_id = variable["name"].partition(":")
     if kind == "tool_call":

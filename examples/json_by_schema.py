@@ -21,7 +21,7 @@ SCHEMA = {
 }
 
 
-async def main():
+async def main() -> None:
     await aici.FixedTokens("Q: Turn this into JSON: Emma, 34 years old, from Lisbon.\nA: ")
     text = await aici.gen_text(json_schema=SCHEMA, max_tokens=80, store_var="record")
     record = json.loads(text)

@@ -13,7 +13,7 @@ QUESTION = "What is 23 + 45?"
 ASKED = [{"role": "system", "content": "Think before you answer."}, {"role": "user", "content": QUESTION}]
 
 
-async def main():
+async def main() -> None:
     await aici.chat(ASKED)
     await aici.FixedTokens("<think>\n")
     thoughts = await aici.gen(stop_at="</think>", max_tokens=BUDGET)

@@ -13,7 +13,7 @@ import pyaici.server as aici
 MAX_BACK = 4  # tokens
 
 
-async def main():
+async def main() -> None:
     if len(await aici.GetPrompt()) < 2:
         await aici.FixedTokens("The capital of France is Pa")
     word = aici.Label()

@@ -17,7 +17,7 @@ TOOLS = {
 REQUEST = "What is the weather in Oslo?"
 
 
-def schemas():
+def schemas() -> dict[str, object]:
     """The arguments of each tool."""
     return {
         name: closed({argument: {"type": kind} for argument, kind in arguments.items()})
@@ -25,12 +25,12 @@ def schemas():
     }
 
 
-def call_schema():
+def call_schema() -> dict[str, object]:
     """Any one of the tools with all of its arguments."""
     return {"anyOf": [closed({"name": {"const": name}, "arguments": kinds}) for name, kinds in schemas().items()]}
 
 
-def closed(properties):
+def closed(properties: dict[str, object]) -> dict[str, object]:
     """An object with exactly these properties."""
     return {
         "type": "object",
@@ -40,7 +40,7 @@ def closed(properties):
     }
 
 
-async def main():
+async def main() -> None:
     functions = [{"name": name, "parameters": parameters} for name, parameters in schemas().items()]
     await aici.chat(REQUEST, tools=[{"type": "function", "function": function} for function in functions])
     wishes = await aici.candidates(3)

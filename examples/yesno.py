@@ -9,7 +9,7 @@ spelled, so " Yes" and "Yes" are different choices: after "A:" a space comes fir
 import pyaici.server as aici
 
 
-async def main():
+async def main() -> None:
     await aici.FixedTokens("Q: Is Paris the capital of France?\nA:")
     answer = await aici.gen_text(options=[" Yes", " No"], store_var="answer")
     if answer == " Yes":
