@@ -51,6 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "bridle.distribution",
         "bridle.file_cache",
         "bridle.lazy_names",
+        "bridle.literals",
         "bridle.malloc",
         "bridle.logs",
         "bridle.load_progress",

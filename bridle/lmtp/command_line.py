@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.errors import InvalidRequest
+from bridle.literals import parse_expression
 
 QUIT = ("quit", "exit")
 _OPTION = re.compile(r"(?:^|(?<=\s))([A-Za-z_]\w*)=")
@@ -72,6 +73,6 @@ def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
 
 def _literal(source: str) -> tuple[bool, Any]:
     try:
-        return True, ast.literal_eval(source)
+        return True, ast.literal_eval(parse_expression(source))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return False, None

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from bridle.literals import parse_expression
+
 #: How deep values may be nested.
 MAX_DEPTH = 64
 
@@ -74,7 +76,7 @@ def _json(text: str) -> Any:
 def _python(text: str) -> Any:
     """A literal of Python that is a value of JSON; JSON's words are understood too."""
     try:
-        return _plain(ast.parse(text, mode="eval").body)
+        return _plain(parse_expression(text))
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(str(error)) from None
 
@@ -136,7 +138,7 @@ def _unquoted(value: Any, schema: object) -> Any:
 
 
 def _python_keywords(text: str) -> dict[str, Any]:
-    call = ast.parse(f"f({text}\n)", mode="eval").body
+    call = parse_expression(f"f({text}\n)")
     if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
         raise ValueError("not keyword arguments")
     return {str(each.arg): _plain(each.value) for each in call.keywords}
