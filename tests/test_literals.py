@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-
 from bridle.chat.tool_parsers.argument_values import read_keywords, read_value
 from bridle.lmtp.command_line import parse_line
 
