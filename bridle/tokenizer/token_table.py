@@ -21,9 +21,15 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 class TokenTable:
     """Spelling of every token id. `pieces[i]` is the vocabulary's own name of token i, None if there is
-    none."""
+    none. `texts` and `raw` are what an earlier table of these pieces had."""
 
-    def __init__(self, pieces: Sequence[str | None], spelling: Spelling) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[str | None],
+        spelling: Spelling,
+        texts: list[str | None] | None = None,
+        raw: dict[int, bytes] | None = None,
+    ) -> None:
         self._pieces = pieces
         self._spelling = spelling
         self.drops_in_first = spelling.drops_in_first
@@ -31,10 +37,10 @@ class TokenTable:
         #: that loses all of its own.
         self.initial_lead = 1 if spelling.drops_in_first else spelling.strip
         #: Text of each token that consists of whole characters; None for the others, which are in `raw`.
-        self.texts: list[str | None] = [""] * len(pieces)
+        self.texts: list[str | None] = texts or [""] * len(pieces)
         #: Bytes of the tokens that hold parts of characters.
-        self.raw: dict[int, bytes] = {}
-        for token, piece in enumerate(pieces):
+        self.raw: dict[int, bytes] = raw or {}
+        for token, piece in enumerate(pieces if texts is None else ()):
             if piece is not None:
                 self._enter(token, spelling.spell(piece))
 
@@ -51,6 +57,13 @@ class TokenTable:
             return b""
         text = self.texts[token]
         return self.raw[token] if text is None else text.encode("utf-8")
+
+    def all_bytes(self) -> list[bytes]:
+        """The bytes of each token."""
+        found = [b"" if text is None else text.encode("utf-8") for text in self.texts]
+        for token, data in self.raw.items():
+            found[token] = data
+        return found
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of `tokens` as a whole text, beginning included."""

@@ -6,21 +6,22 @@ and padding that a tokenizer file may carry are turned off: a prompt is encoded 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate, Message, prepare
-from bridle.tokenizer.token_table import Spelling, TokenTable
-from bridle.tokenizer.tokenizer_files import decoder_of, end_tokens, read_tokenizer
+from bridle.tokenizer.token_table import TokenTable
+from bridle.tokenizer.tokenizer_files import TokenizerFiles, end_tokens, read_tokenizer
+from bridle.tokenizer.vocabulary import Vocabulary
+from bridle.tokenizer.vocabulary_cache import load_vocabulary
 
 _LONG_CHARS = 1_024
 _BEFORE = ("\n", "a", ".", "1", " ")  # texts whose tokens end where they do, before most others
-_NUM_PROBES = 48
 _HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
 
 
@@ -35,17 +36,18 @@ class Tokenizer:
         chat_template: str | Mapping[str, str] | None = None,
         eos_token_ids: Sequence[int] = (),
         name: str = "tokenizer",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`backend` is a `tokenizers.Tokenizer`; `special_tokens` maps roles such as `bos_token` to
-        tokens."""
-        backend.no_truncation()
-        backend.no_padding()
-        self._backend = backend
+        """`backend` is a `tokenizers.Tokenizer`, or a function that reads one when a text is tokenized first, which
+        needs `vocabulary`; `special_tokens` maps roles such as `bos_token` to tokens."""
+        self._open, self._opened, self._opening = backend, None, Lock()
+        self._vocabulary = vocabulary or Vocabulary(self._backend)
         self._name = name
         self._roles = dict(special_tokens or {})
-        added: dict[int, Any] = backend.get_added_tokens_decoder()
+        added = self._vocabulary.added
+        self._added_ids = {text: token for token, (text, _) in added.items()}
         named = (self._id_of(token) for token in self._roles.values())
-        special = {token for token, info in added.items() if info.special}
+        special = {token for token, (_, is_special) in added.items() if is_special}
         special.update(token for token in named if token is not None)
         #: Tokens that have no text of their own.
         self.special_token_ids: frozenset[int] = frozenset(special)
@@ -66,14 +68,36 @@ class Tokenizer:
         from bridle.model.hub_lookup import resolve_model
 
         folder = resolve_model(str(path_or_id), revision)
-        files = read_tokenizer(folder)
+        return cls.of_folder(folder, partial(read_tokenizer, folder), "served", str(path_or_id))
+
+    @classmethod
+    def of_folder(cls, folder: Path, read: Callable[[], TokenizerFiles], kind: str, name: str) -> Tokenizer:
+        """The tokenizer that `read` reads from a folder, or what was kept of it under `kind`. Raises the errors of
+        `read`."""
+        files, vocabulary = load_vocabulary(folder, kind, read)
         return cls(
             files.backend,
             special_tokens=files.roles,
             chat_template=files.chat_template,
             eos_token_ids=end_tokens(folder),
-            name=str(path_or_id),
+            name=name,
+            vocabulary=vocabulary,
         )
+
+    def prepare(self) -> None:
+        """Read what tokenizing needs, if that was not done yet. Safe from any thread."""
+        with self._opening:
+            if self._opened is None:
+                opened = self._open() if callable(self._open) else self._open
+                opened.no_truncation()
+                opened.no_padding()
+                self._opened, self._open = opened, None
+
+    @property
+    def _backend(self) -> Any:
+        if self._opened is None:
+            self.prepare()
+        return self._opened
 
     # -- the vocabulary --------------------------------------------------------------------------------------
 
@@ -83,29 +107,20 @@ class Tokenizer:
         return len(self._pieces)
 
     @cached_property
-    def _pieces(self) -> list[str | None]:
-        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        pieces: list[str | None] = [None] * (1 + max(vocabulary.values(), default=-1))
-        for piece, token in vocabulary.items():
-            pieces[token] = piece
-        for token, info in self._backend.get_added_tokens_decoder().items():
-            pieces[token] = info.content
-        for token, missing in enumerate(pieces):
-            if missing is None:  # a gap, or a piece that a later token has as well
-                pieces[token] = self._backend.id_to_token(token)
-        return pieces
+    def _pieces(self) -> Sequence[str | None]:
+        return self._vocabulary.pieces
 
     def without_token(self, num_ids: int) -> list[int]:
         """The ids below `num_ids` that stand for no token: gaps of the vocabulary, and what comes after it."""
-        pieces = self._pieces[:num_ids]
-        return [t for t, piece in enumerate(pieces) if piece is None] + list(range(len(pieces), num_ids))
+        gaps = [token for token in self._vocabulary.gaps if token < num_ids]
+        return gaps + list(range(self.vocab_size, num_ids))
 
     def beyond(self, num_ids: int) -> tuple[list[str], list[str]]:
         """The tokens that a model of `num_ids` ids has no place for: ordinary ones, and those that were added."""
-        added = self._backend.get_added_tokens_decoder()
+        added = self._vocabulary.added
         ordinary: list[str] = []
         further: list[str] = []
-        for token, piece in enumerate(self._pieces[num_ids:], num_ids):
+        for token, piece in enumerate(self._pieces[num_ids:] if num_ids < self.vocab_size else (), num_ids):
             if piece is not None:
                 (further if token in added else ordinary).append(piece)
         return ordinary, further
@@ -119,34 +134,22 @@ class Tokenizer:
     @cached_property
     def table(self) -> TokenTable | None:
         """Table of token texts; None for vocabularies where these depend on the tokens around."""
-        try:
-            spelling = Spelling(decoder_of(self._backend))
-        except ValueError:
-            return None
-        table = TokenTable(self._pieces, spelling)
-        return table if self._agrees(table) else None
-
-    def _agrees(self, table: TokenTable) -> bool:
-        """Return whether the table gives the backend's own text for random tokens that are whole characters."""
-        whole = [t for t, piece in enumerate(self._pieces) if piece is not None and table.texts[t] is not None]
-        rng = random.Random(0)
-        for _ in range(_NUM_PROBES if whole else 0):
-            tokens = rng.choices(whole, k=rng.randint(1, 6))
-            if table.decode(tokens) != self._backend.decode(tokens, skip_special_tokens=False):
-                return False
-        return True
+        return self._vocabulary.table
 
     @cached_property
     def added_tokens(self) -> tuple[str, ...]:
         """The texts that are tokens wherever they stand, special or not."""
-        return tuple(info.content for info in self._backend.get_added_tokens_decoder().values())
+        return tuple(self._added_ids)
 
     def id_of(self, token: str) -> int | None:
         """The token that is written so in the vocabulary; None if there is none."""
         return self._id_of(token)
 
     def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self._backend.token_to_id(token)
+        if token is None:
+            return None
+        known = self._added_ids.get(token)
+        return self._backend.token_to_id(token) if known is None else known
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token adds to a text (those of a character may be spread over several tokens);

@@ -24,12 +24,13 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The tokenizer of a folder: the `tokenizers.Tokenizer`, special tokens by role, and the template of
-    chats, or several by name."""
+    """The tokenizer of a folder: the `tokenizers.Tokenizer`, or a function that reads it, special tokens by role, and
+    the template of chats, or several by name. `is_derived`: transformers made it of files that say something else."""
 
     backend: Any
     roles: dict[str, str]
     chat_template: Any
+    is_derived: bool = False
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
@@ -38,7 +39,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         return _read_unpacked(folder)
     loaded = load_fast_tokenizer(folder)
     roles = {role: str(token) for role, token in loaded.special_tokens_map.items() if token}
-    return TokenizerFiles(loaded.backend_tokenizer, roles, chat_template_of(folder, loaded))
+    return TokenizerFiles(loaded.backend_tokenizer, roles, chat_template_of(folder, loaded), is_derived=True)
 
 
 def _read_unpacked(folder: Path) -> TokenizerFiles:

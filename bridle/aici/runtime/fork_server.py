@@ -39,6 +39,8 @@ _CPU_CLOCK = 2
 _WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
 #: How long to wait for a new nursery, in seconds.
 _REVIVAL = 30.0
+#: How long a new nursery waits for orders before it reads the tokenizer, in seconds: a model is being loaded meanwhile.
+_SETTLE_SECONDS = 5.0
 #: After this many deaths within this many seconds no new nursery is started, since it would not help.
 _MAX_DEATHS, _SHORT = 3, 10.0
 #: The niceness of background compilations: they get the processor time that others leave.
@@ -165,6 +167,8 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     sandbox = Sandbox(surroundings.limits)
+    select.select([sock], [], [], _SETTLE_SECONDS)
+    surroundings.vocabulary.prepare()  # once for all workers, which share its pages
     while True:
         try:
             kind, descriptors = receive_frame(sock, 8)

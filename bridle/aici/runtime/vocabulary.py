@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import tokenizers
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.file_cache import FileCache
+from bridle.malloc import return_free_memory
 from bridle.tokenizer import Tokenizer
-from bridle.tokenizer.tokenizer_files import check_added, end_tokens, stored_chat_template
+from bridle.tokenizer.tokenizer_files import TokenizerFiles, check_added, stored_chat_template
 
 #: How many tokens a model may have beyond its tokenizer.
 MAX_ADDED = 4096
@@ -45,6 +46,11 @@ class RuntimeVocabulary:
     @property
     def size(self) -> int:
         return len(self.tokens)
+
+    def prepare(self) -> None:
+        """Read what tokenizing needs, if that was not done yet."""
+        if self.tokenizer is not None:
+            self.tokenizer.prepare()
 
     def trie(self, dialect: int) -> bytes:
         """The trie blob in the layout of a guest dialect; built once."""
@@ -105,7 +111,10 @@ def load_vocabulary(name: str, logits_size: int | None = None) -> RuntimeVocabul
     path, _, revision = name.partition("@") if not name.startswith(("/", ".")) else (name, "", "")
     tokenizer = _load_tokenizer(path, revision or None)
     special = frozenset(tokenizer.special_token_ids)
-    tokens = [b"" if i in special else tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+    table = tokenizer.table
+    tokens = list(map(tokenizer.token_bytes, range(tokenizer.vocab_size))) if table is None else table.all_bytes()
+    for token in special:
+        tokens[token] = b""
     eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
 
     def encode(text: str) -> list[int]:
@@ -123,16 +132,18 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return Tokenizer.load(name, revision)
+    return Tokenizer.of_folder(folder, partial(_read, folder), "guests", str(folder))
+
+
+def _read(folder: Path) -> TokenizerFiles:
+    file = folder / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_buffer(_without_prefix(file.read_bytes()))
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
     check_added(folder, backend)
-    template = stored_chat_template(folder)
-    ends = end_tokens(folder)
-    return Tokenizer(
-        backend, special_tokens=_roles(folder), chat_template=template, eos_token_ids=ends, name=str(folder)
-    )
+    return_free_memory()  # ten times the file's size, of which forked processes would get copies
+    return TokenizerFiles(backend, _roles(folder), stored_chat_template(folder))
 
 
 def _without_prefix(text: bytes) -> bytes:

@@ -13,6 +13,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from ipaddress import ip_address
@@ -41,6 +42,7 @@ from bridle.serving import LoadedModel, ModelRegistry, ModelSet, build_registry
 from bridle.serving.lifecycle.request_record import Tracing
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.tenancy.keys import KeyStore
+from bridle.threads import start_thread
 
 if TYPE_CHECKING:
     from bridle.serving.lifecycle.otel import OtelTracing
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
 _CLOSE_SECONDS = 2  # to close connections whose requests were ended
+#: How long a server listens before it reads tokenizers that no request needed yet, in seconds.
+_SETTLE_SECONDS = 1.0
 
 Loader = Callable[[ServeSettings], LoadedModel]
 #: A function that announces what is served, and at which `HOST:PORT`.
@@ -85,6 +89,7 @@ def serve(
         if load is not None:
             registry.add(model := load(settings), settings.aliases)
             learn(model)
+        start_thread(partial(_prepare_tokenizers, registry), "bridle-tokenizer")
         run(registry, settings, listener, keys, fronts, announce, tracing, context)
 
 
@@ -264,6 +269,13 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
         load_named() if settings.log_level == "error" or settings.log_format == "json" else load_named(bar)
         undo.pop_all()
     return registry
+
+
+def _prepare_tokenizers(registry: ModelRegistry) -> None:
+    """Read the tokenizers of which only the vocabulary was read, before a request has to wait for it."""
+    time.sleep(_SETTLE_SECONDS)
+    for model in registry:
+        model.tokenizer.prepare()
 
 
 def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
