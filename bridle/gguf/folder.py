@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bridle import file_cache
 from bridle.errors import UnsupportedModel
 from bridle.file_cache import FileCache
@@ -135,7 +137,7 @@ def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary) -> di
     }
     if vocabulary.end_ids:
         files["generation_config.json"] = {"eos_token_id": list(vocabulary.end_ids)}
-    return {name: json.dumps(content, ensure_ascii=False).encode() for name, content in files.items()}
+    return {name: msgspec.json.encode(content) for name, content in files.items()}
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:

@@ -199,9 +199,12 @@ def _merges_of(pieces: _Pieces, scores: list[float]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for token in ranked:
         piece = pieces.texts[token]
-        pairs = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        found = [pair for pair in pairs if pair[0] in ids and pair[1] in ids]
-        merges += sorted(found, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        found = [
+            (left, right) for at in range(1, len(piece)) if (left := piece[:at]) in ids and (right := piece[at:]) in ids
+        ]
+        if len(found) > 1:
+            found.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        merges += found
     return merges
 
 
@@ -261,7 +264,7 @@ def _bpe(ids: Mapping[str, int], merges: list[tuple[str, str]], **settings: Any)
         "byte_fallback": False,
         "ignore_merges": False,
     }
-    return {"type": "BPE", **plain, **settings, "vocab": dict(ids), "merges": [list(pair) for pair in merges]}
+    return {"type": "BPE", **plain, **settings, "vocab": dict(ids), "merges": merges}
 
 
 _BUILDERS = {

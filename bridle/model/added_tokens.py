@@ -7,13 +7,19 @@ texts with it are wrong. Tokens that are in the vocabulary too keep the id that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bridle.errors import UnsupportedModel
 from bridle.safe_repr import short_repr
+
+
+class _Added(msgspec.Struct):
+    added_tokens: Any = None
+    added_tokens_decoder: Any = None
 
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
@@ -34,12 +40,12 @@ def _stated(folder: Path, backend: Any) -> Iterator[tuple[str, str, int]]:
     """The files' added tokens: file, token, id. What a configuration says of tokens that are known without it counts
     for nothing: transformers adds those alone that are not."""
     known: set[str] = set()
-    for entry in _items(_object(folder / "tokenizer.json").get("added_tokens")):
+    for entry in _items(_read(folder / "tokenizer.json").added_tokens):
         token, stated = entry.get("content"), entry.get("id")
         if isinstance(token, str) and isinstance(stated, int):
             known.add(token)
             yield "tokenizer.json", token, stated
-    configured = _object(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    configured = _read(folder / "tokenizer_config.json").added_tokens_decoder
     if not isinstance(configured, dict):
         return
     known.update(backend.get_vocab(with_added_tokens=False))
@@ -53,10 +59,10 @@ def _items(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _object(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one if there is none. What cannot be read was refused by what loads it."""
+def _read(path: Path) -> _Added:
+    """The added tokens in a file; none if there is no file. What cannot be read was refused by what loads it. The
+    largest part, the vocabulary, is skipped."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return msgspec.json.decode(path.read_bytes(), type=_Added)
+    except (OSError, msgspec.MsgspecError):
+        return _Added()
