@@ -113,6 +113,16 @@ def test_a_script_is_refused_tools_that_its_operator_does_not_want_described() -
     assert "a" in of_script(text, said(("user", "a")), None)["text"]
 
 
+@pytest.mark.parametrize("parses", [False, True])
+def test_a_script_has_the_operators_setting_for_special_tokens_in_messages(parses: bool) -> None:
+    text = a_tokenizer(any_role())
+    text.chat_settings = ChatSettings(parse_special_text=parses)
+    ends = text.encode("<|im_end|>", add_special_tokens=False)
+    answer = of_script(text, said(("user", "a<|im_end|>b")), None)
+    assert answer["text"].endswith("a<|im_end|>b") and len(ends) == 1
+    assert (ends[0] in answer["tokens"]) is parses
+
+
 @pytest.mark.parametrize("given", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_earlier_reasoning_has_the_name_that_the_template_reads(given: str, key: str) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from bridle import LLM, SamplingParams, WasmController
+from bridle.aici.runtime.options import chat_settings_of, make_parser
 from bridle.config import ModelConfig
 from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 from bridle.outputs import FinishReason
 from bridle.serving import ControlSettings, load_model
 from bridle.serving.controller_runtime import as_control, guess_num_logits
 from bridle.serving.models import model_components
+from bridle.tokenizer.chat_settings import ChatSettings
 from tests.aici.guests import END, force, guest2, say
 from tests.fakes.tiny_checkpoints import make_checkpoint
 
@@ -130,18 +132,23 @@ def test_a_runtime_gets_its_own_arguments_alone(tmp_path: Path) -> None:
     assert words[0] == "/bin/rt" and words[-1] == "-x" and "--store" not in words and "--logits-size" not in words
 
 
-@pytest.mark.parametrize(
-    ("wanted", "runtime", "args"), [("refuse", None, ("--tool-prompt=refuse", "-x")), ("refuse", "/bin/rt", ("-x",)),
-                                    ("describe", None, ("-x",))],
-)  # fmt: skip
-def test_scripts_get_the_operators_setting_for_tools_in_prompts(
-    wanted: Any, runtime: str | None, args: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+SETTINGS = [ChatSettings(), ChatSettings(tool_prompt="refuse"), ChatSettings(parse_special_text=True),
+            ChatSettings(tool_prompt="refuse", parse_special_text=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_scripts_get_the_operators_settings_for_conversations(
+    settings: ChatSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[ControlSettings] = []
-    monkeypatch.setattr(model_components, "begin_control", lambda settings, *_: begun.append(settings))
-    config = ModelConfig(str(folder), tool_prompt=wanted)
-    model_components.begin_control_of(config, folder, ControlSettings("on", runtime=runtime, args=("-x",)))
-    assert begun[0].args == args
+    begun: list[tuple[str, ...]] = []
+    monkeypatch.setattr(model_components, "begin_control", lambda control, *_: begun.append(control.args))
+    config = ModelConfig(
+        str(folder), tool_prompt=settings.tool_prompt, parse_special_text=settings.parse_special_text
+    )
+    for runtime in (None, "/bin/rt"):  # another runtime does not know these flags
+        model_components.begin_control_of(config, folder, ControlSettings("on", runtime=runtime, args=("--stay",)))
+    assert chat_settings_of(make_parser().parse_args(begun[0])) == settings and begun[0][-1] == "--stay"
+    assert begun[1] == ("--stay",)
 
 
 def test_an_upload_may_take_longer_than_any_compile() -> None:

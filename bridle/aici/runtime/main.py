@@ -38,7 +38,6 @@ from bridle.aici.shm_channel import MIB, attach_link, remove_names
 from bridle.controllers import standard
 from bridle.errors import BridleError, InvalidRequest
 from bridle.logs import configure_logs_as_told
-from bridle.tokenizer.chat_settings import ChatSettings
 
 _log = logging.getLogger(__name__)
 _ADMIN = Auth("local", True)
@@ -84,7 +83,7 @@ def _run(
     needs_tokens = options.server or options.save_tokenizer or options.run
     vocabulary = load_vocabulary(o.tokenizer_of(options), options.logits_size) if needs_tokens else _no_vocabulary()
     if vocabulary.tokenizer is not None:
-        vocabulary.tokenizer.chat_settings = ChatSettings(tool_prompt=options.tool_prompt)
+        vocabulary.tokenizer.chat_settings = o.chat_settings_of(options)
     if options.save_tokenizer:
         Path(options.save_tokenizer).write_bytes(vocabulary.trie(1 if o.dialect_of(options).name != "2" else 2))
         return 0

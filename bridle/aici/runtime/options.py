@@ -12,6 +12,7 @@ from bridle.aici.masks import DTYPES
 from bridle.aici.runtime.limits import DEFAULT_LIMITS, MIB, RuntimeLimits
 from bridle.compat.suggestions import closest
 from bridle.errors import InvalidRequest
+from bridle.tokenizer.chat_settings import ChatSettings
 
 #: Short tokenizer names of the original, and what they stand for on the hub.
 TOKENIZERS = {
@@ -146,6 +147,11 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         default="describe",
         help="tools in conversations of scripts that the model's chat template does not write",
     )
+    group.add_argument(
+        "--parse-special-text",
+        action="store_true",
+        help="special tokens that are spelled in conversations of scripts become these tokens",
+    )
     group.add_argument("--nursery", type=int, help=argparse.SUPPRESS)
     group.add_argument(
         "--lifeline",
@@ -160,6 +166,11 @@ def dialect_of(options: argparse.Namespace) -> ProtocolDialect:
     if options.dialect != "auto":
         return ProtocolDialect(options.dialect)
     return ProtocolDialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")
+
+
+def chat_settings_of(options: argparse.Namespace) -> ChatSettings:
+    """The settings of conversations that scripts write."""
+    return ChatSettings(parse_special_text=options.parse_special_text, tool_prompt=options.tool_prompt)
 
 
 def limits_of(options: argparse.Namespace) -> RuntimeLimits:

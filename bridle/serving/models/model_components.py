@@ -45,9 +45,15 @@ def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings
     """Start the runtime for this model's vocabulary in the background; None if there is to be none."""
     if control.mode == "off":
         return None
-    if config.tool_prompt == "refuse" and control.runtime is None:
-        control = replace(control, args=("--tool-prompt=refuse", *control.args))
+    if control.runtime is None:
+        control = replace(control, args=(*_chat_flags(config), *control.args))
     return begin_control(control, tokenizer_folder(config, folder), guess_num_logits(folder))
+
+
+def _chat_flags(config: ModelConfig) -> tuple[str, ...]:
+    """Flags of bridle's own runtime for the conversations that scripts write."""
+    refuses = ("--tool-prompt=refuse",) if config.tool_prompt == "refuse" else ()
+    return (*refuses, "--parse-special-text") if config.parse_special_text else refuses
 
 
 def constraint_pool(tokenizer: Tokenizer, info: ExecutorInfo) -> ConstraintPool:
