@@ -370,6 +370,18 @@ def test_a_secret_is_one_in_any_spelling(name: str, number: int) -> None:
         assert guard.clean(f"so {once}, yes") == left
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [("send(mail='ann@example.org', 'bo@example.org')", "send(mail='[e-mail]', '[e-mail]')"),
+     ("to == `ann@example.org` or **bo@example.org**", "to == `[e-mail]` or **[e-mail]**"),
+     ("<A mail={ann@example.org}/>", "<A mail={[e-mail]}/>"),
+     ("o'neil@example.org, list+ann=example.org@example.com", "[e-mail], [e-mail]")],
+)  # fmt: skip
+def test_an_address_ends_at_the_quotes_around_it(text: str, left: str) -> None:
+    guard = rules_of("email")
+    assert guard.clean(text) == through(guard, text)[0] == left
+
+
 @pytest.mark.parametrize("name", list(SECRETS))
 def test_more_that_nobody_sees_than_there_may_be_hides_nothing(name: str) -> None:
     secret, guard = SECRETS[name], rules_of(name)

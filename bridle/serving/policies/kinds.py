@@ -136,7 +136,8 @@ def _pattern(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
 #: What redaction knows: a pattern, the longest match, the replacement, and a test of what was found.
 _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
     "email": (
-        r"[\p{L}\p{N}_.!#$%&'*+/=?^`{|}~-]{1,64}@"
+        # Quotes and markup in front of an address are none of it, as in `mail='ann@example.org'`.
+        r"[\p{L}\p{N}_](?:[\p{L}\p{N}_=]|(?<!=)[.!#$%&'*+/?^`{|}~-]){0,63}@"
         r"(?:[\p{L}\p{N}](?:[\p{L}\p{N}-]{0,61}[\p{L}\p{N}])?[.\u3002]){1,8}\p{L}{2,24}",
         330,
         "[e-mail]",
