@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from bridle.errors import AdapterRefused, UnsupportedModel
 from bridle.gguf.dequantize import decode_blocks
-from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
+from bridle.gguf.families import BY_MODEL_TYPE
+from bridle.gguf.family import GgufFamily
 from bridle.gguf.folder import cache_folder, write_folder
 from bridle.gguf.reader import open_gguf
-from bridle.gguf.rows import heads_of, library_order
+from bridle.gguf.rows import library_order
+from bridle.gguf.rules import Order, TensorRule
 from bridle.gguf.shards import GgufModel
 from bridle.safe_repr import short_repr
 
@@ -97,24 +100,29 @@ def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> I
             raise AdapterRefused(f"{model.path}: tensor {short_repr(name)} is no half of a pair at a layer", "source")
         if name.endswith(_B):
             continue
-        layer, num_heads = places[stem]
+        layer, rule = places[stem]
         a, b = _numbers(model, stem + _A), _numbers(model, stem + _B)
-        if b.shape[1] != a.shape[0] or (num_heads and b.shape[0] % (2 * num_heads)):
-            raise AdapterRefused(f"{model.path}: the tensors of {short_repr(stem)} do not fit each other", "source")
-        if num_heads:
-            b = b[library_order(b.shape[0], num_heads)].contiguous()
-        yield layer, a, b
+        try:
+            if b.shape[1] != a.shape[0]:
+                raise ValueError("their ranks differ")
+            yield layer, _ordered(a, rule.columns, 1, config), _ordered(b, rule.order, 0, config)
+        except ValueError:
+            raise AdapterRefused(
+                f"{model.path}: the tensors of {short_repr(stem)} do not fit each other", "source"
+            ) from None
 
 
-def _places(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """The file's names of layers -> the library's, and the heads whose rows are in another order."""
-    num_heads = int(config["num_attention_heads"])
-    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+def _ordered(matrix: Tensor, order: Order, dim: int, config: Mapping[str, Any]) -> Tensor:
+    rows = library_order(order, matrix.shape[dim], SimpleNamespace(**config))
+    return matrix if rows is None else matrix.index_select(dim, rows)
+
+
+def _places(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
+    """The file's names of layers -> the library's, and their rules."""
     for rule in family.rules:
         if "{}" in rule.model and len(rule.file) == 1 and "norm" not in rule.model:
-            heads = heads_of(rule.change, num_heads, num_kv_heads)
             for layer in range(int(config["num_hidden_layers"])):
-                yield rule.file[0].format(layer), (rule.model.format(layer), heads)
+                yield rule.file[0].format(layer), (rule.model.format(layer), rule)
 
 
 def _numbers(model: GgufModel, name: str) -> Tensor:

@@ -4,8 +4,8 @@ configurations, both ways. One table serves reading and writing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from bridle.gguf.family import GgufFamily
+from bridle.gguf.recurrent_families import RECURRENT_FAMILIES
 from bridle.gguf.rules import (
     EMBEDDING,
     EXPERTS,
@@ -31,22 +31,6 @@ from bridle.gguf.rules import (
     layer,
     top,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GgufFamily:
-    """An architecture: the library's name of it, its tensors, and its further properties."""
-
-    arch: str
-    model_type: str
-    rules: tuple[TensorRule, ...]
-    layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
-    norm_eps: float = 0.0  # of such norms, if the library has it as a constant
-    reads: tuple[str, ...] = ()  # names of the further fields: see `bridle.gguf.settings`
-    is_latent: bool = False  # its keys and values are made of one short vector: see `bridle.gguf.mla`
-    is_mixed: bool = False  # its layers differ in their sizes: see `bridle.gguf.mixed_layers`
-    is_alias: bool = False  # files of it are read as another architecture's model, and not written
-
 
 FAMILIES = (
     GgufFamily("llama", "llama", (*PAIRED, *GATED), reads=("biases",)),
@@ -74,7 +58,7 @@ FAMILIES = (
         "gemma4_text",
         (*top(), *attention(), *head_norms(), *MIXED, *GATED),
         reads=("final cap",),
-        is_mixed=True,
+        layout="mixed",
     ),
     GgufFamily(
         "phi3",
@@ -216,16 +200,17 @@ FAMILIES = (
         "deepseek_v2",
         (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "shared experts", "softmax"),
-        is_latent=True,
+        layout="latent",
     ),
     GgufFamily(
         "deepseek2",
         "deepseek_v3",
         (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "shared experts", "sigmoid"),
-        is_latent=True,
+        layout="latent",
     ),
     GgufFamily("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
+    *RECURRENT_FAMILIES,
     # The texts of models that see: three numbers of a position are the same for each of their tokens.
     GgufFamily("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),
     GgufFamily("qwen3vl", "qwen3", (*PLAIN, *head_norms(), *GATED), reads=("three positions",), is_alias=True),
@@ -249,18 +234,6 @@ BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.
 
 #: Tensors that describe the rotation of positions, and tensors that are not needed here.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def family_of(arch: str | None, has_experts: bool, has_window: bool, is_sigmoid: bool) -> GgufFamily | None:
-    """Return the family of an architecture. Mixtral is Llama with experts, OLMo 3 is OLMo 2 with a window, and
-    DeepSeek V3 chooses experts by a sigmoid. Mistral cannot be distinguished from Llama."""
-    if arch == "llama":
-        return BY_MODEL_TYPE["mixtral" if has_experts else "llama"]
-    if arch == "deepseek2":
-        return BY_MODEL_TYPE["deepseek_v3" if is_sigmoid else "deepseek_v2"]
-    if arch == "olmo2":
-        return BY_MODEL_TYPE["olmo3" if has_window else "olmo2"]
-    return next((family for family in FAMILIES if family.arch == arch), None)
 
 
 def known_architectures() -> list[str]:

@@ -28,7 +28,7 @@ POINTER = "gguf.json"
 #: The field of a configuration that says why torch cannot compute the model.
 REFUSED = "bridle_refused"
 #: The version of the folders' contents: a change makes all of them anew.
-_EDITION = b"2"
+_EDITION = b"3"
 _MAX_LINKS = 4096
 
 

@@ -5,27 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from bridle.errors import UnsupportedModel
-from bridle.gguf.fields import MAX_SIDE, Config, Put
+from bridle.gguf.fields import MAX_SIDE, Config, Put, by_layer
 from bridle.gguf.rope import read_line
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.sliding_window import read_window_in_some, write_window_in_some
 
 _FULL = "full_attention"
 _SHARED = "attention.shared_kv_layers"
-
-
-def _by_layer(model: GgufModel, key: str, count: int) -> list[int]:
-    """A number of each layer, of which a file has one for all or a list."""
-    value = model.metadata.get(key)
-    if not isinstance(value, np.ndarray):
-        return [model.integer(key, low=1, high=MAX_SIDE)] * count
-    numbers = [int(each) for each in value]
-    if len(numbers) != count or not all(1 <= each <= MAX_SIDE for each in numbers):
-        raise UnsupportedModel(f"{model.path}: {key} has no positive number for each of its {count} layers")
-    return numbers
 
 
 def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
@@ -36,8 +23,10 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
     if not full or len(full) == count:
         raise UnsupportedModel(f"{model.path} has layers of one kind; {arch} is read with and without a window")
     sliding = next(layer for layer in range(count) if layer not in full)
-    heads = _by_layer(model, f"{arch}.attention.head_count_kv", count)
-    widths = _by_layer(model, f"{arch}.feed_forward_length", count)
+    heads = by_layer(model, f"{arch}.attention.head_count_kv", count)
+    widths = by_layer(model, f"{arch}.feed_forward_length", count)
+    if not all((*heads, *widths)):
+        raise UnsupportedModel(f"{model.path} has layers without heads or without a network")
     shares_weights = f"blk.{full[0]}.attn_v.weight" not in model.tensors
     if heads[full[0]] != heads[sliding] and not shares_weights:
         raise UnsupportedModel(f"{model.path}: layers with values of their own differ in the number of key heads")
@@ -52,7 +41,7 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
         "num_kv_shared_layers": model.integer(f"{arch}.{_SHARED}", 0, 0, count - 1),
         "rope_parameters": _read_rotations(model, arch),
     }
-    _read_inputs_by_layer(model, arch, config)
+    _read_inputsby_layer(model, arch, config)
     _read_experts(model, arch, config)
 
 
@@ -75,7 +64,7 @@ def _read_rotations(model: GgufModel, arch: str) -> Config:
     }
 
 
-def _read_inputs_by_layer(model: GgufModel, arch: str, config: Config) -> None:
+def _read_inputsby_layer(model: GgufModel, arch: str, config: Config) -> None:
     config["hidden_size_per_layer_input"] = model.integer(f"{arch}.embedding_length_per_layer_input", 0, 0, MAX_SIDE)
     entry = model.tensors.get("per_layer_token_embd.weight")
     config["vocab_size_per_layer_input"] = 0 if entry is None else entry.shape[0]

@@ -46,7 +46,7 @@ def write_latent(config: Any, put: Put) -> None:
     put("attention.key_length_mla", int(config.qk_nope_head_dim) + rotated)
     put("attention.value_length_mla", int(config.v_head_dim))
     put("attention.kv_lora_rank", rank)
-    if config.q_lora_rank:
+    if getattr(config, "q_lora_rank", None):
         put("attention.q_lora_rank", int(config.q_lora_rank))
 
 

@@ -39,7 +39,7 @@ def _write_clamped_gates(config: Any, put: Put) -> None:
         )
 
 
-def _read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
+def read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
     """Layers after those of the model, which guess further tokens, are not computed."""
     config["num_hidden_layers"] -= model.integer(f"{arch}.nextn_predict_layers", 0, 0, config["num_hidden_layers"] - 1)
     config["num_nextn_predict_layers"] = 0
@@ -141,7 +141,7 @@ def _write_shared_like_layers(config: Any, put: Put) -> None:
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {
     "experts like layers": (_read_like_layers, _write_like_layers),
-    "draft layers": (_read_draft_layers, _write_nothing),
+    "draft layers": (_read_nothing, _write_nothing),
     "shared experts": (_read_shared_experts, _write_shared_experts),
     "softmax": (_read_softmax, _write_softmax),
     "sigmoid": (_read_sigmoid, _write_sigmoid),

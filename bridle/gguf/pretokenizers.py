@@ -102,7 +102,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("hunyuan", "megrez", "kormo", "f2llmv2"), _QWEN2_LIKE),
     "deepseek-r1-qwen": PreTokenizer(((_QWEN2,),)),
     **dict.fromkeys(("stablelm2", "solar-open", "grok-2"), PreTokenizer(((_QWEN2,),))),
-    "qwen35": PreTokenizer(((_QWEN35,),)),
+    "qwen35": PreTokenizer(((_QWEN35,),), is_composed=True),
     "gpt-2": _GPT2_LIKE,
     **dict.fromkeys(("phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4"), _GPT2_LIKE),
     **dict.fromkeys(

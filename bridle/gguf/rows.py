@@ -1,48 +1,55 @@
-"""Forms in which files hold tensors otherwise than the library's models: rows of heads in another order, norms with one
-added, a single row as a line.
+"""Rows of tensors in another order than the library's.
 
 llama.cpp rotates neighbors of a head for some architectures where the library rotates halves, so its converter brings
-the rows of queries and keys into that order. Rows are whole runs of blocks, so packed ones are put in order as well.
+the rows of queries and keys into that order. Heads of values that share a key head lie apart in some files. Rows are
+whole runs of blocks, so packed ones are put in order as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bridle.gguf.rules import Change
+from bridle.gguf.rules import Order
 
 
-def heads_of(change: Change, num_heads: int, num_kv_heads: int) -> int:
-    """Return the number of heads that the rows of a tensor belong to; 0 if their order is the same in both formats."""
-    return {"query": num_heads, "key": num_kv_heads}.get(change, 0)
+def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
+    """For each row of the library's tensor its row in the file; None if both have the same order. Raises `ValueError`
+    if that many rows cannot belong to a model with this configuration."""
+    if not order:
+        return None
+    if order in ("query", "key"):
+        heads = config.num_attention_heads if order == "query" else config.num_key_value_heads
+        return _runs(num_rows, int(heads), 2).view(int(heads), -1, 2).transpose(1, 2).reshape(-1)
+    keys, values = int(config.linear_num_key_heads), int(config.linear_num_value_heads)
+    if order == "values":
+        return _runs(num_rows, values // keys, keys).transpose(0, 1).reshape(-1)
+    first = 2 * keys * int(config.linear_key_head_dim)
+    if order == "late values":
+        late = _runs(num_rows - first, values // keys, keys).transpose(0, 1).reshape(-1)
+        return torch.cat((torch.arange(first), first + late))
+    return _by_key_head(num_rows, keys, first)
 
 
-def heads_in(change: Change, config: Any) -> int:
-    """The same of a model with this configuration, which is asked only if order differs: heads may vary by layer."""
-    if change not in ("query", "key"):
-        return 0
-    return heads_of(change, config.num_attention_heads, config.num_key_value_heads)
+def _runs(num_rows: int, *sides: int) -> Tensor:
+    """Numbers of rows in `sides` of runs that have the same length, [*sides, length]."""
+    if num_rows <= 0 or num_rows % max(sides[0] * sides[1], 1):
+        raise ValueError(f"{num_rows} rows cannot be divided into {sides[0]} x {sides[1]}")
+    if not sides[0]:
+        raise ValueError("there are fewer heads of values than of keys")
+    return torch.arange(num_rows).view(*sides, -1)
 
 
-def library_order(num_rows: int, num_heads: int) -> Tensor:
-    """For each row of the library's tensor its row in the file: neighbors there are halves here."""
-    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)
+def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:
+    """Queries, keys, values and gates, each of all heads, where the library has all four of one head after another."""
+    queries = torch.arange(first).view(2, keys, -1)
+    values = _runs(num_rows - first, 2, keys) + first
+    return torch.cat((queries[0], queries[1], values[0], values[1]), 1).reshape(-1)
 
 
-def woven(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors [E, n, ...] of gates and of values, their rows in turns."""
-    return torch.stack(list(parts), 2).flatten(1, 2)
-
-
-def unwoven(tensor: Tensor, part: int, num_parts: int) -> Tensor:
-    """The rows of one of them, a view."""
-    return tensor[:, part::num_parts]
-
-
-def file_order(num_rows: int, num_heads: int) -> Tensor:
-    """For each row of the file its row in the library's tensor."""
-    return torch.arange(num_rows).view(num_heads, 2, -1).transpose(1, 2).reshape(-1)
+def file_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
+    """For each row of the file its row in the library's tensor; None and errors as above."""
+    rows = library_order(order, num_rows, config)
+    return None if rows is None else rows.argsort()

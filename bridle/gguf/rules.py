@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: How the library's form of a tensor is made: unchanged; with the rows of query or key heads in another order; minus
-#: one; flattened to a line; with each matrix turned; or, of several tensors, with their rows in turns, and turned.
-#: Or of the two halves of `bridle.gguf.mla`.
-Change = Literal["", "query", "key", "offset", "line", "turned", "woven", "latent"]
+#: How the library's form of a tensor is made, see `bridle.gguf.forms`: unchanged; minus one; flattened to a line; with
+#: each matrix turned; of several tensors with their rows in turns; of the two halves of `bridle.gguf.mla`; in another
+#: shape; or as the logarithm of a decay.
+Change = Literal[
+    "", "offset", "line", "turned", "woven", "latent", "conv", "column", "groups", "decay", "decays", "rise"
+]
+#: Rows in another order, see `bridle.gguf.rows`.
+Order = Literal["", "query", "key", "values", "late values", "by key head"]
 
 
 class TensorRule(NamedTuple):
-    """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`."""
+    """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`; a
+    name that ends in `!` is whole. Of several rules for a tensor the first whose tensors are in the file holds."""
 
     model: str
     file: tuple[str, ...]
     change: Change = ""
+    order: Order = ""  # of rows
+    columns: Order = ""
 
 
 def suffix_of(name: str) -> str:
@@ -29,9 +36,9 @@ def suffix_of(name: str) -> str:
 
 
 def file_name(file: str, layer: int, suffix: str) -> str:
-    """The whole name of a tensor in files; scales beside a matrix have one of their own."""
+    """Return the whole name of a tensor in files."""
     name = file.format(layer)
-    return name if name.endswith(".scale") else name + suffix
+    return name.removesuffix("!") if name.endswith("!") else name + suffix
 
 
 EMBEDDING = TensorRule("model.embed_tokens", ("token_embd",))
@@ -39,8 +46,8 @@ HEAD = TensorRule("lm_head", ("output",))
 _LAYER = "model.layers.{}."
 
 
-def layer(model: str, file: str, change: Change = "") -> TensorRule:
-    return TensorRule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change)
+def layer(model: str, file: str, change: Change = "", order: Order = "", columns: Order = "") -> TensorRule:
+    return TensorRule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change, order, columns)
 
 
 def top(offset: bool = False) -> tuple[TensorRule, ...]:
@@ -49,8 +56,8 @@ def top(offset: bool = False) -> tuple[TensorRule, ...]:
 
 def attention(paired: bool = False) -> tuple[TensorRule, ...]:
     return (
-        layer("self_attn.q_proj", "attn_q", "query" if paired else ""),
-        layer("self_attn.k_proj", "attn_k", "key" if paired else ""),
+        layer("self_attn.q_proj", "attn_q", order="query" if paired else ""),
+        layer("self_attn.k_proj", "attn_k", order="key" if paired else ""),
         layer("self_attn.v_proj", "attn_v"),
         layer("self_attn.o_proj", "attn_output"),
     )
@@ -116,6 +123,7 @@ LATENT = (
     layer("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
     layer("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
     layer("self_attn.kv_b_proj", "attn_k_b+attn_v_b", "latent"),
+    layer("self_attn.kv_b_proj", "attn_kv_b"),  # as older files have it
     layer("self_attn.o_proj", "attn_output"),
 )
 #: Of heads, after they are rotated.
@@ -141,9 +149,10 @@ MIXED = (
     layer("per_layer_projection", "proj"),
     layer("post_per_layer_input_norm", "post_norm"),
     layer("router.proj", "ffn_gate_inp"),
-    layer("router.scale", "ffn_gate_inp.scale"),
-    layer("router.per_expert_scale", "ffn_down_exps.scale"),
+    layer("router.scale", "ffn_gate_inp.scale!"),
+    layer("router.per_expert_scale", "ffn_down_exps.scale!"),
     layer("experts.gate_up_proj", "ffn_gate_up_exps"),
+    layer("experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
     layer("experts.down_proj", "ffn_down_exps"),
     layer("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
     layer("post_feedforward_layernorm_1", "post_ffw_norm_1"),

@@ -6,14 +6,17 @@ common ones stands in `bridle.gguf.traits`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.families import GgufFamily, family_of, known_architectures
-from bridle.gguf.fields import MAX_SIDE, Config, Put, head_dim
+from bridle.gguf.families import BY_MODEL_TYPE, FAMILIES, known_architectures
+from bridle.gguf.family import GgufFamily
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, head_dim, one_of
 from bridle.gguf.mixed_layers import read_mixed, write_mixed
 from bridle.gguf.mla import read_latent, write_latent
-from bridle.gguf.moe import SIGMOID
+from bridle.gguf.moe import SIGMOID, read_draft_layers
 from bridle.gguf.rope import read_rotation, write_rotation
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.traits import TRAITS
@@ -29,20 +32,36 @@ _COUNTS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
+#: Tokens of a context, as files say it of models without a limit.
+_MOST_TOKENS = 1 << 20
 _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+
+
+#: Architectures of several families, and what chooses among these. Mistral cannot be distinguished from Llama.
+_CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
+    "llama": lambda model, arch: "mixtral" if model.integer(f"{arch}.expert_count", 0) else "llama",
+    "deepseek2": lambda model, arch: (
+        "deepseek_v3" if model.integer(f"{arch}.expert_gating_func", 0) == SIGMOID else "deepseek_v2"
+    ),
+    "olmo2": lambda model, arch: "olmo3" if model.integer(f"{arch}.attention.sliding_window", 0) else "olmo2",
+    "granitehybrid": lambda model, arch: "granitemoehybrid" if f"{arch}.embedding_scale" in model.metadata else "bamba",
+    "mamba": lambda model, arch: "falcon_mamba" if model.flag(f"{arch}.ssm.dt_b_c_rms", False) else "mamba",
+}
+#: Architectures that are another one under a name of their own.
+_SAME = {"nemotron_h": "nemotron_h_moe"}
 
 
 def find_family(model: GgufModel) -> GgufFamily:
     """Raises `UnsupportedModel` for an architecture that is not known."""
-    arch = model.text("general.architecture")
-    has_window = model.integer(f"{arch}.attention.sliding_window", 0) > 0
-    is_sigmoid = model.integer(f"{arch}.expert_gating_func", 0) == SIGMOID
-    family = family_of(arch, model.integer(f"{arch}.expert_count", 0) > 0, has_window, is_sigmoid)
+    arch = model.text("general.architecture") or ""
+    if arch in _CHOICES:
+        return BY_MODEL_TYPE[_CHOICES[arch](model, arch)]
+    family = next((family for family in FAMILIES if family.arch == _SAME.get(arch, arch)), None)
     if family is None:
         raise UnsupportedModel(
             f"{model.path} is of the architecture {short_repr(arch)}; known are {', '.join(known_architectures())}"
         )
-    return family
+    return replace(family, arch=arch)
 
 
 def check_causal(model: GgufModel) -> None:
@@ -64,26 +83,49 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
         raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
-    read_heads = read_latent if family.is_latent else read_mixed if family.is_mixed else _read_heads
-    read_heads(model, arch, config)
+    if "draft layers" in family.reads:  # first of all, because lists have an entry for these layers
+        read_draft_layers(model, arch, config)
+    _LAYOUTS[family.layout][0](model, arch, config)
     if not family.norm_eps:
-        config[family.layer_norm or "rms_norm_eps"] = model.real(f"{arch}.{_NORM_KEYS[bool(family.layer_norm)]}")
+        config[family.layer_norm or family.norm_field] = _read_eps(model, arch, bool(family.layer_norm))
     config["vocab_size"] = _num_tokens(model)
     config["tie_word_embeddings"] = "output.weight" not in model.tensors
-    if not family.is_mixed:
+    if family.has_rotation:
         config["rope_parameters"] = read_rotation(model, arch, config)
+    config |= dict(family.constants) | {field.name: field.read(model, arch) for field in family.fields}
+    if family.kinds:
+        config[family.kinds_field] = _layer_kinds(model, family, config["num_hidden_layers"])
     for name in family.reads:
         TRAITS[name][0](model, arch, config)
     return config | _special_ids(model)
 
 
 def _counts(family: GgufFamily) -> dict[str, str]:
-    return {key: field for key, field in _COUNTS.items() if not (family.is_mixed and key == "feed_forward_length")}
+    return {key: field for key, field in _COUNTS.items() if key not in family.lacks}
+
+
+def _read_eps(model: GgufModel, arch: str, is_layer_norm: bool) -> float:
+    """Some files of RMS norms have it under the name of layer norms."""
+    other = model.metadata.get(f"{arch}.{_NORM_KEYS[1]}") if not is_layer_norm else None
+    return model.real(f"{arch}.{_NORM_KEYS[is_layer_norm]}", other)
+
+
+def _layer_kinds(model: GgufModel, family: GgufFamily, count: int) -> list[str]:
+    kinds = [
+        next((kind for tensor, kind in family.kinds if f"blk.{layer}.{tensor}" in model.tensors), None)
+        for layer in range(count)
+    ]
+    if None in kinds:
+        raise UnsupportedModel(f"{model.path}: layer {kinds.index(None)} is of no kind that {family.arch} has")
+    return [str(kind) for kind in kinds]
 
 
 def _read_heads(model: GgufModel, arch: str, config: Config) -> None:
     heads = config["num_attention_heads"]
-    config["num_key_value_heads"] = model.integer(f"{arch}.attention.head_count_kv", heads, 1, heads)
+    key = f"{arch}.attention.head_count_kv"
+    config["num_key_value_heads"] = one_of(model, key, by_layer(model, key, config["num_hidden_layers"], heads))
+    if config["num_key_value_heads"] > heads:
+        raise UnsupportedModel(f"{model.path} has {config['num_key_value_heads']} heads of keys for {heads} of queries")
     config["head_dim"] = model.integer(f"{arch}.attention.key_length", config["hidden_size"] // heads, 1, MAX_SIDE)
     if model.integer(f"{arch}.attention.value_length", config["head_dim"]) != config["head_dim"]:
         raise UnsupportedModel(f"{model.path} has values of another length than keys, which is not read")
@@ -93,6 +135,23 @@ def _write_heads(config: Any, put: Put) -> None:
     put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))
     put("attention.key_length", head_dim(config))
     put("attention.value_length", head_dim(config))
+
+
+def _read_none(model: GgufModel, arch: str, config: Config) -> None:
+    return None
+
+
+def _write_none(config: Any, put: Put) -> None:
+    put("attention.head_count", 0)
+    put("feed_forward_length", 0)
+
+
+_LAYOUTS: dict[str, tuple[Reader, Writer]] = {
+    "": (_read_heads, _write_heads),
+    "latent": (read_latent, write_latent),
+    "mixed": (read_mixed, write_mixed),
+    "none": (_read_none, _write_none),
+}
 
 
 def _num_tokens(model: GgufModel) -> int:
@@ -113,13 +172,30 @@ def _special_ids(model: GgufModel) -> Config:
 def write_config(config: Any, family: GgufFamily, put: Put) -> None:
     """Write the library's configuration as metadata; `put` gets keys without the architecture. Raises
     `UnsupportedModel` for settings that a GGUF file cannot express."""
+    for name, value in family.constants:
+        if getattr(config, name, value) != value:
+            raise UnsupportedModel(f"{name} {getattr(config, name)!r} of this family cannot be stored in a GGUF file")
     for key, field in _counts(family).items():
-        put(key, int(getattr(config, field)))
-    (write_latent if family.is_latent else write_mixed if family.is_mixed else _write_heads)(config, put)
-    eps = family.norm_eps or float(getattr(config, family.layer_norm or "rms_norm_eps"))
+        put(key, int(getattr(config, field, None) or _MOST_TOKENS))
+    _LAYOUTS[family.layout][1](config, _listing(config, family, put))
+    eps = family.norm_eps or float(getattr(config, family.layer_norm or family.norm_field))
     put(_NORM_KEYS[bool(family.layer_norm or family.norm_eps)], eps)
     put("vocab_size", int(config.vocab_size))
-    if not family.is_mixed:
+    if family.has_rotation:
         write_rotation(config, family.arch, put)
+    for each in family.fields:
+        each.write(config, put)
     for name in family.reads:
         TRAITS[name][1](config, put)
+
+
+def _listing(config: Any, family: GgufFamily, put: Put) -> Put:
+    """A `put` that writes the number of key heads of each layer, where files have that."""
+    if not family.lists_heads:
+        return put
+    attends = [kind == "full_attention" for kind in config.layer_types]
+
+    def put_list(key: str, value: Any) -> None:
+        put(key, [value * each for each in attends] if key == "attention.head_count_kv" else value)
+
+    return put_list

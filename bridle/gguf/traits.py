@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf import moe, sliding_window
+from bridle.gguf import moe, recurrent, sliding_window
 from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
 from bridle.gguf.rope import (
     read_temperature,
@@ -66,7 +66,7 @@ def _write_expert_sizes(config: Any, put: Put) -> None:
     put("expert_feed_forward_length", config.moe_intermediate_size)
     if config.decoder_sparse_step != 1 or config.mlp_only_layers:
         raise UnsupportedModel("layers with and without experts in one model cannot be written to a GGUF file")
-    if config.norm_topk_prob != (config.model_type == "qwen3_moe"):
+    if config.norm_topk_prob != config.model_type.startswith("qwen3_"):
         raise UnsupportedModel(f"norm_topk_prob {config.norm_topk_prob} of this family cannot be stored in a GGUF file")
 
 
@@ -198,7 +198,63 @@ def _write_shared_expert(config: Any, put: Put) -> None:
     put("expert_shared_feed_forward_length", config.shared_expert_intermediate_size)
 
 
+def _read_routed_experts(model: GgufModel, arch: str, config: Config) -> None:
+    """Qwen 3.5's, whose weights always add up to one."""
+    _read_expert_sizes(model, arch, config)
+    for name in ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"):
+        del config[name]
+
+
+def _write_routed_experts(config: Any, put: Put) -> None:
+    put("expert_count", config.num_experts)
+    put("expert_used_count", config.num_experts_per_tok)
+    put("expert_feed_forward_length", config.moe_intermediate_size)
+
+
+def _read_granite_experts(model: GgufModel, arch: str, config: Config) -> None:
+    """Granite 4's: a network that all tokens share, and experts or none."""
+    config["num_local_experts"] = model.integer(f"{arch}.expert_count", 0, 0, 1 << 16)
+    used = model.integer(f"{arch}.expert_used_count", 0, 0, 1 << 16)
+    config["num_experts_per_tok"] = min(used, config["num_local_experts"])
+    shared = model.integer(f"{arch}.expert_shared_feed_forward_length", 0, 0, MAX_SIDE)
+    config["shared_intermediate_size"] = shared or config["intermediate_size"]
+
+
+def _write_granite_experts(config: Any, put: Put) -> None:
+    if not config.num_local_experts:
+        raise UnsupportedModel("a model of this family without experts cannot be written to a GGUF file")
+    put("expert_count", config.num_local_experts)
+    put("expert_used_count", config.num_experts_per_tok)
+    put("expert_shared_feed_forward_length", int(config.shared_intermediate_size))
+
+
+def _read_rotated(model: GgufModel, arch: str, config: Config) -> None:
+    config["position_embedding_type"] = "rope" if model.flag(f"{arch}.rope.scaling.finetuned", True) else None
+
+
+def _write_rotated(config: Any, put: Put) -> None:
+    put("rope.scaling.finetuned", config.position_embedding_type == "rope")
+
+
+def _read_norm_of_mamba(model: GgufModel, arch: str, config: Config) -> None:
+    config |= {"mamba_rms_norm": has(model, "ssm_norm.weight"), "mamba_norm_before_gate": False}
+
+
+def _write_norm_of_mamba(config: Any, put: Put) -> None:
+    if config.mamba_rms_norm and config.mamba_norm_before_gate:
+        raise UnsupportedModel("mamba_norm_before_gate True of this family cannot be stored in a GGUF file")
+
+
+def _write_norms_of_steps(config: Any, put: Put) -> None:
+    put("ssm.dt_b_c_rms", config.model_type == "falcon_mamba")
+
+
 TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "routed experts": (_read_routed_experts, _write_routed_experts),
+    "granite experts": (_read_granite_experts, _write_granite_experts),
+    "rotated or not": (_read_rotated, _write_rotated),
+    "norm of mamba": (_read_norm_of_mamba, _write_norm_of_mamba),
+    "norms of steps": (_read_nothing, _write_norms_of_steps),
     "biases": (_read_biases, _nothing),
     "query bias": (_read_query_bias, _write_residual),
     "output bias": (_read_output_bias, _nothing),
@@ -233,4 +289,5 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "temperature": (read_temperature, write_temperature),
     "whole ramp": (read_whole_ramp, write_whole_ramp),
     **moe.TRAITS,
+    **recurrent.TRAITS,
 }

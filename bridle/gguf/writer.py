@@ -17,12 +17,12 @@ from torch import Tensor
 
 from bridle.distribution import install_hint
 from bridle.errors import InvalidRequest, UnsupportedModel
-from bridle.gguf.families import BY_MODEL_TYPE, GgufFamily
+from bridle.gguf.families import BY_MODEL_TYPE
+from bridle.gguf.family import GgufFamily
 from bridle.gguf.format import TYPES_BY_NAME
+from bridle.gguf.forms import file_forms
 from bridle.gguf.mixed_layers import divisors
-from bridle.gguf.mla import cut_latent
 from bridle.gguf.quantize import encode_blocks
-from bridle.gguf.rows import file_order, heads_in, unwoven
 from bridle.gguf.rules import TensorRule, file_name, suffix_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
@@ -122,15 +122,13 @@ class _Source:
 
     tensor: Tensor
     rule: TensorRule
-    num_heads: int = 0
-    part: int | None = None  # of two, joined in the model's tensor
+    suffix: str = ".weight"
+    config: Any = None
+    part: int = 0  # of those that the model's tensor is cut into
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = tuple(self.tensor.shape)
-        if self.rule.change == "line":
-            return shape[1:]
-        return shape if self.part is None else (*shape[:-2], shape[-2] // 2, shape[-1])
+        return tuple(self._form(self.tensor.detach().to("meta")).shape)
 
     @property
     def num_values(self) -> int:
@@ -138,14 +136,10 @@ class _Source:
 
     def rows(self) -> Tensor:
         """float32 [rows, numbers]"""
-        tensor = self.tensor.detach().float()
-        if self.part is not None:
-            tensor = tensor.chunk(2, -2)[self.part]
-        if self.rule.change == "offset":
-            tensor = tensor + 1
-        if self.num_heads:
-            tensor = tensor[file_order(tensor.shape[0], self.num_heads)]
-        return tensor.reshape(-1, self.shape[-1]).contiguous()
+        return self._form(self.tensor.detach()).float().reshape(-1, self.shape[-1]).contiguous()
+
+    def _form(self, tensor: Tensor) -> Tensor:
+        return file_forms(self.rule, tensor, self.suffix, self.config)[self.part]
 
 
 def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
@@ -153,9 +147,8 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
     left = dict.fromkeys(tensors)
     if config.tie_word_embeddings:
         left.pop("lm_head.weight", None)
-    plain = TensorRule("", ())
     for name, tensor in _rotation_tensors(config):
-        yield name, _Source(tensor, plain)
+        yield name, _Source(tensor, TensorRule("", ("",)))
     layers = range(config.num_hidden_layers)
     for rule in family.rules:
         for layer in layers if "{}" in rule.model else range(1):
@@ -163,33 +156,18 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
                 name = rule.model.format(layer) + suffix
                 if name in left:
                     del left[name]
-                    yield from _parts(rule, layer, suffix_of(name), tensors[name], config)
+                    for part, file in enumerate(rule.file):
+                        source = _Source(tensors[name], rule, suffix_of(name), config, part)
+                        yield file_name(file, layer, suffix_of(name)), source
     if left:
         raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
 
 
-def _parts(rule: TensorRule, layer: int, suffix: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, _Source]]:
-    num_heads = heads_in(rule.change, config)
-    if suffix == ".bias" and rule.change == "offset":
-        rule = rule._replace(change="")
-    if rule.change == "latent":
-        for file, half in zip(rule.file, cut_latent(tensor, config), strict=True):
-            yield file.format(layer) + suffix, _Source(half, TensorRule("", ()))
-        return
-    if rule.change in ("turned", "woven"):
-        turned = tensor.mT if tensor.dim() == 3 else tensor
-        for part, file in enumerate(rule.file):
-            yield file.format(layer) + suffix, _Source(unwoven(turned, part, len(rule.file)), TensorRule("", ()))
-        return
-    for part, file in enumerate(rule.file):
-        source = _Source(tensor, rule, num_heads, part if len(rule.file) > 1 else None)
-        yield file_name(file, layer, suffix), source
-
-
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
     """Llama 3's scaling, as the divisor of each frequency; Phi-3's, which are such divisors already."""
-    kind = config.rope_parameters.get("rope_type")
-    if config.rope_parameters.get("full_attention", {}).get("rope_type") == "proportional":
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if rope.get("full_attention", {}).get("rope_type") == "proportional":
         yield "rope_freqs.weight", torch.tensor(divisors(config))
     if kind == "longrope":
         for length in ("long", "short"):

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from bridle.errors import AdapterRefused, InternalError
 from bridle.gguf import GgufModel
-from bridle.gguf.families import GgufFamily
+from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Config
-from bridle.gguf.rows import file_order, heads_of
+from bridle.gguf.rows import file_order
+from bridle.gguf.rules import Order, TensorRule
 from bridle.llamacpp.library import Model
 from bridle.lora import AdapterFiles, LayerShape
 from bridle.lora.weights import HostAdapter, read_weights
@@ -39,6 +41,7 @@ class LlamaAdapters:
         self._places = dict(_places(source, family, config))
         self.layers: Mapping[str, LayerShape] = {name: place[1] for name, place in self._places.items()}
         self._arch = "" if family is None else family.arch
+        self._config = SimpleNamespace(**config)
         self._on_host: dict[str, HostAdapter] = {}
         self._on_device: dict[str, Any] = {}
 
@@ -97,21 +100,21 @@ class LlamaAdapters:
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", 0.0)  # no scale beside the one in B
         for layer, shape in adapter.files.shapes.items():
-            name, _, num_heads = self._places[layer]
+            name, _, rule = self._places[layer]
             a, b = adapter.pair(layer)  # [rank, in], [out, rank]
-            writer.add_tensor(f"{name}.lora_a", a.float().contiguous().numpy())
-            writer.add_tensor(f"{name}.lora_b", _ordered(b.float() * shape.scale, num_heads).numpy())
+            writer.add_tensor(f"{name}.lora_a", self._ordered(a.float(), rule.columns, 1).numpy())
+            writer.add_tensor(f"{name}.lora_b", self._ordered(b.float() * shape.scale, rule.order, 0).numpy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
 
+    def _ordered(self, matrix: Tensor, order: Order, dim: int) -> Tensor:
+        rows = file_order(order, matrix.shape[dim], self._config)
+        return (matrix if rows is None else matrix.index_select(dim, rows)).contiguous()
 
-def _ordered(rows: Tensor, num_heads: int) -> Tensor:
-    return (rows[file_order(rows.shape[0], num_heads)] if num_heads else rows).contiguous()
 
-
-_Place = tuple[str, LayerShape, int]  # the file's tensor, the layer's shape, heads whose rows are in another order
+_Place = tuple[str, LayerShape, TensorRule]  # the file's tensor and the layer's shape
 
 
 def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Iterator[tuple[str, _Place]]:
@@ -119,13 +122,14 @@ def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Ite
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:
             continue
-        if family is not None and family.is_latent and ".attn_" in rule.file[0]:  # products that it adapts nowhere
+        if (
+            family is not None and family.layout == "latent" and ".attn_" in rule.file[0]
+        ):  # products that it adapts nowhere
             continue
-        num_heads = heads_of(rule.change, config["num_attention_heads"], config["num_key_value_heads"])
         for layer in range(config["num_hidden_layers"]):
             name = rule.file[0].format(layer) + ".weight"
             entry = source.tensors.get(name)
             if entry is not None and len(entry.shape) == 2 and "ffn_gate_inp" not in name:
                 num_outputs, num_inputs = entry.shape
                 shape = LayerShape(num_inputs, num_outputs, False)
-                yield rule.model.format(layer), (name, shape, num_heads)
+                yield rule.model.format(layer), (name, shape, rule)

@@ -11,7 +11,7 @@ from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.gguf import GgufModel
-from bridle.gguf.families import GgufFamily
+from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Config
 from bridle.gguf.settings import find_family, read_config
 from bridle.llamacpp.adapters import LlamaAdapters

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bridle.cpu_kernels.ggml import TYPES
 from bridle.cpu_kernels.linear import QuantizedLinear
@@ -27,3 +27,19 @@ def packed_matrix(
     if exact is not None:
         return QuantizedLinear.from_ggml("Q8_0", exact.numpy(), shape, bias, dtype)
     return QuantizedLinear.from_float(decode_blocks(kind, blocks).to(dtype), "Q8_0", bias)
+
+
+class ReorderedInputs(nn.Module):
+    """A quantized layer whose columns are in another order than its inputs. Blocks lie along a row, so columns
+    cannot change places in them."""
+
+    def __init__(self, linear: QuantizedLinear, order: Tensor) -> None:
+        super().__init__()
+        self.linear = linear
+        self.register_buffer("inputs", order.argsort(), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.linear(rows[..., self.inputs])  # type: ignore[no-any-return]
+
+    def prepare(self) -> bool:
+        return self.linear.prepare()

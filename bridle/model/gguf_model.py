@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,19 +19,20 @@ from bridle.cpu_kernels.linear import QuantizedLinear, prepare_side_by_side
 from bridle.errors import UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.gguf.dequantize import decode_blocks
-from bridle.gguf.families import ROTATION_TENSORS, GgufFamily
+from bridle.gguf.families import ROTATION_TENSORS
+from bridle.gguf.family import GgufFamily
 from bridle.gguf.format import FLOATS
+from bridle.gguf.forms import library_form
 from bridle.gguf.mixed_layers import unread_tensors
-from bridle.gguf.mla import joined_latent
 from bridle.gguf.moe import draft_tensors
 from bridle.gguf.rope import read_line
-from bridle.gguf.rows import heads_in, library_order, woven
-from bridle.gguf.rules import TensorRule, file_name, suffix_of
+from bridle.gguf.rows import library_order
+from bridle.gguf.rules import EMBEDDING, Order, TensorRule, file_name, suffix_of
 from bridle.gguf.settings import find_family
 from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
-from bridle.model.gguf_matrix import packed_matrix
+from bridle.model.gguf_matrix import ReorderedInputs, packed_matrix
 from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
 
@@ -62,7 +64,7 @@ def read_gguf_model(
     fill_buffers(model)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
     filling.run(progress)
-    if not filling.family.is_mixed:
+    if filling.family.layout != "mixed":
         _divide_frequencies(model, source)
     model.requires_grad_(False)
     return move_model(model.eval(), device)  # type: ignore[no-any-return]
@@ -76,10 +78,10 @@ class _Filling:
     ) -> None:
         self.source, self.family, self.model = source, family, model
         self.dtype, self.keeps_blocks = dtype, keeps_blocks
-        self.rules = dict(_rules(family, source, model.config.num_hidden_layers))
+        self.rules = _rules(family, source, model.config.num_hidden_layers)
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
         self.unused -= draft_tensors(source, model.config.num_hidden_layers)
-        self.unused -= unread_tensors(source) if family.is_mixed else set()
+        self.unused -= unread_tensors(source) if family.layout == "mixed" else set()
         self._head: QuantizedLinear | None = None  # whose rows are the embedding's, too
 
     def run(self, progress: Callable[[float], None]) -> None:
@@ -125,7 +127,7 @@ class _Filling:
         if not all(type(part) is nn.Linear for _, part in parts):
             return
         made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]
-        packed = [layer for layer in made if layer is not None]
+        packed = [layer for layer in made if isinstance(layer, QuantizedLinear)]
         if len({(layer.kind, layer.in_features) for layer in packed}) == 1:
             prepare_side_by_side(packed)
         for (part, _), layer in zip(parts, made, strict=True):
@@ -149,26 +151,26 @@ class _Filling:
         self._replace(name, made)
         return True
 
-    def _make_linear(self, name: str, linear: nn.Linear) -> QuantizedLinear | None:
+    def _make_linear(self, name: str, linear: nn.Linear) -> QuantizedLinear | ReorderedInputs | None:
         rule, layer = self._rule(f"{name}.weight")
         if name == "lm_head" and self.model.config.tie_word_embeddings:
-            rule = self.rules["model.embed_tokens"][0]
-        if len(rule.file) != 1 or not self.keeps_blocks:
-            return None
-        file = rule.file[0].format(layer) + ".weight"
-        entry = self._entry(file)
-        if entry.kind.name in FLOATS:
+            rule = next(rule for rule, _ in self.rules.values() if rule.file == EMBEDDING.file)
+        files = [file_name(file, layer, ".weight") for file in rule.file]
+        entries = [self._entry(file) for file in files]
+        kind = entries[0].kind.name
+        if not self.keeps_blocks or kind in FLOATS or any(entry.kind.name != kind for entry in entries):
             return None
         shape = (linear.out_features, linear.in_features)
-        self._check_shape(f"{name}.weight", entry.shape, shape)
+        self._check_shape(f"{name}.weight", (sum(entry.shape[0] for entry in entries), *entries[0].shape[1:]), shape)
         bias = None if linear.bias is None else self._numbers(f"{name}.bias", tuple(linear.bias.shape))
-        if entry.kind.name not in TYPES and shape[1] % 32:
+        if kind not in TYPES and shape[1] % 32:
             return None
-        order = self._order(rule, shape[0])
-        rows = self.source.read(file)
-        made = packed_matrix(entry.kind.name, rows if order is None else rows[order.numpy()], shape, bias, self.dtype)
-        self.unused.discard(file)
-        return made
+        order, columns = self._order(rule.order, shape[0]), self._order(rule.columns, shape[1])
+        parts = [self.source.read(file) for file in files]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        made = packed_matrix(kind, rows if order is None else rows[order.numpy()], shape, bias, self.dtype)
+        self.unused.difference_update(files)
+        return made if columns is None else ReorderedInputs(made, columns)
 
     def _fill_embedding(self, name: str, embedding: nn.Embedding) -> bool:
         rule, layer = self._rule(f"{name}.weight")
@@ -178,11 +180,12 @@ class _Filling:
             return False
         self._check_shape(f"{name}.weight", entry.shape, (embedding.num_embeddings, embedding.embedding_dim))
         rows = torch.from_numpy(self.source.read(file))
-        if self.model.config.tie_word_embeddings and entry.kind.name in TYPES and name == "model.embed_tokens":
+        is_first = rule.file == EMBEDDING.file
+        if self.model.config.tie_word_embeddings and entry.kind.name in TYPES and is_first:
             self._head = QuantizedLinear(TYPES[entry.kind.name], rows, entry.shape, None, self.dtype)
             self._head.prepare()
         self.unused.discard(file)
-        shared = self._head if name == "model.embed_tokens" else None
+        shared = self._head if is_first else None
         self._replace(name, QuantizedEmbedding(entry.kind.name, shared or rows, embedding, self.dtype))
         return True
 
@@ -191,18 +194,19 @@ class _Filling:
         shapes = {
             field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
         }
-        if not self.keeps_blocks or not {"gate_up_proj", "down_proj"} <= shapes.keys():
+        first = "gate_up_proj" if "gate_up_proj" in shapes else "up_proj"
+        if not self.keeps_blocks or len(shapes.get(first, ())) != 3 or "down_proj" not in shapes:
             return False
-        rules = [self._rule(f"{name}.{field}") for field in ("gate_up_proj", "down_proj")]
+        rules = [self._rule(f"{name}.{field}") for field in (first, "down_proj")]
         files = [file.format(layer) for rule, layer in rules for file in rule.file]
         entries = [self._entry(f"{file}.weight") for file in files]
         if any(entry.kind.name in FLOATS or entry.shape[-1] % 32 for entry in entries):
             return False
-        count, *inner = shapes["gate_up_proj"]
+        count, *inner = shapes[first]
         outer = shapes["down_proj"][1:]
         if rules[0][0].change == "woven":
             inner, outer = inner[::-1], outer[::-1]
-        num_parts = len(files) - 1  # gates and values, together or apart
+        num_parts = len(files) - 1  # gates and values, together or apart, or values alone
         part = (count, inner[0] // num_parts, inner[1])
         for file, entry, wanted in zip(files, entries, (*[part] * num_parts, (count, *outer)), strict=True):
             self._check_shape(file, entry.shape, wanted)
@@ -239,21 +243,17 @@ class _Filling:
         suffix = suffix_of(name)
         parts = [self.decode(file_name(file, layer, suffix), dtype) for file in rule.file]
         try:
-            tensor = _joined(rule, parts)
-        except (RuntimeError, IndexError):
+            tensor = library_form(rule, parts, shape, suffix)
+        except (RuntimeError, IndexError, ValueError):
             shapes = " and ".join(str(tuple(part.shape)) for part in parts)
             raise UnsupportedModel(
                 f"{self.source.path}: the tensors of weight {name!r} have shapes {shapes}, which do not fit each other"
             ) from None
-        if rule.change in ("turned", "woven") and tensor.dim() == 3:
-            tensor = tensor.mT.contiguous()
-        if rule.change == "line":
-            tensor = tensor.unsqueeze(0)
-        if rule.change == "offset" and suffix == ".weight":
-            tensor = tensor - 1
         self._check_shape(name, tuple(tensor.shape), shape)
-        order = self._order(rule, shape[0])
-        return tensor if order is None else tensor[order]
+        for dim, order in ((0, rule.order), (-1, rule.columns)):
+            rows = self._order(order, shape[dim])
+            tensor = tensor if rows is None else tensor.index_select(dim, rows)
+        return tensor
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of the file as numbers, in its own shape."""
@@ -278,14 +278,11 @@ class _Filling:
             raise UnsupportedModel(f"{self.source.path} lacks tensor {file!r}")
         return entry
 
-    def _order(self, rule: TensorRule, num_rows: int) -> Tensor | None:
-        config = self.model.config
-        num_heads = heads_in(rule.change, config)
-        if not num_heads:
-            return None
-        if num_rows % (2 * num_heads):
-            raise UnsupportedModel(f"{self.source.path}: {num_rows} rows are no pairs of {num_heads} heads")
-        return library_order(num_rows, num_heads)
+    def _order(self, order: Order, num_rows: int) -> Tensor | None:
+        try:
+            return library_order(order, num_rows, self.model.config)
+        except ValueError as error:
+            raise UnsupportedModel(f"{self.source.path}: {error}") from None
 
     def _check_shape(self, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if found != wanted:
@@ -294,22 +291,21 @@ class _Filling:
             )
 
 
-def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> Iterator[tuple[str, tuple[TensorRule, int]]]:
-    for rule in family.rules:
-        if rule.change == "latent" and "blk.0.attn_kv_b.weight" in source.tensors:  # as older files have it
-            rule = TensorRule(rule.model, ("blk.{}.attn_kv_b",))
-        if rule.file == ("blk.{}.ffn_gate_up_exps",) and "blk.0.ffn_gate_exps.weight" in source.tensors:
-            rule = TensorRule(rule.model, ("blk.{}.ffn_gate_exps", "blk.{}.ffn_up_exps"))
+def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> dict[str, tuple[TensorRule, int]]:
+    """The rule of each tensor: of several the first whose tensors are in the file, else the first."""
+    found: dict[str, tuple[TensorRule, int]] = {}
+    for rule in reversed(family.rules):
         for layer in range(num_layers) if "{}" in rule.model else range(1):
-            yield rule.model.format(layer), (rule, layer)
+            name = rule.model.format(layer)
+            if name in found and not _is_present(rule, layer, source) and _is_present(*found[name], source):
+                continue
+            found[name] = rule, layer
+    return found
 
 
-def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
-    if len(parts) == 1:
-        return parts[0]
-    if rule.change == "latent":
-        return joined_latent(parts[0], parts[1])
-    return woven(parts) if rule.change == "woven" else torch.cat(list(parts), -2)
+def _is_present(rule: TensorRule, layer: int, source: GgufModel) -> bool:
+    suffix = suffix_of(rule.model)
+    return all(file_name(file, layer, suffix) in source.tensors for file in rule.file)
 
 
 def _frozen(tensor: Tensor) -> nn.Parameter:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 #: One expert: the products whose outputs, side by side, are its gate and its values, and the one that leads back.
 Expert = tuple[Sequence[nn.Module], nn.Module]
-#: What goes into the last product, of gates and values [n, inner].
-Gate = Callable[[Tensor, Tensor], Tensor]
+#: What goes into the last product, of the outputs of the first ones, [n, inner] or [n, 2 inner].
+Gate = Callable[[Tensor], Tensor]
 
 
 class PackedExperts(nn.Module):
@@ -37,30 +37,40 @@ class PackedExperts(nn.Module):
             tokens, choice = torch.where(top_k_index == number)  # [n]
             rows = hidden_states[tokens]
             inner: Any = self.inner[number]
-            gate, values = torch.cat([layer(rows) for layer in inner], -1).chunk(2, -1)
-            found = self.down[number](self.gate(gate, values)) * top_k_weights[tokens, choice, None]
+            found = self.down[number](self.gate(torch.cat([layer(rows) for layer in inner], -1)))
+            found = found * top_k_weights[tokens, choice, None]
             out.index_add_(0, tokens, found.to(out.dtype))
         return out
 
 
 def _gate_of(original: Any) -> Gate:
+    if not original.has_gate:
+        activation: Gate = original.act_fn
+        return activation
     if not original.is_concatenated:
         return _clamped(original)
     if original._apply_gate.__name__ == "_default_apply_gate":
         return _plain(original)
-    return lambda gate, values: original._apply_gate(torch.cat((gate, values), -1))
+    gate: Gate = original._apply_gate
+    return gate
 
 
 def _plain(original: Any) -> Gate:
     activation = original.act_fn
-    return lambda gate, values: activation(gate) * values
+
+    def apply(inner: Tensor) -> Tensor:
+        gate, values = inner.chunk(2, -1)
+        return activation(gate) * values  # type: ignore[no-any-return]
+
+    return apply
 
 
 def _clamped(original: Any) -> Gate:
     """gpt-oss: both are kept within a limit, and values are one more than they say."""
     alpha, limit = original.alpha, original.limit
 
-    def apply(gate: Tensor, values: Tensor) -> Tensor:
+    def apply(inner: Tensor) -> Tensor:
+        gate, values = inner.chunk(2, -1)
         gate, values = gate.clamp(max=limit), values.clamp(-limit, limit)
         return (values + 1) * (gate * torch.sigmoid(gate * alpha))
 

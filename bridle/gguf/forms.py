@@ -1,0 +1,98 @@
+"""Forms in which files hold tensors otherwise than the library's models, both ways: with one added, turned, cut into
+several, in another shape, or as what a model computes from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bridle.gguf.mla import cut_latent, joined_latent
+from bridle.gguf.rows import file_order
+from bridle.gguf.rules import TensorRule
+
+#: Changes of weights that leave a bias as it is.
+_OF_WEIGHTS = ("offset", "line", "conv", "column", "groups")
+
+
+def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
+    """The library's tensor of `parts` in the file, with rows in the file's order. Raises `RuntimeError`, `IndexError`
+    or `ValueError` if these do not fit each other."""
+    tensor = _joined(rule, parts)
+    change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
+    if change in ("turned", "woven") and tensor.dim() == 3:
+        return tensor.mT.contiguous()
+    if change == "offset":
+        return tensor - 1
+    if change in ("decay", "decays", "rise"):
+        tensor = _logarithm(tensor if change == "rise" else -tensor)
+    if change in ("line", "conv", "column", "groups", "decay", "decays", "rise"):
+        return tensor.reshape(shape)
+    return tensor
+
+
+def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if rule.change == "latent":
+        return joined_latent(parts[0], parts[1])
+    if rule.change == "woven":  # [E, n, ...] of gates and of values, their rows in turns
+        return torch.stack(list(parts), 2).flatten(1, 2)
+    if rule.change == "conv":
+        return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+    return torch.cat(list(parts), -2 if parts[0].dim() > 1 else 0)
+
+
+def _logarithm(decay: Tensor) -> Tensor:
+    if not bool((decay > 0).all()):
+        raise ValueError("a decay has the wrong sign")
+    return decay.log()
+
+
+def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Sequence[Tensor]:
+    """The tensors of the file that the library's one is written as, in float32 if their numbers change."""
+    for dim, order in ((0, rule.order), (-1, rule.columns)):
+        rows = file_order(order, tensor.shape[dim], config)
+        tensor = tensor if rows is None else tensor.index_select(dim, rows.to(tensor.device))
+    change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
+    if change == "latent":
+        return cut_latent(tensor, config)
+    if change in ("turned", "woven"):
+        turned = tensor.mT if tensor.dim() == 3 else tensor
+        return [turned[:, part :: len(rule.file)] for part in range(len(rule.file))]
+    return _cut(rule, _changed(change, tensor, config), config)
+
+
+def _changed(change: str, tensor: Tensor, config: Any) -> Tensor:
+    if change == "offset":
+        return tensor.float() + 1
+    if change in ("decay", "decays"):
+        tensor = -tensor.float().exp()
+    if change == "rise":
+        tensor = tensor.float().exp()
+    if change in ("line", "conv"):
+        return tensor.squeeze(-2 if change == "conv" else 0)
+    if change in ("column", "decays", "rise"):
+        return tensor.reshape(-1, 1)
+    if change == "groups":
+        return tensor.reshape(num_groups(config), -1)
+    return tensor
+
+
+def num_groups(config: Any) -> int:
+    """Groups of a Mamba-2 layer, which families call differently."""
+    return int(getattr(config, "mamba_n_groups", None) or config.n_groups)
+
+
+def _cut(rule: TensorRule, tensor: Tensor, config: Any) -> Sequence[Tensor]:
+    count = len(rule.file)
+    if count == 1:
+        return [tensor]
+    dim = -2 if tensor.dim() > 1 else 0
+    if rule.order != "by key head":
+        return tensor.chunk(count, dim)
+    gates = int(config.linear_num_value_heads) * int(config.linear_value_head_dim)
+    return tensor.split((tensor.shape[0] - gates, gates))

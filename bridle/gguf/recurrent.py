@@ -1,0 +1,228 @@
+"""Sizes of layers that keep a state, which files describe by the same few keys for all kinds of these."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from bridle.errors import UnsupportedModel
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has
+from bridle.gguf.shards import GgufModel
+
+
+def _divided(model: GgufModel, key: str, whole: int, parts: int) -> int:
+    if whole % parts:
+        raise UnsupportedModel(f"{model.path}: {key} is {whole}, no multiple of {parts}")
+    return whole // parts
+
+
+def _size(model: GgufModel, arch: str, name: str) -> int:
+    return model.integer(f"{arch}.ssm.{name}", low=1, high=MAX_SIDE)
+
+
+# -- delta rule ---------------------------------------------------------------------------------------------------
+
+
+def _read_delta(model: GgufModel, arch: str, config: Config) -> None:
+    keys, values = _size(model, arch, "group_count"), _size(model, arch, "time_step_rank")
+    _divided(model, f"{arch}.ssm.time_step_rank", values, keys)
+    config |= {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": _size(model, arch, "state_size"),
+        "linear_value_head_dim": _divided(model, f"{arch}.ssm.inner_size", _size(model, arch, "inner_size"), values),
+        "linear_conv_kernel_dim": _size(model, arch, "conv_kernel"),
+    }
+
+
+def _write_delta(config: Any, put: Put) -> None:
+    put("ssm.group_count", int(config.linear_num_key_heads))
+    put("ssm.time_step_rank", int(config.linear_num_value_heads))
+    put("ssm.state_size", int(config.linear_key_head_dim))
+    put("ssm.inner_size", int(config.linear_num_value_heads) * int(config.linear_value_head_dim))
+    put("ssm.conv_kernel", int(config.linear_conv_kernel_dim))
+    put("attention.recurrent_layers", [kind == "linear_attention" for kind in config.layer_types])
+
+
+def _read_channel_delta(model: GgufModel, arch: str, config: Config) -> None:
+    """Kimi's: heads of the same size for keys and values, and the layers with experts."""
+    dense = model.integer(f"{arch}.leading_dense_block_count", 0, 0, config["num_hidden_layers"])
+    count = config["num_hidden_layers"]
+    config |= {
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": model.integer(f"{arch}.kda.head_dim", low=1, high=MAX_SIDE),
+        "linear_conv_kernel_dim": _size(model, arch, "conv_kernel"),
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (count - dense),
+    }
+
+
+def _write_channel_delta(config: Any, put: Put) -> None:
+    dense = list(config.mlp_layer_types).count("dense")
+    if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
+        raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
+    if config.linear_num_heads != config.num_attention_heads:
+        raise UnsupportedModel("a GGUF file of this family has as many heads in all layers; this model differs")
+    put("kda.head_dim", int(config.linear_head_dim))
+    put("ssm.conv_kernel", int(config.linear_conv_kernel_dim))
+    put("leading_dense_block_count", dense)
+
+
+def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:
+    return None
+
+
+def _write_unrotated_part(config: Any, put: Put) -> None:
+    """Write the size of the part of a head that other families rotate."""
+    put("rope.dimension_count", int(config.qk_rope_head_dim))
+
+
+# -- Mamba --------------------------------------------------------------------------------------------------------
+
+
+class _Names(NamedTuple):
+    """Names of a Mamba layer's sizes in the configuration of a family; "" for one that it lacks."""
+
+    state: str
+    kernel: str
+    expand: str
+    rank: str  # of the step, or the number of heads
+    bias: str
+    head: str = ""
+    groups: str = ""
+    inner: str = ""
+
+
+_GRANITE = _Names(
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_expand",
+    "mamba_n_heads",
+    "mamba_conv_bias",
+    "mamba_d_head",
+    "mamba_n_groups",
+)
+_NEMOTRON = _Names(
+    "ssm_state_size", "conv_kernel", "expand", "mamba_num_heads", "use_conv_bias", "mamba_head_dim", "n_groups"
+)
+_MAMBA_2 = _Names("state_size", "conv_kernel", "expand", "num_heads", "use_conv_bias", "head_dim", "n_groups")
+_JAMBA = _Names("mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_dt_rank", "mamba_conv_bias")
+_MAMBA = _Names("state_size", "conv_kernel", "expand", "time_step_rank", "use_conv_bias")
+
+
+def _mamba(names: _Names) -> tuple[Reader, Writer]:
+    """Reader and writer of a family that calls sizes by these names."""
+
+    def read(model: GgufModel, arch: str, config: Config) -> None:
+        inner, rank = _size(model, arch, "inner_size"), _size(model, arch, "time_step_rank")
+        config |= {
+            names.state: _size(model, arch, "state_size"),
+            names.kernel: _size(model, arch, "conv_kernel"),
+            names.rank: rank,
+            names.expand: max(inner // config["hidden_size"], 1),
+            names.bias: has(model, "ssm_conv1d.bias"),
+        }
+        if names.inner:
+            config[names.inner] = inner
+        if names.head:
+            config[names.head] = _divided(model, f"{arch}.ssm.inner_size", inner, rank)
+            config[names.groups] = _size(model, arch, "group_count")
+            _divided(model, f"{arch}.ssm.inner_size", inner, config[names.groups])
+
+    def write(config: Any, put: Put) -> None:
+        rank = int(getattr(config, names.rank))
+        head = int(getattr(config, names.head)) if names.head else 0
+        put("ssm.state_size", int(getattr(config, names.state)))
+        put("ssm.conv_kernel", int(getattr(config, names.kernel)))
+        put("ssm.time_step_rank", rank)
+        put("ssm.inner_size", rank * head or int(getattr(config, names.expand)) * int(config.hidden_size))
+        if names.groups:
+            put("ssm.group_count", int(getattr(config, names.groups)))
+
+    return read, write
+
+
+# -- which layers -------------------------------------------------------------------------------------------------
+
+
+def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
+    """Period and first number of the layers that are of a kind."""
+    places = [number for number, is_one in enumerate(layers) if is_one]
+    period = places[1] - places[0] if len(places) > 1 else len(layers)
+    if not places or [number % period == places[0] % period for number in range(len(layers))] != layers:
+        raise UnsupportedModel(f"{model.path}: layers with {what} do not follow each other at one distance")
+    return period, places[0]
+
+
+def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
+    """Jamba's: each kind of layer returns after a number of layers."""
+    layers = range(config["num_hidden_layers"])
+    for what, tensor in (("attn", "attn_q"), ("expert", "ffn_gate_inp")):
+        found = [f"blk.{layer}.{tensor}.weight" in model.tensors for layer in layers]
+        config[f"{what}_layer_period"], config[f"{what}_layer_offset"] = _period(model, what, found)
+
+
+def _nothing(config: Any, put: Put) -> None:
+    return None
+
+
+def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
+    layers = range(config["num_hidden_layers"])
+    config["attn_layer_indices"] = [layer for layer in layers if f"blk.{layer}.attn_q.weight" in model.tensors]
+
+
+def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
+    """Nemotron's: the width of networks, of which a file says 0 in layers without one."""
+    widths = {
+        entry.shape[0] for name, entry in model.tensors.items() if name.endswith(".ffn_up.weight") and entry.shape
+    }
+    if len(widths) > 1:
+        raise UnsupportedModel(f"{model.path}: networks differ in their widths, which is not read for {arch}")
+    config["intermediate_size"] = widths.pop() if widths else config["hidden_size"]
+
+
+def _read_between(model: GgufModel, arch: str, config: Config) -> None:
+    """Experts that work on a shorter vector than the layers between them."""
+    config["moe_latent_size"] = model.integer(f"{arch}.moe_latent_size", 0, 0, MAX_SIDE) or None
+
+
+def _write_between(config: Any, put: Put) -> None:
+    if config.moe_latent_size:
+        put("moe_latent_size", int(config.moe_latent_size))
+
+
+def _write_widths(config: Any, put: Put) -> None:
+    kinds = list(config.layer_types)
+    wide = {"mlp": int(config.intermediate_size), "moe": int(config.moe_intermediate_size)}
+    put("feed_forward_length", [wide.get(kind, 0) for kind in kinds])
+
+
+def _write_adjusted_width(config: Any, put: Put) -> None:
+    """LFM2's: a configuration may say a width from which the model computes its own."""
+    width = int(config.intermediate_size)
+    if config.block_auto_adjust_ff_dim:
+        width = int(float(config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
+        multiple = int(config.block_multiple_of)
+        width = -(-width // multiple) * multiple
+    put("feed_forward_length", width)
+
+
+def _read_adjusted_width(model: GgufModel, arch: str, config: Config) -> None:
+    config["intermediate_size"] = model.integer(f"{arch}.feed_forward_length", low=1, high=MAX_SIDE)
+    config["block_auto_adjust_ff_dim"] = False
+
+
+TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "delta rule": (_read_delta, _write_delta),
+    "delta rule by channel": (_read_channel_delta, _write_channel_delta),
+    "unrotated part": (_read_nothing, _write_unrotated_part),
+    "mamba 2 of granite": _mamba(_GRANITE),
+    "mamba 2 of falcon": _mamba(_GRANITE._replace(inner="mamba_d_ssm")),
+    "mamba 2 of nemotron": _mamba(_NEMOTRON),
+    "mamba 2": _mamba(_MAMBA_2),
+    "mamba of jamba": _mamba(_JAMBA),
+    "mamba": _mamba(_MAMBA),
+    "periods": (_read_periods, _nothing),
+    "attention layers": (_read_attention_layers, _nothing),
+    "widths": (_read_widths, _write_widths),
+    "experts between": (_read_between, _write_between),
+    "adjusted width": (_read_adjusted_width, _write_adjusted_width),
+}
