@@ -165,6 +165,9 @@ def _nothing(config: Any, put: Put) -> None:
 
 
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
+    """Bamba's, which rotate one half of each head, whatever a configuration says."""
+    if config["rope_parameters"].get("partial_rotary_factor") != 0.5:
+        raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count is not one half of a head, as Bamba's is")
     layers = range(config["num_hidden_layers"])
     config["attn_layer_indices"] = [layer for layer in layers if f"blk.{layer}.attn_q.weight" in model.tensors]
 

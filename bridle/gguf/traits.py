@@ -116,7 +116,8 @@ def _read_one_bias(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_three_positions(config: Any, put: Put) -> None:
     """Write how many pairs of a head rotate with each component of a position: for texts any division is the same."""
-    half = head_dim(config) // 2
+    share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
+    half = round(head_dim(config) * share) // 2
     put("rope.dimension_sections", [half - 2 * (half // 3), half // 3, half // 3, 0])
 
 
