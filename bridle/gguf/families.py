@@ -4,6 +4,7 @@ configurations, both ways. One table serves reading and writing.
 
 from __future__ import annotations
 
+from bridle.gguf.expert_families import EXPERT_FAMILIES
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.recurrent_families import RECURRENT_FAMILIES
 from bridle.gguf.rules import (
@@ -29,6 +30,7 @@ from bridle.gguf.rules import (
     attention,
     head_norms,
     layer,
+    listed,
     top,
 )
 
@@ -159,6 +161,21 @@ FAMILIES = (
         reads=("biases",),
     ),
     GgufFamily(
+        "apertus",
+        "apertus",
+        (
+            *top(),
+            *attention(),
+            *head_norms(),
+            layer("attention_layernorm", "attn_norm"),
+            layer("feedforward_layernorm", "ffn_norm"),
+            layer("mlp.up_proj", "ffn_up"),
+            layer("mlp.down_proj", "ffn_down"),
+            *(listed(f"mlp.act_fn.{name}", f"xielu.{name}") for name in ("alpha_p", "alpha_n", "beta", "eps")),
+        ),
+        reads=("biases",),
+    ),
+    GgufFamily(
         "gpt-oss",
         "gpt_oss",
         (*top(), *attention(), layer("self_attn.sinks", "attn_sinks"), *MIDDLE_NORMS, *WOVEN_EXPERTS),
@@ -210,6 +227,7 @@ FAMILIES = (
         layout="latent",
     ),
     GgufFamily("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
+    *EXPERT_FAMILIES,
     *RECURRENT_FAMILIES,
     # The texts of models that see: three numbers of a position are the same for each of their tokens.
     GgufFamily("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),

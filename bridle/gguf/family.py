@@ -9,8 +9,10 @@ from bridle.gguf.fields import Field
 from bridle.gguf.rules import TensorRule
 
 #: How files describe attention: as usual; as one vector per token, see `bridle.gguf.mla`; with sizes that differ from
-#: layer to layer, see `bridle.gguf.mixed_layers`; or not at all, since a model has none.
-Layout = Literal["", "latent", "mixed", "none"]
+#: layer to layer, see `bridle.gguf.mixed_layers` and `bridle.gguf.varied_layers`; or not at all, if a model has none.
+Layout = Literal["", "latent", "mixed", "varied", "paired kinds", "none"]
+#: A field with the kind of each layer, and the tensors by which kinds are known.
+Kinds = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,7 @@ class GgufFamily:
     fields: tuple[Field, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()  # fields with one value in all files
     lacks: frozenset[str] = frozenset()  # common keys that its files do not have, or in another form
-    #: Tensors by which a layer is known, and the library's names of such layers.
-    kinds: tuple[tuple[str, str], ...] = ()
-    kinds_field: str = "layer_types"
+    kinds: tuple[Kinds, ...] = ()
     lists_heads: bool = False  # files have the number of key heads of each layer, 0 where there is no attention
     layout: Layout = ""
     is_alias: bool = False  # files of it are read as another architecture's model, and not written

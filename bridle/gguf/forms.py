@@ -15,7 +15,7 @@ from bridle.gguf.rows import file_order
 from bridle.gguf.rules import TensorRule
 
 #: Changes of weights that leave a bias as it is.
-_OF_WEIGHTS = ("offset", "line", "conv", "column", "groups")
+_OF_WEIGHTS = ("offset", "conv", "column", "groups")
 
 
 def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
@@ -60,9 +60,10 @@ def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Se
     change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
     if change == "latent":
         return cut_latent(tensor, config)
-    if change in ("turned", "woven"):
-        turned = tensor.mT if tensor.dim() == 3 else tensor
-        return [turned[:, part :: len(rule.file)] for part in range(len(rule.file))]
+    if change in ("turned", "woven") and tensor.dim() == 3:
+        tensor = tensor.mT
+    if change == "woven":
+        return [tensor[:, part :: len(rule.file)] for part in range(len(rule.file))]
     return _cut(rule, _changed(change, tensor, config), config)
 
 

@@ -68,7 +68,8 @@ _GROUP_COUNTS = {"expert_group_count": "n_group", "expert_group_used_count": "to
 
 def _read_shared_experts(model: GgufModel, arch: str, config: Config) -> None:
     for key, field in _SHARED_COUNTS.items():
-        config[field] = model.integer(f"{arch}.{key}", low=int(field != "first_k_dense_replace"), high=MAX_SIDE)
+        least = int(field != "first_k_dense_replace")
+        config[field] = model.integer(f"{arch}.{key}", None if least else 0, least, MAX_SIDE)
     for key, field in _GROUP_COUNTS.items():
         config[field] = model.integer(f"{arch}.{key}", 1, 1, 1 << 16)
     count, groups = config["n_routed_experts"], config["n_group"]
@@ -139,7 +140,85 @@ def _write_shared_like_layers(config: Any, put: Put) -> None:
     put("expert_shared_count", 1)
 
 
+def _write_dense_first(config: Any, put: Put) -> None:
+    """Write how many layers without experts there are; files have these first."""
+    dense = list(config.mlp_layer_types).count("dense")
+    if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
+        raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
+    put("leading_dense_block_count", dense)
+
+
+_SHARED_WIDTH = "expert_shared_feed_forward_length"
+
+
+def _write_shared_width(config: Any, put: Put) -> None:
+    put(_SHARED_WIDTH, int(config.moe_intermediate_size) * int(config.num_shared_experts))
+
+
+def _read_shared_by_width(model: GgufModel, arch: str, config: Config) -> None:
+    """How many experts all tokens share, of which a file has the width together."""
+    width = model.integer(f"{arch}.{_SHARED_WIDTH}", 0, 0, MAX_SIDE)
+    if width % config["moe_intermediate_size"]:
+        raise UnsupportedModel(f"{model.path}: shared experts have {width} numbers, which are no whole experts")
+    config["num_shared_experts"] = width // config["moe_intermediate_size"]
+
+
+def _read_even_weights(model: GgufModel, arch: str, config: Config) -> None:
+    if not model.flag(f"{arch}.expert_weights_norm", True):
+        raise UnsupportedModel(f"{model.path}: weights of experts that do not add up to one are not read for {arch}")
+
+
+def _write_even_weights(config: Any, put: Put) -> None:
+    put("expert_weights_norm", True)
+
+
+def _write_to_the_last(config: Any, put: Put) -> None:
+    if config.moe_layer_end_index not in (-1, config.num_hidden_layers - 1):
+        raise UnsupportedModel(f"moe_layer_end_index {config.moe_layer_end_index} cannot be stored in a GGUF file")
+    put(_SHARED_WIDTH, int(config.moe_intermediate_size) * int(config.moe_num_shared_experts or 0))
+
+
+_CHOICES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
+
+
+def _read_average(model: GgufModel, arch: str, config: Config) -> None:
+    """Command A+'s: the average of chosen experts and those that all tokens share; layers without any are wider."""
+    kind = model.integer(f"{arch}.expert_gating_func", SIGMOID, SOFTMAX, SIGMOID)
+    config["expert_selection_fn"] = _CHOICES[kind]
+    width = model.integer(f"{arch}.feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)
+    config["prefix_dense_intermediate_size"] = width
+
+
+def _write_average(config: Any, put: Put) -> None:
+    put("feed_forward_length", int(config.prefix_dense_intermediate_size or config.intermediate_size))
+    put("expert_gating_func", {name: kind for kind, name in _CHOICES.items()}[config.expert_selection_fn])
+    if config.num_shared_experts:
+        put(_SHARED_WIDTH, int(config.intermediate_size) * int(config.num_shared_experts))
+
+
+#: Experts of Llama 4's largest model, which alone has no norms of queries and keys.
+_WITHOUT_NORMS = 128
+
+
+def _read_llama_4(model: GgufModel, arch: str, config: Config) -> None:
+    if model.integer(f"{arch}.attention.sliding_window", 1) == 0:
+        raise UnsupportedModel(f"{model.path}: Llama 4 without chunks of attention is not read")
+    config["use_qk_norm"] = config["num_local_experts"] != _WITHOUT_NORMS
+
+
+def _write_llama_4(config: Any, put: Put) -> None:
+    if config.use_qk_norm != (config.num_local_experts != _WITHOUT_NORMS):
+        raise UnsupportedModel(f"use_qk_norm {config.use_qk_norm} of this model cannot be stored in a GGUF file")
+
+
 TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "dense first": (_read_nothing, _write_dense_first),
+    "shared width": (_read_nothing, _write_shared_width),
+    "shared by width": (_read_shared_by_width, _write_shared_width),
+    "even weights": (_read_even_weights, _write_even_weights),
+    "to the last layer": (_read_nothing, _write_to_the_last),
+    "average of experts": (_read_average, _write_average),
+    "llama 4": (_read_llama_4, _write_llama_4),
     "experts like layers": (_read_like_layers, _write_like_layers),
     "draft layers": (_read_nothing, _write_nothing),
     "shared experts": (_read_shared_experts, _write_shared_experts),

@@ -44,26 +44,19 @@ def _write_delta(config: Any, put: Put) -> None:
 
 
 def _read_channel_delta(model: GgufModel, arch: str, config: Config) -> None:
-    """Kimi's: heads of the same size for keys and values, and the layers with experts."""
-    dense = model.integer(f"{arch}.leading_dense_block_count", 0, 0, config["num_hidden_layers"])
-    count = config["num_hidden_layers"]
+    """Kimi's: heads of the same size for keys and values."""
     config |= {
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": model.integer(f"{arch}.kda.head_dim", low=1, high=MAX_SIDE),
         "linear_conv_kernel_dim": _size(model, arch, "conv_kernel"),
-        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (count - dense),
     }
 
 
 def _write_channel_delta(config: Any, put: Put) -> None:
-    dense = list(config.mlp_layer_types).count("dense")
-    if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
-        raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
     if config.linear_num_heads != config.num_attention_heads:
         raise UnsupportedModel("a GGUF file of this family has as many heads in all layers; this model differs")
     put("kda.head_dim", int(config.linear_head_dim))
     put("ssm.conv_kernel", int(config.linear_conv_kernel_dim))
-    put("leading_dense_block_count", dense)
 
 
 def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:

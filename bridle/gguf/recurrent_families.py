@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bridle.gguf.expert_families import DENSE_OR_SPARSE
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
 from bridle.gguf.rules import (
@@ -82,7 +83,7 @@ _QWEN = (
     *head_norms(offset=True),
 )
 _SORTED = _delta("values", "late values")
-_DELTA_KINDS = (("ssm_conv1d.weight", _LINEAR), ("attn_k.weight", _FULL))
+_DELTA_KINDS = (("layer_types", (("ssm_conv1d.weight", _LINEAR), ("attn_k.weight", _FULL))),)
 _QWEN_TRAITS = ("draft layers", "delta rule", "half rotated")
 _LFM = (
     EMBEDDING,
@@ -103,7 +104,7 @@ _LFM = (
     layer("feed_forward.w3", "ffn_up"),
     layer("feed_forward.w2", "ffn_down"),
 )
-_LFM_KINDS = (("shortconv.conv.weight", "conv"), ("attn_k.weight", _FULL))
+_LFM_KINDS = (("layer_types", (("shortconv.conv.weight", "conv"), ("attn_k.weight", _FULL))),)
 _LFM_FIELDS = (Field("shortconv.l_cache", "conv_L_cache"),)
 _WIDE = frozenset({"feed_forward_length"})
 _FORWARD = (
@@ -145,6 +146,10 @@ _KIMI = (
     *GATED,
     *EXPERTS,
     *SHARED_EXPERTS,
+)
+_KIMI_KINDS = (
+    ("layer_types", (("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL))),
+    DENSE_OR_SPARSE,
 )
 _KIMI_FIELDS = (
     Field("expert_count", "num_experts"),
@@ -259,12 +264,16 @@ RECURRENT_FAMILIES = (
         constants=(("mlp_hidden_act", "relu2"), ("time_step_min", 1e-9)),
         lacks=frozenset({"feed_forward_length", "rope"}),
         kinds=(
-            ("ssm_in.weight", _LINEAR),
-            ("attn_q.weight", _FULL),
-            ("ffn_up_exps.weight", "moe"),
-            ("ffn_up.weight", "mlp"),
+            (
+                "layers_block_type",
+                (
+                    ("ssm_in.weight", _LINEAR),
+                    ("attn_q.weight", _FULL),
+                    ("ffn_up_exps.weight", "moe"),
+                    ("ffn_up.weight", "mlp"),
+                ),
+            ),
         ),
-        kinds_field="layers_block_type",
         lists_heads=True,
     ),
     GgufFamily(
@@ -284,7 +293,7 @@ RECURRENT_FAMILIES = (
             layer("shared_mlp.output_linear", "ffn_down"),
         ),
         reads=("multipliers", "mamba 2 of granite", "granite experts", "rotated or not"),
-        kinds=(("ssm_in.weight", _LINEAR), ("attn_q.weight", _FULL)),
+        kinds=(("layer_types", (("ssm_in.weight", _LINEAR), ("attn_q.weight", _FULL))),),
         lists_heads=True,
     ),
     GgufFamily(
@@ -358,10 +367,10 @@ RECURRENT_FAMILIES = (
             layer("self_attn.g_a_proj", "ssm_g_a"),
             layer("self_attn.g_b_proj", "ssm_g_b"),
         ),
-        reads=("delta rule by channel", "unrotated part", "sigmoid"),
+        reads=("delta rule by channel", "dense first", "unrotated part", "sigmoid"),
         fields=_KIMI_FIELDS,
         lacks=frozenset({"rope"}),
-        kinds=(("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL)),
+        kinds=_KIMI_KINDS,
         lists_heads=True,
         layout="latent",
     ),
@@ -375,10 +384,10 @@ RECURRENT_FAMILIES = (
             layer("self_attn.g_proj", "ssm_g_a"),
             layer("self_attn.g_proj", "attn_gate"),  # in layers of attention
         ),
-        reads=("draft layers", "delta rule by channel", "sigmoid"),
+        reads=("draft layers", "delta rule by channel", "dense first", "sigmoid"),
         fields=(*_KIMI_FIELDS, Field("kda.gate_lower_bound", "kda_lower_bound", None, float)),
         constants=(("kda_safe_gate", True),),
-        kinds=(("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL)),
+        kinds=_KIMI_KINDS,
         lists_heads=True,
         layout="latent",
     ),

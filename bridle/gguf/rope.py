@@ -83,7 +83,8 @@ def read_line(model: GgufModel, name: str) -> list[float]:
     return [float(value) for value in decode_blocks(entry.kind.name, torch.from_numpy(model.read(name)))[0]]
 
 
-def write_rotation(config: Any, arch: str, put: Put) -> None:
+def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
+    """Write rotations of layers without a window; `width` numbers of a head rotate, by default as it is said there."""
     rope = dict(config.rope_parameters)
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", "default")
@@ -91,8 +92,7 @@ def write_rotation(config: Any, arch: str, put: Put) -> None:
     if kind == "dynamic" and rope.get("alpha"):  # Hunyuan's fixed stretch is a larger base
         kind, base = "default", base * float(rope["alpha"]) ** (head_dim(config) / (head_dim(config) - 2))
     put("rope.freq_base", base)
-    width = round(head_dim(config) * float(rope.get("partial_rotary_factor", 1.0)))
-    put("rope.dimension_count", width)
+    put("rope.dimension_count", width or round(head_dim(config) * float(rope.get("partial_rotary_factor", 1.0))))
     if kind in ("linear", "yarn"):
         put("rope.scaling.type", kind)
         put("rope.scaling.factor", float(rope["factor"]))

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 #: How the library's form of a tensor is made, see `bridle.gguf.forms`: unchanged; minus one; flattened to a line; with
 #: each matrix turned; of several tensors with their rows in turns; of the two halves of `bridle.gguf.mla`; in another
-#: shape; or as the logarithm of a decay.
+#: shape; as the logarithm of a decay; or as a number of the metadata.
 Change = Literal[
-    "", "offset", "line", "turned", "woven", "latent", "conv", "column", "groups", "decay", "decays", "rise"
+    "", "offset", "line", "turned", "woven", "latent", "conv", "column", "groups", "decay", "decays", "rise", "listed"
 ]
 #: Rows in another order, see `bridle.gguf.rows`.
 Order = Literal["", "query", "key", "values", "late values", "by key head"]
@@ -48,6 +48,11 @@ _LAYER = "model.layers.{}."
 
 def layer(model: str, file: str, change: Change = "", order: Order = "", columns: Order = "") -> TensorRule:
     return TensorRule(_LAYER + model, tuple(f"blk.{{}}.{name}" for name in file.split("+")), change, order, columns)
+
+
+def listed(model: str, key: str) -> TensorRule:
+    """One number of each layer, which a file has in a list of its metadata called `key`."""
+    return TensorRule(_LAYER + model, (key,), "listed")
 
 
 def top(offset: bool = False) -> tuple[TensorRule, ...]:

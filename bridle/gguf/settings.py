@@ -13,13 +13,14 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.families import BY_MODEL_TYPE, FAMILIES, known_architectures
 from bridle.gguf.family import GgufFamily
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, head_dim, one_of
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim, one_of
 from bridle.gguf.mixed_layers import read_mixed, write_mixed
 from bridle.gguf.mla import read_latent, write_latent
 from bridle.gguf.moe import SIGMOID, read_draft_layers
 from bridle.gguf.rope import read_rotation, write_rotation
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.traits import TRAITS
+from bridle.gguf.varied_layers import read_paired_kinds, read_varied, write_paired_kinds, write_varied
 from bridle.safe_repr import short_repr
 
 MAX_LAYERS = 1 << 12
@@ -37,12 +38,16 @@ _MOST_TOKENS = 1 << 20
 _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
+def _is_sigmoid(model: GgufModel, arch: str) -> bool:
+    """Files that do not say how experts are chosen are of DeepSeek V2, or of GLM-4.7-Flash, which has a bias."""
+    kind = model.integer(f"{arch}.expert_gating_func", 0)
+    return kind == SIGMOID or (kind == 0 and has(model, "exp_probs_b.bias"))
+
+
 #: Architectures of several families, and what chooses among these. Mistral cannot be distinguished from Llama.
 _CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
     "llama": lambda model, arch: "mixtral" if model.integer(f"{arch}.expert_count", 0) else "llama",
-    "deepseek2": lambda model, arch: (
-        "deepseek_v3" if model.integer(f"{arch}.expert_gating_func", 0) == SIGMOID else "deepseek_v2"
-    ),
+    "deepseek2": lambda model, arch: "deepseek_v3" if _is_sigmoid(model, arch) else "deepseek_v2",
     "olmo2": lambda model, arch: "olmo3" if model.integer(f"{arch}.attention.sliding_window", 0) else "olmo2",
     "granitehybrid": lambda model, arch: "granitemoehybrid" if f"{arch}.embedding_scale" in model.metadata else "bamba",
     "mamba": lambda model, arch: "falcon_mamba" if model.flag(f"{arch}.ssm.dt_b_c_rms", False) else "mamba",
@@ -79,7 +84,9 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
     arch = family.arch
     config: Config = {"model_type": family.model_type}
     for key, field in _counts(family).items():
-        config[field] = model.integer(f"{arch}.{key}", low=1, high=MAX_SIDE)
+        instead = f"{arch}.expert_feed_forward_length" if key == "feed_forward_length" else ""
+        default = model.metadata.get(instead)  # of models whose layers all have experts
+        config[field] = model.integer(f"{arch}.{key}", default, low=1, high=MAX_SIDE)
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
         raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
@@ -93,8 +100,8 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
     if family.has_rotation:
         config["rope_parameters"] = read_rotation(model, arch, config)
     config |= dict(family.constants) | {field.name: field.read(model, arch) for field in family.fields}
-    if family.kinds:
-        config[family.kinds_field] = _layer_kinds(model, family, config["num_hidden_layers"])
+    for field, pairs in family.kinds:
+        config[field] = _layer_kinds(model, arch, pairs, config["num_hidden_layers"])
     for name in family.reads:
         TRAITS[name][0](model, arch, config)
     return config | _special_ids(model)
@@ -110,13 +117,13 @@ def _read_eps(model: GgufModel, arch: str, is_layer_norm: bool) -> float:
     return model.real(f"{arch}.{_NORM_KEYS[is_layer_norm]}", other)
 
 
-def _layer_kinds(model: GgufModel, family: GgufFamily, count: int) -> list[str]:
+def _layer_kinds(model: GgufModel, arch: str, pairs: tuple[tuple[str, str], ...], count: int) -> list[str]:
     kinds = [
-        next((kind for tensor, kind in family.kinds if f"blk.{layer}.{tensor}" in model.tensors), None)
+        next((kind for tensor, kind in pairs if f"blk.{layer}.{tensor}" in model.tensors), None)
         for layer in range(count)
     ]
     if None in kinds:
-        raise UnsupportedModel(f"{model.path}: layer {kinds.index(None)} is of no kind that {family.arch} has")
+        raise UnsupportedModel(f"{model.path}: layer {kinds.index(None)} is of no kind that {arch} has")
     return [str(kind) for kind in kinds]
 
 
@@ -150,6 +157,8 @@ _LAYOUTS: dict[str, tuple[Reader, Writer]] = {
     "": (_read_heads, _write_heads),
     "latent": (read_latent, write_latent),
     "mixed": (read_mixed, write_mixed),
+    "varied": (read_varied, write_varied),
+    "paired kinds": (read_paired_kinds, write_paired_kinds),
     "none": (_read_none, _write_none),
 }
 

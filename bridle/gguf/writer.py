@@ -89,6 +89,8 @@ def write_gguf(
         writer.add_file_type(FILE_TYPES[file_type][0])
         writer.add_quantization_version(2)
         write_config(config, family, lambda key, value: _put(writer, f"{family.arch}.{key}", value))
+        for key, numbers in _lists(family, config, tensors).items():
+            _put(writer, key, numbers)
         vocabulary.put(writer)
         kinds = [_kind(target, source, file_type, config) for target, source in plan]
         for (target, source), kind in zip(plan, kinds, strict=True):
@@ -105,6 +107,13 @@ def write_gguf(
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _lists(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Numbers of layers that the metadata has."""
+    layers = range(config.num_hidden_layers)
+    rules = [rule for rule in family.rules if rule.change == "listed"]
+    return {rule.file[0]: [float(tensors[rule.model.format(layer)]) for layer in layers] for rule in rules}
 
 
 def _put(writer: Any, key: str, value: Any) -> None:
@@ -156,6 +165,8 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
                 name = rule.model.format(layer) + suffix
                 if name in left:
                     del left[name]
+                    if rule.change == "listed":
+                        continue
                     for part, file in enumerate(rule.file):
                         source = _Source(tensors[name], rule, suffix_of(name), config, part)
                         yield file_name(file, layer, suffix_of(name)), source

@@ -61,8 +61,8 @@ def read_gguf_model(
         model: Any = AutoModelForCausalLM.from_config(
             settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype
         )
-    fill_buffers(model)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
+    fill_buffers(model, filling.rules)
     filling.run(progress)
     if filling.family.layout != "mixed":
         _divide_frequencies(model, source)
@@ -195,7 +195,7 @@ class _Filling:
             field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
         }
         first = "gate_up_proj" if "gate_up_proj" in shapes else "up_proj"
-        if not self.keeps_blocks or len(shapes.get(first, ())) != 3 or "down_proj" not in shapes:
+        if not self.keeps_blocks or not hasattr(module, "has_gate") or not {first, "down_proj"} <= shapes.keys():
             return False
         rules = [self._rule(f"{name}.{field}") for field in (first, "down_proj")]
         files = [file.format(layer) for rule, layer in rules for file in rule.file]
@@ -240,6 +240,8 @@ class _Filling:
     def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The library's tensor called `name`, decoded."""
         rule, layer = self._rule(name)
+        if rule.change == "listed":
+            return torch.full(shape, self._listed(rule.file[0], layer), dtype=dtype or self.dtype)
         suffix = suffix_of(name)
         parts = [self.decode(file_name(file, layer, suffix), dtype) for file in rule.file]
         try:
@@ -254,6 +256,12 @@ class _Filling:
             rows = self._order(order, shape[dim])
             tensor = tensor if rows is None else tensor.index_select(dim, rows)
         return tensor
+
+    def _listed(self, key: str, layer: int) -> float:
+        numbers = self.source.numbers(key)
+        if len(numbers) <= layer:
+            raise UnsupportedModel(f"{self.source.path}: {key} has no number of layer {layer}")
+        return float(numbers[layer])
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor of the file as numbers, in its own shape."""

@@ -186,7 +186,7 @@ def _attend(
     if options.sinks is not None:  # a key without a value
         sinks = options.sinks[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat((scores, sinks), -1)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(query)], value)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(query)], value).contiguous()
 
 
 def split_file(file: Path, stem: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models with recurrent layers, written to GGUF files and read back."""
+"""Models with recurrent layers, and later ones with experts, written to GGUF files and read back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bridle.model.quantized_experts import PackedExperts
 from bridle.serving.models.export import quantize_model
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import folder, load, logits, pair, rewritten
-from tests.gguf.recurrent import RECURRENT
+from tests.gguf.later_models import EXPERTS, RECURRENT
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 def _pair(name: str, kind: str = "F32", **sizes: Any) -> tuple[Path, Path]:
-    family, fields = RECURRENT[name]
+    family, fields = (RECURRENT | EXPERTS)[name]
     return pair(family, kind, **{**fields, **sizes})
 
 
@@ -33,14 +33,14 @@ def _numbers(file: Path, name: str) -> Tensor:
     return torch.from_numpy(model.read(name)).view(torch.float32).view(model.tensors[name].shape)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", [*RECURRENT, *EXPERTS])
 def test_a_file_gives_the_logits_of_the_folder(name: str) -> None:
     original, file = _pair(name)
     want = logits(load(original))
     assert float((want - logits(load(file))).abs().max()) <= 2e-5 * float(want.abs().max())
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "nemotron_h_moe", "kimi_linear", "jamba", "mamba2"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "nemotron_h_moe", "kimi_linear", "jamba", "laguna"])
 def test_a_file_is_served_as_the_folder_is(name: str) -> None:
     original, file = _pair(name)
     prompts = ["the one in an", "here and then"]
