@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from bridle.constraint_usage import ConstraintUsage
 from bridle.errors import BridleError
 from bridle.traces import Later, Record, Trace, made
 from bridle.traces.highlight import page_of
@@ -55,7 +57,7 @@ class Logprob:
 @dataclass(slots=True)
 class Usage:
     """Exact counts of one output. `completion_tokens` counts the sampled and forced tokens that were not rolled
-    back."""
+    back. `constraint` is measured only on request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
@@ -66,6 +68,7 @@ class Usage:
     shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
     drafted_tokens: int = 0  # guessed and computed before they were drawn
     accepted_tokens: int = 0  # of those, the ones that were drawn
+    constraint: ConstraintUsage | None = None
 
     @property
     def rejected_tokens(self) -> int:
@@ -79,18 +82,26 @@ class Usage:
             "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
         }
 
-    def fields(self) -> dict[str, int]:
+    def constraint_fields(self) -> dict[str, Any]:
+        """The field `constraint` as plain data; nothing if it was not measured."""
+        return {} if self.constraint is None else {"constraint": self.constraint.to_dict()}
+
+    def fields(self) -> dict[str, Any]:
         """All counts by name, as those protocols tell them that have no words of their own."""
-        return asdict(self) | self.predictions()
+        counts = {name: getattr(self, name) for name in TOKEN_KINDS.values()}
+        return counts | self.predictions() | self.constraint_fields()
 
     def add(self, other: Usage) -> None:
         """Add `other`'s counts to these: the usage of a request is the sum over its outputs."""
-        for name in self.__slots__:
+        for name in TOKEN_KINDS.values():
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.constraint is not None:
+            self.constraint = self.constraint or ConstraintUsage()
+            self.constraint.add(other.constraint)
 
 
 #: The kinds of tokens, in the words of logs and metrics, and the fields of `Usage` that count them.
-TOKEN_KINDS = {name.removesuffix("_tokens"): name for name in Usage.__slots__}
+TOKEN_KINDS = {name.removesuffix("_tokens"): name for name in Usage.__slots__ if name.endswith("_tokens")}
 
 
 @dataclass(slots=True)

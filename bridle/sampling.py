@@ -34,6 +34,8 @@ MAX_PREDICTION_CHARS = 1 << 16
 AUTO_DRAFTS = -1
 #: How a constraint treats tokens that the tokenizer would not write.
 CANONICAL = ("strict", "prefer", "off")
+#: What happens to a forced text that is less likely than its floor.
+ON_FLOOR = ("flag", "refuse", "rewind")
 DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
 
 
@@ -173,6 +175,10 @@ class SamplingParams:
     would do it: `strict` always, `prefer` where little is allowed. The builder of a request turns texts to tokens: it
     sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries that it resolves of
     `logit_bias`.
+
+    `constraint_report` measures what steering took from the model (`Usage.constraint`). `constraint_floor` is a
+    log-probability: a run of forced tokens below it is counted (`on_constraint_floor` `flag`), ends the output with an
+    error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -227,6 +233,9 @@ class SamplingParams:
     prediction: str = _param("")
     prediction_ids: tuple[int, ...] = _param((), openai=None, tgi=None, lmtp=None, cli=None)
     canonical: str = _param("off")
+    constraint_report: bool = _param(False)
+    constraint_floor: float | None = _param(None, (-10_000.0, 0.0))
+    on_constraint_floor: str = _param("flag")
 
     if not TYPE_CHECKING:
 
@@ -251,9 +260,10 @@ class SamplingParams:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
             )
-        if self.canonical not in CANONICAL:
-            words = ", ".join(map(repr, CANONICAL))
-            raise InvalidRequest(f"canonical is {short_repr(self.canonical)}; must be one of {words}", "canonical")
+        for name, known in (("canonical", CANONICAL), ("on_constraint_floor", ON_FLOOR)):
+            if getattr(self, name) not in known:
+                words = ", ".join(map(repr, known))
+                raise InvalidRequest(f"{name} is {short_repr(getattr(self, name))}; must be one of {words}", name)
         if self.mirostat == 1:
             raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
         _check_lists(self)
@@ -267,6 +277,16 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def measures_constraint(self) -> bool:
+        """Return whether the effects of steering are measured."""
+        return self.constraint_report or self.constraint_floor is not None
+
+    @property
+    def scores_output(self) -> bool:
+        """Return whether the log-probabilities of all output tokens are computed, forced ones included."""
+        return self.logprobs is not None or self.measures_constraint
 
     @property
     def has_penalties(self) -> bool:

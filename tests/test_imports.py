@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.gguf",),
     ("bridle.cpu_kernels",),
     ("bridle.demo",),
-    ("bridle.config", "bridle.outputs", "bridle.sampling"),
+    ("bridle.config", "bridle.outputs", "bridle.constraint_usage", "bridle.sampling"),
     ("bridle.traces",),
     ("bridle.telemetry",),
     ("bridle.compat",),
@@ -62,6 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # The values at the bottom know each other in one direction only.
 ALLOWED_PEERS = {
+    ("bridle.outputs", "bridle.constraint_usage"),
     ("bridle.outputs", "bridle.errors"),
     ("bridle.outputs", "bridle.sampling"),
     ("bridle.safe_repr", "bridle.errors"),

@@ -61,6 +61,9 @@ _TOLD: Mapping[str, str] = {
     "banned_phrases": "Text that the output never contains.",
     "allowed_token_ids": "Token id that may be sampled; others may not.",
     "canonical": "Tokens of a constrained text as the tokenizer writes them: `strict`, `prefer` or `off`.",
+    "constraint_report": "Measure what constraints and controllers take from the model.",
+    "constraint_floor": "Log-probability that a forced text must reach.",
+    "on_constraint_floor": "Action on a forced text below the floor: `flag`, `refuse` or `rewind`.",
     "prediction": "Expected output; its tokens are used as drafts.",
 }
 

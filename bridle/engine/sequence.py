@@ -94,6 +94,11 @@ class Sequence:
         return self.control.pool is not None
 
     @property
+    def is_traced(self) -> bool:
+        """Return whether the distributions behind its draws are noted."""
+        return self.trace is not None or self.output.meter is not None
+
+    @property
     def is_held(self) -> bool:
         """Return whether its controller keeps it from being computed."""
         control = self.control
@@ -120,14 +125,14 @@ class Sequence:
     @property
     def num_to_score(self) -> int:
         """Return the number of tokens, from the start of the sequence, whose log-probability is requested."""
-        if self.sampling.logprobs is not None:
+        if self.sampling.scores_output:
             return len(self.tokens)
         return self.num_prompt if self.sampling.prompt_logprobs is not None else 0
 
     @property
     def wants_scores(self) -> bool:
         """Return whether a requested log-probability is still unknown."""
-        asks = self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
+        asks = self.sampling.scores_output or self.sampling.prompt_logprobs is not None
         return asks and self.output.num_scored < self.num_to_score
 
     @property
@@ -178,13 +183,13 @@ class Sequence:
         """Append a placeholder for the token that row `row` of the last batch samples, so that a step can be planned
         that computes it. Its log-probability will come with it if requested."""
         self.tokens.append(placeholder_for_row(row))
-        self.output.num_scored += self.sampling.logprobs is not None
+        self.output.num_scored += self.sampling.scores_output
 
     def pop_placeholder(self) -> None:
         """Undo `append_placeholder`. The executor's mirror may have the token, which does not matter until it is
         known."""
         self.tokens.pop()
-        self.output.num_scored -= self.sampling.logprobs is not None
+        self.output.num_scored -= self.sampling.scores_output
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
@@ -280,6 +285,7 @@ class Sequence:
             draws=SamplerState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
             output=OutputState(
                 output.text.copy() if output.text else None,
+                meter=output.meter and output.meter.copy(),
                 bans={position: set(tokens) for position, tokens in output.bans.items()},
                 num_scored=len(self.tokens),
                 prompt_sent=True,

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum, auto
 from bridle.engine.control.decision import Awaited, Decision
 from bridle.engine.guardrails.guardrails import GuardrailMatch
 from bridle.engine.interfaces import Ask, Change, ControllerPool
+from bridle.engine.outputs.constraint_meter import ConstraintMeter, ForcedRun
 from bridle.engine.outputs.stop_strings import OutputText
 from bridle.engine.spec_decode.step_cost import AcceptanceRate
 from bridle.outputs import FinishReason, Logprob, TokenEvent, Usage
@@ -244,4 +245,6 @@ class OutputState:
     num_scored: int = 0  # tokens whose log-probability is known or not wanted
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
+    meter: ConstraintMeter | None = None  # None: nobody asked for it
+    unlikely: ForcedRun | None = None  # a run below the floor, about which nothing was done yet
     usage: Usage = field(default_factory=Usage)

@@ -124,6 +124,9 @@ class SamplingOptions(TypedDict, total=False):
     prediction: str
     prediction_ids: Sequence[int]
     canonical: Literal["strict", "prefer", "off"]
+    constraint_report: bool
+    constraint_floor: float | None
+    on_constraint_floor: Literal["flag", "refuse", "rewind"]
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

@@ -188,7 +188,7 @@ class Token:
     text: str | None = None
     position: int | None = None
     branch: int = 0
-    usage: Mapping[str, int] | None = None
+    usage: Mapping[str, Any] | None = None
     seed: int | None = None
 
 

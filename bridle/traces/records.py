@@ -197,13 +197,15 @@ class ExchangeRecord(Record):
 class EndRecord(Record):
     """The output is complete; `text` is the text that was held back until now. `stop` ended it, or `error`.
     `num_cut` records of the request are missing, because it had too many. `modules` are the names of the request's
-    Wasm controllers, each with the hash of its module at the start of the controllers; the first output has them."""
+    Wasm controllers, each with the hash of its module at the start of the controllers; the first output has them.
+    `constraint` is what steering took from the model, as `usage.constraint` reports it."""
 
     reason: str = ""
     text: str = ""
     stop: int | str | None = None
     error: str | None = None
     usage: dict[str, int] = field(default_factory=dict)
+    constraint: dict[str, Any] | None = None
     num_cut: int = 0
     modules: tuple[tuple[str, str], ...] = ()
 

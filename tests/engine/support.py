@@ -19,6 +19,7 @@ from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence, root_key
 from bridle.engine.sequence_state import QueueState
 from bridle.outputs import (
+    TOKEN_KINDS,
     Embedded,
     Event,
     Finished,
@@ -339,7 +340,7 @@ def check_output(output: Output, expected: ReferenceOutput, request: Request) ->
 def check_usage(usage: Usage, expected: Usage) -> None:
     """Cached and drafted tokens depend on what ran before and beside; all else is the request's alone."""
     by_chance = {"cached_tokens", "drafted_tokens", "accepted_tokens"}
-    counted = {name: getattr(usage, name) for name in Usage.__slots__ if name not in by_chance}
+    counted = {name: getattr(usage, name) for name in TOKEN_KINDS.values() if name not in by_chance}
     assert 0 <= usage.accepted_tokens <= usage.drafted_tokens
     assert counted == {name: getattr(expected, name) for name in counted}
     assert usage.cached_tokens <= usage.prompt_tokens

@@ -57,4 +57,7 @@ OTHER: Mapping[str, Any] = {
     "prediction": "so",
     "prediction_ids": (3, 4),
     "canonical": "prefer",
+    "constraint_report": True,
+    "constraint_floor": -3.0,
+    "on_constraint_floor": "rewind",
 }

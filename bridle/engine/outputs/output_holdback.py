@@ -89,8 +89,15 @@ def find_alternative(seq: Sequence) -> bool:
     are banned at their last token, which excludes no other text. If no token is left then, this position is banned
     itself.
     """
-    text = seq.output.text
-    if text is None or not seq.output.bans.get(len(seq.tokens)):
+    text, meter = seq.output.text, seq.output.meter
+    if not seq.output.bans.get(len(seq.tokens)):
+        return False
+    if meter is not None and meter.usage.rewound_runs and not meter.is_given_up:
+        meter.is_given_up = True
+        seq.output.bans.clear()
+        seq.clamp_computed()
+        return True
+    if text is None:
         return False
     if text.goes_by_last:
         seq.output.num_banned = text.num_since_drawn()

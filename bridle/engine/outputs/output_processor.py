@@ -14,11 +14,13 @@ from dataclasses import replace
 
 from bridle.engine.guardrails.policy_enforcement import PolicyEnforcer
 from bridle.engine.interfaces import TextDecoder
+from bridle.engine.outputs.constraint_meter import ConstraintMeter, ForcedRun, run_text
 from bridle.engine.outputs.output_holdback import hold, push_guarded, release, trim, watch_of
 from bridle.engine.outputs.repeats import Repeats
 from bridle.engine.outputs.stop_strings import OutputText, Released
 from bridle.engine.outputs.trace_recorder import TraceRecorder
 from bridle.engine.scheduling.scheduler import Scheduler
+from bridle.engine.scheduling.step_plan import SampleRow, StepResult
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import PendingToken
 from bridle.engine.statistics import EngineStatistics
@@ -70,6 +72,8 @@ class OutputProcessor:
         client has them."""
         seq.output.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
+        if seq.sampling.measures_constraint:
+            seq.output.meter = ConstraintMeter(seq.sampling.constraint_floor)
         self._open_text(seq)
         if seq.request.generated:
             seq.resume_from(seq.request.generated)
@@ -95,6 +99,11 @@ class OutputProcessor:
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         seq.tokens.append(token)
         self._count(seq, forced)
+        if output.meter is not None:
+            if forced:
+                output.meter.add_forced(len(seq.tokens) - 1, token)
+            else:
+                output.num_scored = len(seq.tokens)
         if output.text is None:
             released = _NO_TEXT
         elif seq.request.guard is None:
@@ -133,6 +142,18 @@ class OutputProcessor:
             seq.output.usage.sampled_tokens += 1
             self._statistics.num_sampled_tokens += 1
 
+    def note_drawn(self, seq: Sequence, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
+        """Note for the trace and the meter the distribution from which row `number` of a step was sampled."""
+        if seq.trace is not None:
+            self.tracer.drawn(seq, row, result, number, is_draft=is_draft)
+        draw = result.draws[number] if seq.output.meter is not None and row.mask is not None and result.draws else None
+        if draw is not None and seq.output.meter is not None:
+            seq.output.meter.usage.add_removed(draw.taken)
+
+    def spell(self, seq: Sequence, run: ForcedRun) -> str:
+        """The text of a run of forced tokens."""
+        return run_text(self._decoder, seq.tokens, run)
+
     def count_replaced(self, seq: Sequence) -> None:
         """Count a sampled token that a splice replaced before it entered the sequence."""
         self._count(seq, forced=False)
@@ -161,6 +182,8 @@ class OutputProcessor:
         del output.held[len(output.held) - num_held :]
         seq.truncate(len(seq.tokens) - num_tokens)
         self._scheduler.on_rewind(seq)
+        if output.meter is not None:
+            output.meter.truncate(len(seq.tokens))
         num_chars = 0
         if output.text is not None:
             num_chars = output.text.rewind(num_generated, num_hidden)
@@ -213,8 +236,10 @@ class OutputProcessor:
             score = self._spelled(seq, bare)
             if output.num_scored < seq.num_prompt:
                 output.prompt_logprobs.append(score)
-            elif output.unsent:
+            elif output.unsent and seq.sampling.logprobs is not None:
                 self._send(seq, output.unsent.pop(0), score)
+            if output.meter is not None and output.num_scored >= seq.num_prompt:
+                output.unlikely = output.meter.add_score(output.num_scored, bare.logprob) or output.unlikely
             output.num_scored += 1
             self.note_prompt(seq)
 
@@ -329,6 +354,9 @@ class OutputProcessor:
             self.events += release(seq)
         tail += seq.output.text.flush() if seq.output.text is not None else ""
         seq.output.usage.completion_tokens = seq.num_generated
+        if seq.output.meter is not None:
+            tokens = seq.tokens[: len(seq.tokens) - (seq.num_generated > 0 and seq.tokens[-1] in seq.stop_ids)]
+            seq.output.usage.constraint = seq.output.meter.report(self._decoder, tokens, seq.num_prompt)
         self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
         self._statistics.finished[reason.value] += 1
         event = Finished(

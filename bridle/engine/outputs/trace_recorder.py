@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, TextDecoder
@@ -16,7 +15,7 @@ from bridle.engine.scheduling.scheduler import Scheduled
 from bridle.engine.scheduling.step_plan import SampleRow, StepResult
 from bridle.engine.sequence import Sequence as Output
 from bridle.engine.sequence_state import NO_DRAW, TraceBudget, TraceState
-from bridle.outputs import Finished, Traced, Usage
+from bridle.outputs import TOKEN_KINDS, Finished, Traced
 from bridle.traces import (
     MAX_BIASES,
     MAX_LIVE_RECORDS,
@@ -35,9 +34,6 @@ from bridle.traces import (
     TokenRecord,
     WaitRecord,
 )
-
-#: What a usage counts.
-_COUNTS = tuple(each.name for each in fields(Usage))
 
 
 class TraceRecorder:
@@ -150,8 +146,9 @@ class TraceRecorder:
         trace = _traced(seq)
         self._end_wait(seq, trace)
         error = None if event.error is None else f"{event.error.code}: {event.error}"
-        usage = {name: getattr(event.usage, name) for name in _COUNTS}
+        usage = {name: getattr(event.usage, name) for name in TOKEN_KINDS.values()}
         record = EndRecord(seq.index, self._step, event.reason.value, event.text, event.stop, error, usage)
+        record.constraint = event.usage.constraint_fields().get("constraint")
         record.num_cut, record.modules = trace.room.num_cut, trace.modules
         self._emit(Traced(seq.request.id, seq.index, record))
         if event.is_last:

@@ -81,7 +81,14 @@ class ChoiceScorer:
         if not probes:
             return
         bare = replace(parent.request, guard=None, trace=False, detokenize=False)
-        sampling = replace(parent.sampling, prompt_logprobs=0, logprobs=None, speculate=0)
+        sampling = replace(
+            parent.sampling,
+            prompt_logprobs=0,
+            logprobs=None,
+            speculate=0,
+            constraint_report=False,
+            constraint_floor=None,
+        )
         for probe in probes:
             seq = parent.probe(self._new_id(), bare, sampling)
             self._scheduler.add_fork(parent, seq)
@@ -139,6 +146,8 @@ class ChoiceScorer:
             random = fork_key(owner.key, _ORDINAL + owner.draws.num_draws, 0)
             number = draw_option(scores, owner.sampling, random)
             owner.count_draw()
+            if owner.output.meter is not None:
+                owner.output.meter.add_choice(scores, len(choice.options.tokens[number]))
             self._steering.force(owner, 0, choice.options.tokens[number])
 
     # -- endings -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from bridle.engine.control.controller_lookahead import PLAIN
 from bridle.engine.control.controller_manager import ControllerManager
 from bridle.engine.control.decision import Branch, Splice
 from bridle.engine.interfaces import Ask
+from bridle.engine.outputs.constraint_floor import apply_floor
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, options_of
@@ -172,6 +173,7 @@ class SamplePlanner:
         """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
         runs = out.batch.scores[:num_known]
+        changed = set[int]()  # sequences that take another way than the drawn one
         scores = {run.seq_id: values for run, values in zip(runs, result.scores[:num_known], strict=True)}
         for item in scheduled:
             seq = item.seq
@@ -181,15 +183,20 @@ class SamplePlanner:
                 self._progress.note_prompt(seq)
             if seq.id in scores:
                 self._progress.add_scores(seq, scores[seq.id])
+                self._apply_floor(seq, changed)
                 self._progress.finish_when_scored(seq)
+            elif seq.output.unlikely is not None:
+                self._apply_floor(seq, changed)
         for (seq, _), vector in zip(out.embeds, vectors, strict=True):
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
         num_right: dict[int, tuple[AcceptedDrafts, int]] = {}
         for draw in out.draws:
-            if draw.row is not None and draw.seq.trace is not None:
-                self._progress.tracer.drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
+            if draw.seq.id in changed:
+                continue
+            if draw.row is not None and draw.seq.is_traced:
+                self._progress.note_drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
             if draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
@@ -206,6 +213,16 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
         if out.choices:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
+
+    def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
+        """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue otherwise than drawn. A
+        controller that is late is waited for, because it still computes with these tokens."""
+        if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
+            return
+        changed.add(seq.id)
+        self.choices.end(seq)
+        if not seq.is_finished:
+            self._steering.report(seq)
 
     def _accept(self, draw: PlannedDraw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
         """Apply a sampled token to its branch: the token enters the sequence, or a splice replaces it."""

@@ -39,7 +39,8 @@ def draw_row(
     mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + num_draws, len(drafts) - place
-    num_traced = 0 if owner.trace is None else NUM_CANDIDATES
+    is_metered = owner.output.meter is not None and mask is not None
+    num_traced = int(is_metered) if owner.trace is None else NUM_CANDIDATES
     return SampleRow(mirror, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
 
 

@@ -151,8 +151,10 @@ class ModelDrafter(Proposer):
 
     def _new_shadow(self, seq: Sequence) -> Sequence:
         sampling = seq.sampling
-        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
-            sampling = sampling.with_(logprobs=None, prompt_logprobs=None)
+        if sampling.scores_output or sampling.prompt_logprobs is not None:
+            sampling = sampling.with_(
+                logprobs=None, prompt_logprobs=None, constraint_report=False, constraint_floor=None
+            )
         return Sequence(
             id=seq.id,
             request=Request(seq.request.id, (), sampling, tenant=seq.request.tenant),

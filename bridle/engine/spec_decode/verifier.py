@@ -92,8 +92,8 @@ class DraftVerifier:
             if draw.seq.control.pool is not None:
                 self._steering.foresight.tell(draw.seq, right.num_tokens)
             row += 1
-            if draw.seq.trace is not None:
-                self._progress.tracer.drawn(draw.seq, batch.rows[row], result, row, is_draft=True)
+            if draw.seq.is_traced:
+                self._progress.note_drawn(draw.seq, batch.rows[row], result, row, is_draft=True)
         return right
 
     def _accept_draft(self, draw: PlannedDraw, row: int, result: StepResult, right: AcceptedDrafts) -> bool:

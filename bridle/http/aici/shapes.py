@@ -59,11 +59,11 @@ class RunUsage:
             case Rewind():
                 unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
 
-    def shape(self) -> dict[str, int]:
+    def shape(self) -> dict[str, Any]:
         """The wire's object."""
         cost = 2 * self.sampled_tokens + self.ff_tokens
         counts = {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
-        return counts | self.over.predictions()
+        return counts | self.over.predictions() | self.over.constraint_fields()
 
 
 @dataclass(slots=True)

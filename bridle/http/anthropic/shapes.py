@@ -74,6 +74,7 @@ def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
         "output_tokens_details": {"thinking_tokens": num_thinking}
         | usage_shape(usage, num_thinking)["completion_tokens_details"],
         "server_tool_use": None,
+        **usage.constraint_fields(),
     }
 
 

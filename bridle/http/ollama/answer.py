@@ -121,6 +121,7 @@ class OllamaAnswer:
             "eval_count": usage.completion_tokens,
             "eval_duration": nanoseconds((story.last_token or now) - computed),
             "seed": part.request.sampling.seed,
+            **({"usage": usage.constraint_fields()} if usage.constraint is not None else {}),
             **part.note_fields(0),
         }
 

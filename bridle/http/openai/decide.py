@@ -46,10 +46,11 @@ class DecideBody(Fields):
     min_p: float | None = None
     seed: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    constraint_report: bool | None = None
 
     def sampling(self) -> SamplingParams:
         """The parameters of the draw among the options. Raises `InvalidRequest`."""
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "constraint_report")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return SamplingParams(max_tokens=None, **given)
 

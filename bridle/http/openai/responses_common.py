@@ -42,6 +42,7 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
             "rewound_tokens": usage.rewound_tokens,
             "shared_tokens": usage.shared_tokens,
         },
+        **usage.constraint_fields(),
     }
 
 

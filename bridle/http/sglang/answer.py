@@ -101,7 +101,7 @@ class SglangResponse:
         }
         if is_last:
             meta["e2e_latency"] = time.monotonic() - self.generation.story.began
-            meta |= output.usage.predictions()
+            meta |= output.usage.predictions() | output.usage.constraint_fields()
         meta |= self._logprobs(part, sent)
         return {"text": sent.text, "output_ids": list(sent.tokens), "meta_info": meta}
 

@@ -70,7 +70,7 @@ def finish_word(output: CompletionOutput) -> str:
     return "stop_sequence" if isinstance(output.stop_reason, str) else "eos_token"
 
 
-def usage_fields(usage: Usage) -> dict[str, int]:
+def usage_fields(usage: Usage) -> dict[str, Any]:
     """Exact counts, beyond the original's."""
     return usage.fields()
 

@@ -93,7 +93,9 @@ def make_request(
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
-        _check_goes_with_phrases(controller)
+        _check_rolls_nothing_back(controller, "banned_phrases")
+    if sampling.constraint_floor is not None and sampling.on_constraint_floor == "rewind":
+        _check_rolls_nothing_back(controller, "on_constraint_floor")
     if policies is not NO_POLICIES:
         controller = policies.steer(controller)
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
@@ -127,11 +129,11 @@ def make_request(
     )
 
 
-def _check_goes_with_phrases(controller: object | None) -> None:
-    """Refuse banned phrases together with a controller that rolls text back by itself."""
+def _check_rolls_nothing_back(controller: object | None, field: str) -> None:
+    """Refuse a field that takes text back together with a controller that may do so by itself."""
     if not all(isinstance(part, (Constraint, ReasoningThenGrammar)) for part in parts_of(controller)):
-        message = "banned_phrases do not go with a controller, which can take text back by itself"
-        raise InvalidRequest(message, "banned_phrases")
+        message = f"{field}: this value takes text back, which a controller does by itself. Leave out one."
+        raise InvalidRequest(message, field)
 
 
 #: An embedding draws nothing; the length is not looked at.

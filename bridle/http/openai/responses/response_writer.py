@@ -64,6 +64,7 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
         "output_tokens": shape["completion_tokens"],
         "output_tokens_details": shape["completion_tokens_details"],
         "total_tokens": shape["total_tokens"],
+        **generation.usage.constraint_fields(),
     }
 
 

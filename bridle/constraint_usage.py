@@ -1,0 +1,73 @@
+"""Effects of steering on one output: how much probability masks removed, and how likely forced text was.
+
+A constraint makes a text valid, not likely. These figures show where the two differ. They are measured only for
+requests that ask for them (`constraint_report`, `constraint_floor`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedText:
+    """A run of forced tokens: its text, and its log-probability (natural logarithm) under the model."""
+
+    text: str
+    logprob: float
+
+
+@dataclass(slots=True)
+class ConstraintUsage:
+    """Figures of one output, or of several together.
+
+    `removed_sum` and `removed_max` are probabilities, between 0 and 1 for each of the `masked_tokens`, which are the
+    draws under a mask. A scored choice is one draw. `least_likely` is the forced run of the lowest log-probability.
+    `noncanonical_tokens` are those that the tokenizer would not write for the same text. `runs_below_floor` stayed
+    in the text although they are less likely than `constraint_floor`; `rewound_runs` were taken back.
+    """
+
+    masked_tokens: int = 0
+    removed_sum: float = 0.0
+    removed_max: float = 0.0
+    forced_runs: int = 0
+    least_likely: ForcedText | None = None
+    noncanonical_tokens: int = 0
+    runs_below_floor: int = 0
+    rewound_runs: int = 0
+
+    @property
+    def removed_mean(self) -> float:
+        """The mean probability that a mask removed; 0 without a mask."""
+        return self.removed_sum / self.masked_tokens if self.masked_tokens else 0.0
+
+    def add_removed(self, probability: float) -> None:
+        """Count one draw from which a mask removed tokens of this total probability."""
+        self.masked_tokens += 1
+        self.removed_sum += probability
+        self.removed_max = max(self.removed_max, probability)
+
+    def add(self, other: ConstraintUsage) -> None:
+        """Add the figures of another output."""
+        for name in ("masked_tokens", "removed_sum", "forced_runs", "noncanonical_tokens", *_RUNS):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.removed_max = max(self.removed_max, other.removed_max)
+        found = [each for each in (self.least_likely, other.least_likely) if each is not None]
+        self.least_likely = min(found, key=lambda each: each.logprob, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain data, as `usage.constraint` reports them."""
+        least = self.least_likely
+        return {
+            "masked_tokens": self.masked_tokens,
+            "removed_probability": {"sum": self.removed_sum, "mean": self.removed_mean, "max": self.removed_max},
+            "forced_runs": self.forced_runs,
+            "least_likely_run": None if least is None else {"text": least.text, "logprob": least.logprob},
+            "noncanonical_tokens": self.noncanonical_tokens,
+            "runs_below_floor": self.runs_below_floor,
+            "rewound_runs": self.rewound_runs,
+        }
+
+
+_RUNS = ("runs_below_floor", "rewound_runs")

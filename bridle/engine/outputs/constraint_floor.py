@@ -1,0 +1,44 @@
+"""Decides what happens to a run of forced tokens that is less likely than a request allows."""
+
+from __future__ import annotations
+
+from bridle.engine.outputs.constraint_meter import ForcedRun
+from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.sequence import Sequence
+from bridle.errors import ControllerError
+
+
+def apply_floor(seq: Sequence, progress: OutputProcessor) -> bool:
+    """Do to the output what it asks for if a run is below its floor. Returns whether other tokens follow than those
+    that were drawn in this step."""
+    run, seq.output.unlikely = seq.output.unlikely, None
+    meter, action = seq.output.meter, seq.sampling.on_constraint_floor
+    assert run is not None and meter is not None
+    if action == "refuse":
+        progress.fail(seq, _refusal(seq, run, progress))
+        return True
+    if action == "flag" or run.start <= seq.num_prompt or not meter.may_rewind():
+        return False
+    _rewind(seq, run, progress)
+    return True
+
+
+def _refusal(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> ControllerError:
+    text = progress.spell(seq, run)
+    return ControllerError(
+        f"constraint_floor: got {seq.sampling.constraint_floor:g}; the constraint forces {text!r}, whose "
+        f"log-probability is {run.logprob:.2f}. Allow what the model would write, "
+        "lower the floor, or send on_constraint_floor='flag'."
+    )
+
+
+def _rewind(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> None:
+    """Take back the run with the token before it, which is not sampled there again."""
+    output, position = seq.output, run.start - 1
+    token, num_tokens = seq.tokens[position], len(seq.tokens) - position
+    assert output.meter is not None
+    output.ending = None  # it may have waited for this score
+    progress.rewind(seq, num_tokens)
+    output.meter.usage.rewound_runs += 1
+    output.bans.setdefault(position, set()).add(token)
+    progress.policing.note_change(seq, num_tokens)

@@ -1,0 +1,123 @@
+"""Measures what steering takes from the model in one output.
+
+The engine reports draws under a mask, forced tokens and their log-probabilities. A *run* is a series of forced tokens
+with no draw between them. It is judged as a whole once all of its tokens are scored. Options of a scored choice are
+drawn as a whole, so their tokens are not forced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from bridle.constraint_usage import ConstraintUsage, ForcedText
+from bridle.engine.interfaces import TextDecoder
+
+#: How often an output takes another way because of an unlikely run. Later runs are only counted.
+MAX_FLOOR_REWINDS = 32
+
+
+@dataclass(slots=True)
+class ForcedRun:
+    """The tokens from position `start` on, of which the first `num_scored` have the log-probability `logprob`."""
+
+    start: int
+    tokens: tuple[int, ...] = ()
+    num_scored: int = 0
+    logprob: float = 0.0
+    is_below: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(slots=True)
+class ConstraintMeter:
+    """The figures of one output so far. `floor` is the least log-probability of a run that is not counted as a failure.
+    Positions count all tokens of the sequence. `num_chosen` tokens of an option are still to come."""
+
+    floor: float | None = None
+    usage: ConstraintUsage = field(default_factory=ConstraintUsage)
+    runs: list[ForcedRun] = field(default_factory=list)
+    num_chosen: int = 0
+    is_given_up: bool = False
+
+    def copy(self) -> ConstraintMeter:
+        """The state of a fork, which counts its own draws only."""
+        runs = [replace(run) for run in self.runs]
+        return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
+
+    def add_choice(self, scores: Sequence[float], num_tokens: int) -> None:
+        """Count the draw of an option with `num_tokens` tokens; `scores` are the log-probabilities of all options."""
+        self.usage.add_removed(max(0.0, 1.0 - math.fsum(map(math.exp, scores))))
+        self.num_chosen = num_tokens
+
+    def add_forced(self, position: int, token: int) -> None:
+        """Note a token that was appended without a draw."""
+        if self.num_chosen:
+            self.num_chosen -= 1
+        elif self.runs and self.runs[-1].end == position and not self.runs[-1].num_scored:
+            self.runs[-1].tokens += (token,)
+        else:
+            self.runs.append(ForcedRun(position, (token,)))
+
+    def add_score(self, position: int, logprob: float) -> ForcedRun | None:
+        """Note the log-probability of a token. Returns the run that is known now to be below the floor."""
+        run = next((run for run in reversed(self.runs) if run.start <= position), None)
+        if run is None or position != run.start + run.num_scored or position >= run.end:
+            return None
+        run.num_scored += 1
+        run.logprob += logprob
+        run.is_below = run.num_scored == len(run.tokens) and self.floor is not None and run.logprob < self.floor
+        return run if run.is_below else None
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget the runs that do not lie within the first `num_tokens` tokens."""
+        self.runs = [run for run in self.runs if run.end <= num_tokens]
+        self.num_chosen = 0
+
+    def may_rewind(self) -> bool:
+        """Return whether a run may be taken back."""
+        return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
+
+    def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
+        """The figures of the complete output, which are the `tokens` from `start` on."""
+        scored = [run for run in self.runs if run.num_scored == len(run.tokens)]
+        least = min(scored, key=lambda run: run.logprob, default=None)
+        usage = replace(self.usage, forced_runs=len(scored), runs_below_floor=sum(run.is_below for run in scored))
+        if decoder is not None:
+            usage.noncanonical_tokens = num_noncanonical(decoder, tokens, start)
+        if least is not None:
+            usage.least_likely = ForcedText(run_text(decoder, tokens, least), least.logprob)
+        return usage
+
+
+def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun) -> str:
+    """The text of a run among the `tokens` of its sequence."""
+    if decoder is None:
+        return ""
+    state = decoder.open(tokens[max(run.start - 1, 0) : run.start], False)
+    return "".join([state.push(token) for token in run.tokens]) + state.flush()
+
+
+def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) -> int:
+    """Count the tokens from `start` on that the tokenizer would not write at their place of the same text."""
+    lead = tokens[max(start - 1, 0) : start]  # some tokenizers treat the beginning of a text differently
+    placed, text = _placed(decoder, lead, tokens[start:])
+    written, _ = _placed(decoder, lead, decoder.tokens_of(text))
+    return len(placed - written)
+
+
+def _placed(decoder: TextDecoder, lead: Sequence[int], tokens: Sequence[int]) -> tuple[set[tuple[int, int, int]], str]:
+    """The tokens, each with the place where it ends and its number among those that end there; and their text."""
+    state, parts, end, same = decoder.open(lead, False), list[str](), 0, 0
+    found = set[tuple[int, int, int]]()
+    for token in tokens:
+        parts.append(state.push(token))
+        same = 0 if parts[-1] else same + 1
+        end += len(parts[-1])
+        found.add((token, end, same))
+    return found, "".join(parts) + state.flush()
