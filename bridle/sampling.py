@@ -179,6 +179,9 @@ class SamplingParams:
     `constraint_report` measures what steering took from the model (`Usage.constraint`). `constraint_floor` is a
     log-probability: a run of forced tokens below it is counted (`on_constraint_floor` `flag`), ends the output with an
     error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
+
+    With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
+    spells their text again, and shows what follows it.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -236,6 +239,7 @@ class SamplingParams:
     constraint_report: bool = _param(False)
     constraint_floor: float | None = _param(None, (-10_000.0, 0.0))
     on_constraint_floor: str = _param("flag")
+    token_healing: bool = _param(False)
 
     if not TYPE_CHECKING:
 

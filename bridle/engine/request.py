@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.guardrails.guardrails import Guardrails
 from bridle.engine.multimodal.multimodal_inputs import MultiModalItem, Runs
+from bridle.engine.sampling.token_healing import TokenHealing
 from bridle.outputs import FinishReason
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
@@ -113,8 +114,9 @@ class Request:
     prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
     `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
     for a while after an output ended by itself; a request that `continues` it uses that KV. `guard` has the operator's
-    rules for its texts. `repeats` marks parts of a text that must not come twice. The part of a request that goes to
-    one of several controllers `is_composed`.
+    rules for its texts. `healing` says how the output begins in place of what was taken from the prompt. `repeats`
+    marks parts of a text that must not come twice. The part of a request that goes to one of several controllers
+    `is_composed`.
     """
 
     id: str
@@ -140,6 +142,7 @@ class Request:
     repeats: RepeatMarks | None = None
     continues: str = ""
     guard: Guardrails | None = None
+    healing: TokenHealing | None = None
     is_composed: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
 

@@ -127,6 +127,7 @@ class SamplingOptions(TypedDict, total=False):
     constraint_report: bool
     constraint_floor: float | None
     on_constraint_floor: Literal["flag", "refuse", "rewind"]
+    token_healing: bool
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

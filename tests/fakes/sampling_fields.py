@@ -60,4 +60,5 @@ OTHER: Mapping[str, Any] = {
     "constraint_report": True,
     "constraint_floor": -3.0,
     "on_constraint_floor": "rewind",
+    "token_healing": True,
 }

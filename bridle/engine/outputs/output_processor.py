@@ -15,6 +15,7 @@ from dataclasses import replace
 from bridle.engine.guardrails.policy_enforcement import PolicyEnforcer
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.outputs.constraint_meter import ConstraintMeter, ForcedRun, run_text
+from bridle.engine.outputs.healed_text import HealedText
 from bridle.engine.outputs.output_holdback import hold, push_guarded, release, trim, watch_of
 from bridle.engine.outputs.repeats import Repeats
 from bridle.engine.outputs.stop_strings import OutputText, Released
@@ -86,7 +87,8 @@ class OutputProcessor:
         """Start the text of a sequence that has generated nothing yet."""
         if self._decoder is None or not (seq.request.detokenize or seq.request.guard):
             return
-        state = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens)
+        state, healing = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens), seq.request.healing
+        state = state if healing is None else HealedText(state, healing.num_chars)
         sampling = seq.sampling
         watch = None if seq.request.guard is None else watch_of(seq, seq.request.guard, self._decoder)
         repeats = None if seq.request.repeats is None else Repeats(seq.request.repeats)

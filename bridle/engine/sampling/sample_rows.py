@@ -37,6 +37,8 @@ def draw_row(
     if banned := owner.output.bans.get(len(owner.tokens) + place):
         bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
     mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
+    if (healing := owner.request.healing) is not None:
+        mask = healing.restrict(mask, owner.tokens, owner.num_prompt)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + num_draws, len(drafts) - place
     is_metered = owner.output.meter is not None and mask is not None

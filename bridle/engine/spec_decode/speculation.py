@@ -187,6 +187,8 @@ def _may_draft(seq: Sequence) -> bool:
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False
+    if (healing := seq.request.healing) is not None and healing.mask_after(seq.tokens, seq.num_prompt) is not None:
+        return False
     if (
         seq.is_controlled and seq.output.text is not None and seq.output.text.may_go
     ):  # it hears of each draw before one takes others back

@@ -21,6 +21,7 @@ from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import LogitBias, SamplingParams
 from bridle.serving.policies.policy_registry import NO_POLICIES, Applied
 from bridle.serving.requests.request_limits import DEFAULT_TERMS, RequestLimits
+from bridle.serving.requests.token_healing import heal
 from bridle.structured_output.spec import Constraint
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ def make_request(
         _check_rolls_nothing_back(controller, "banned_phrases")
     if sampling.constraint_floor is not None and sampling.on_constraint_floor == "rewind":
         _check_rolls_nothing_back(controller, "on_constraint_floor")
+    healing = None
+    if sampling.token_healing:
+        tokens, controller, healing = heal(model.tokenizer, model.info.vocab_size, tokens, controller)
     if policies is not NO_POLICIES:
         controller = policies.steer(controller)
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
@@ -109,6 +113,7 @@ def make_request(
         sampling=sampling,
         controller=controller,
         guard=policies.guard,
+        healing=healing,
         adapter=None if adapter is None else model.adapters.resolve(adapter),
         stopping=tuple(stopping),
         deadline=terms.end(options.get("timeout")),

@@ -1,0 +1,46 @@
+"""The visible text of an output that first spells the end of its prompt again (see `sampling.token_healing`)."""
+
+from __future__ import annotations
+
+from bridle.engine.interfaces import TextState
+
+
+class HealedText:
+    """The text of an output without its first `num_chars` characters. Implements `TextState`."""
+
+    def __init__(self, state: TextState, num_chars: int, num_known: int = 0) -> None:
+        self._state = state
+        self._num_chars = num_chars
+        self._num_known = num_known  # characters that came, hidden ones included
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the last token ends inside of a character."""
+        return self._state.is_waiting
+
+    def push(self, token: int) -> str:
+        """Append a token; returns the visible characters that became certain."""
+        return self._shown(self._state.push(token))
+
+    def rewind(self, num_tokens: int) -> int:
+        """Take the last tokens back; returns how many visible characters disappear."""
+        num_before = self._num_visible
+        self._num_known -= self._state.rewind(num_tokens)
+        return num_before - self._num_visible
+
+    def flush(self) -> str:
+        """End the text; returns what is left of it."""
+        return self._shown(self._state.flush())
+
+    def copy(self) -> HealedText:
+        """An independent text in the same state."""
+        return HealedText(self._state.copy(), self._num_chars, self._num_known)
+
+    @property
+    def _num_visible(self) -> int:
+        return max(self._num_known - self._num_chars, 0)
+
+    def _shown(self, text: str) -> str:
+        num_before = self._num_visible
+        self._num_known += len(text)
+        return text[len(text) - (self._num_visible - num_before) :]
