@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.engine",),
     ("bridle.lora",),
     ("bridle.gguf",),
+    ("bridle.kv_store",),
     ("bridle.cpu_kernels",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.constraint_usage", "bridle.sampling"),

@@ -1,0 +1,214 @@
+"""Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
+
+A block that is offered is copied at once, into a queue of bounded size. If the queue is full, the block is dropped: it
+is a cache. Threads that write, and those that read while others compute, have low priority, so that they take little
+from a model on the same processors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from bridle.kv_store.records import Buffer
+from bridle.kv_store.store import SegmentStore
+
+_log = logging.getLogger(__name__)
+
+#: Bytes of blocks that wait to be written.
+MAX_QUEUED_BYTES = 128 << 20
+_NUM_READERS = 2
+_NICENESS = 10
+#: What other processes have written is looked for at most this often, in seconds.
+_REFRESH_EVERY = 1.0
+
+
+class LoadedBlock(NamedTuple):
+    """A block to read: its key, its size, and what takes its bytes, which are valid during the call alone."""
+
+    key: bytes
+    num_bytes: int
+    put: Callable[[memoryview], None]
+
+
+@dataclass(slots=True)
+class Load:
+    """Blocks that are being read. When `is_done`, the first `num_loaded` of them were put."""
+
+    blocks: Sequence[LoadedBlock]
+    is_done: bool = False
+    num_loaded: int = 0
+    failed: int = 1 << 62  # the first of them that was not found
+    numbers: count[int] = field(default_factory=count)
+    num_readers: int = _NUM_READERS
+
+
+class _Waiting(NamedTuple):
+    key: bytes
+    tenant: bytes
+    block: Buffer
+
+
+class BlockStore:
+    """A `SegmentStore` behind threads. `on_change` is called, from any thread, when a load is done. One thread calls
+    all methods."""
+
+    def __init__(self, store: SegmentStore, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.store = store
+        self._max_queued_bytes = max_queued_bytes
+        self._queue: deque[_Waiting] = deque()
+        self._queued: set[bytes] = set()
+        self._queued_bytes = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._writing: Future[None] | None = None
+        self._fast = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read")
+        self._nice = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read-nice", initializer=_be_nice)
+        self._memory = threading.local()
+        self._refreshed = time.monotonic()
+        self.num_written = self.num_dropped = self.num_read = 0
+        self.written_bytes = self.read_bytes = 0
+
+    def count_present(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the first keys are stored."""
+        if time.monotonic() - self._refreshed >= _REFRESH_EVERY:
+            self._refreshed = time.monotonic()
+            self._nice.submit(self.store.refresh)
+        return next((number for number, key in enumerate(keys) if key not in self.store), len(keys))
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def offer(
+        self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer], deadline: float | None = None
+    ) -> bool:
+        """Take a copy of a block to write it soon, unless it is stored already. If the queue is full, wait for room
+        until the `deadline` of the monotonic clock; without one, drop the block. Returns False if it was dropped."""
+        if key in self.store or key in self._queued:
+            return True
+        if not self._has_room(num_bytes, deadline):
+            self.num_dropped += 1
+            return False
+        waiting = _Waiting(key, tenant, copy())
+        with self._changed:
+            self._queue.append(waiting)
+            self._queued.add(key)
+            self._queued_bytes += num_bytes
+            self._changed.notify_all()
+        if self._writing is None:
+            self._writing = self._start_writer()
+        return True
+
+    def _has_room(self, num_bytes: int, deadline: float | None) -> bool:
+        def has_room() -> bool:
+            return self._queued_bytes + num_bytes <= self._max_queued_bytes
+
+        if has_room() or deadline is None:
+            return has_room() and not self._is_closed
+        with self._changed:
+            return self._changed.wait_for(has_room, max(deadline - time.monotonic(), 0.0))
+
+    def _start_writer(self) -> Future[None]:
+        from bridle.threads import start_thread
+
+        return start_thread(self._write, "bridle-kv-write")
+
+    def _write(self) -> None:
+        _be_nice()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._is_closed)
+                if not self._queue:
+                    return
+                waiting = self._queue[0]
+            try:
+                is_written = self.store.append(*waiting)
+            except Exception:
+                _log.exception("a block of the KV cache is not stored")
+                is_written = False
+            with self._changed:
+                self._queue.popleft()
+                self._queued.discard(waiting.key)
+                self._queued_bytes -= len(waiting.block)
+                self.num_written += is_written
+                self.num_dropped += not is_written
+                self.written_bytes += len(waiting.block) * is_written
+                self._changed.notify_all()
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until all that was offered is written, at most until `deadline`. Returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue, max(deadline - time.monotonic(), 0.0))
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def load(self, blocks: Sequence[LoadedBlock], is_behind: bool = False) -> Load:
+        """Begin to read blocks, in threads that call their `put`; `is_behind` others that compute."""
+        load, readers = Load(blocks), self._nice if is_behind else self._fast
+        for _ in range(_NUM_READERS):
+            readers.submit(self._read, load)
+        return load
+
+    def _read(self, load: Load) -> None:
+        try:
+            for number in load.numbers:
+                if number >= min(len(load.blocks), load.failed):
+                    break
+                if self._is_closed or not self._read_block(load.blocks[number]):
+                    with self._changed:
+                        load.failed = min(load.failed, number)
+        except Exception:
+            _log.exception("blocks of the KV cache are not loaded")
+            load.failed = 0
+        with self._changed:
+            load.num_readers -= 1
+            if load.num_readers:
+                return
+            load.num_loaded = min(len(load.blocks), load.failed)
+            self.num_read += load.num_loaded
+            self.read_bytes += sum(block.num_bytes for block in load.blocks[: load.num_loaded])
+            load.is_done = True
+        self.on_change()
+
+    def _read_block(self, block: LoadedBlock) -> bool:
+        memory = self._memory_of(block.num_bytes)
+        if not self.store.read(block.key, memory):
+            return False
+        block.put(memory)
+        return True
+
+    def _memory_of(self, num_bytes: int) -> memoryview:
+        memory: bytearray = getattr(self._memory, "bytes", bytearray())
+        if len(memory) != num_bytes:
+            memory = self._memory.bytes = bytearray(num_bytes)
+        return memoryview(memory)
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the threads, once all that was offered is written. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._fast.shutdown()
+        self._nice.shutdown()
+        if self._writing is not None:
+            self._writing.result()
+        self.store.close()
+
+
+def _be_nice() -> None:
+    """Let this thread compute behind others, where the system gives threads priorities of their own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

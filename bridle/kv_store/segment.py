@@ -1,0 +1,171 @@
+"""Segments: files to which one process appends records, and which all processes read.
+
+The process that writes a segment holds a lock on it for as long as it lives. A file that nobody has locked is complete:
+nothing is ever appended to it again. A reader ignores an incomplete record at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bridle.kv_store.records import ERASED, HEADER_BYTES, Buffer, Header, block_digest, pack_header, read_header
+
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is stored
+    fcntl = None  # type: ignore[assignment]
+
+SUFFIX = ".kv"
+HAS_LOCKS = fcntl is not None
+#: A segment's time of use is set at most this often, in seconds.
+_USE_EVERY = 1.0
+
+
+class Segment:
+    """A file of records, open for reading. Raises `OSError` if it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._end = 0  # of the records that were seen
+        self._used = 0.0
+
+    def scan(self) -> Iterator[tuple[int, Header]]:
+        """Yield the position and the header of each complete record since the last call. A damaged header ends the
+        segment, since nothing says where the next one is."""
+        try:
+            size = os.fstat(self._file).st_size
+            while (header := read_header(os.pread(self._file, HEADER_BYTES, self._end))) is not None:
+                end = self._end + HEADER_BYTES + header.num_bytes
+                if end > size:
+                    break
+                start, self._end = self._end, end
+                yield start, header
+        except OSError:
+            return
+
+    def read(self, position: int, key: bytes, into: memoryview) -> bool:
+        """Read the block `key` of the record at `position` into memory of its size. Returns whether it is there and
+        undamaged."""
+        try:
+            head = bytearray(HEADER_BYTES)
+            count = os.preadv(self._file, [head, into], position)
+        except OSError:
+            return False
+        header = read_header(bytes(head))
+        if header is None or header.key != key or count != HEADER_BYTES + len(into) or header.num_bytes != len(into):
+            return False
+        return block_digest(into) == header.digest
+
+    def note_use(self) -> None:
+        """Record that the segment is in use, so that others are dropped before it."""
+        now = time.monotonic()
+        if now - self._used >= _USE_EVERY:
+            self._used = now
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+    @property
+    def is_removed(self) -> bool:
+        """Return whether the file has been deleted."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def __del__(self) -> None:  # only once no thread reads it any more
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+
+class SegmentWriter:
+    """A new segment of this process, locked until it is closed. Raises `OSError` if it cannot be created."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{time.time_ns():020d}-{secrets.token_hex(4)}{SUFFIX}"
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        lock(self._file)
+        self.size = 0
+
+    def append(self, key: bytes, tenant: bytes, block: Buffer) -> int:
+        """Append a record and return its position. If that fails, nothing is appended and `OSError` is raised."""
+        header = pack_header(Header(len(block), key, tenant, block_digest(block)))
+        position = self.size
+        try:
+            _write_all(self._file, header, block, position)
+        except OSError:
+            os.ftruncate(self._file, position)
+            raise
+        self.size = position + len(header) + len(block)
+        return position
+
+    def close(self) -> None:
+        """Release the lock. A segment without records is removed."""
+        if not self.size:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        os.close(self._file)
+
+
+def _write_all(file: int, header: bytes, block: Buffer, position: int) -> None:
+    count = os.pwritev(file, [header, block], position)
+    if count < len(header):
+        raise OSError(f"only {count} bytes were written")
+    rest = memoryview(block)[count - len(header) :]
+    while rest:
+        count = os.pwrite(file, rest, position + len(header) + len(block) - len(rest))
+        if not count:
+            raise OSError("nothing more can be written")
+        rest = rest[count:]
+
+
+def lock(file: int) -> None:
+    """Wait for the lock of a file, which lasts until the file is closed, also by the end of the process."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def remove_if_complete(path: Path) -> bool:
+    """Remove a segment unless a process is writing it. Returns whether it is gone."""
+    with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as a process writes it
+        path.unlink()
+        return True
+    return not path.exists()
+
+
+def is_being_written(path: Path) -> bool:
+    """Return whether a live process appends to this segment."""
+    try:
+        with _opened(path, os.O_RDONLY) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def erase(path: Path, tenant: bytes) -> int:
+    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns how many there were. The block goes
+    first, so that an erasure that is cut off is found and completed by the next."""
+    num_erased = 0
+    with _opened(path, os.O_RDWR) as file:
+        for position, header in Segment(path).scan():
+            if header.tenant == tenant:
+                os.pwrite(file, bytes(header.num_bytes), position + HEADER_BYTES)
+                os.pwrite(file, pack_header(Header(header.num_bytes, ERASED, ERASED, ERASED)), position)
+                num_erased += 1
+        if num_erased:
+            os.fsync(file)
+    return num_erased
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield file
+    finally:
+        os.close(file)

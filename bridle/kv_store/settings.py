@@ -1,0 +1,52 @@
+"""Settings of a block store: its folder, and how much of the disk it may take."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.errors import InvalidRequest
+
+#: By default a store takes at most this many bytes, and at most this share of the free disk.
+DEFAULT_LIMIT, DISK_SHARE = 8 << 30, 0.1
+#: The value that stands for the folder in the user's cache.
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """`folder` holds the blocks of all models, `limit` bytes at most."""
+
+    folder: Path
+    limit: int
+
+
+def default_folder() -> Path:
+    """Return the folder in the user's cache."""
+    from bridle.file_cache import cache_folder  # which imports numpy
+
+    return cache_folder() / "kv"
+
+
+def default_limit(folder: Path) -> int:
+    """Return the bytes that a store in `folder` may take if nothing else is set."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return min(DEFAULT_LIMIT, int(shutil.disk_usage(existing).free * DISK_SHARE))
+
+
+def read_settings(place: str | None, limit: int | None) -> StoreSettings | None:
+    """Return the settings for `kv_store` and `kv_store_bytes`; None if there is no store. Raises `InvalidRequest` for a
+    folder that cannot be used."""
+    if not place or place == "off":
+        return None
+    folder = default_folder() if place == AUTO else Path(place).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InvalidRequest(
+            f"kv_store is {place!r}, which cannot be created: {error.strerror}; name a folder that can be written, "
+            "or `off`",
+            "kv_store",
+        ) from None
+    return StoreSettings(folder, default_limit(folder) if limit is None else limit)

@@ -1,0 +1,203 @@
+"""Blocks of one model on disk: segments in a folder that several processes share, and an index in memory.
+
+`FOLDER/SCOPE/*.kv` are the segments of one scope, which stands for a model and the format of its KV. The index is made
+from the headers, so no file of it can be wrong. A process appends only to segments of its own, and finds what others
+have appended when it looks again. The limit holds for all scopes together: before a segment is begun, complete ones are
+removed, those first that were not used for the longest time. A segment that is being written counts in full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridle.kv_store import segment as segments
+from bridle.kv_store.records import ERASED, HEADER_BYTES, Buffer, tenant_tag
+from bridle.kv_store.segment import SUFFIX, Segment, SegmentWriter
+
+_log = logging.getLogger(__name__)
+
+#: The limit holds this many segments, unless they would be larger than the second number.
+NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
+#: A store takes nothing of the last bytes of a disk.
+RESERVE_BYTES = 1 << 30
+_LOCK = ".lock"
+
+
+class SegmentStore:
+    """Blocks of scope `scope` in `folder`. Safe from any thread, except that one thread appends."""
+
+    def __init__(self, folder: Path, scope: str, limit: int) -> None:
+        self.folder, self.scope, self.limit = folder, scope, limit
+        self._own = folder / scope
+        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.segment_bytes = min(limit // NUM_SEGMENTS, _MAX_SEGMENT_BYTES)
+        self._index: dict[bytes, tuple[Segment, int]] = {}
+        self._segments: dict[Path, tuple[Segment, list[bytes]]] = {}
+        self._lock = threading.Lock()
+        self._writer: SegmentWriter | None = None
+        self.refresh()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Find the records that other processes have written, and forget those that they have removed."""
+        with self._lock:
+            found = set(self._own.glob(f"*{SUFFIX}"))
+            for path in self._segments.keys() - found:
+                self._forget(path)
+            for path in sorted(found - self._segments.keys()):
+                with contextlib.suppress(OSError):  # removed a moment ago
+                    self._segments[path] = Segment(path), []
+            for segment, keys in self._segments.values():
+                self._scan(segment, keys)
+
+    def _scan(self, segment: Segment, keys: list[bytes]) -> None:
+        for position, header in segment.scan():
+            if header.key != ERASED:
+                keys.append(header.key)
+                self._index[header.key] = segment, position
+
+    def _forget(self, path: Path) -> None:
+        segment, keys = self._segments.pop(path)
+        for key in keys:
+            if (place := self._index.get(key)) is not None and place[0] is segment:
+                del self._index[key]
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        """Read a block into memory of its size. Returns whether it is there and undamaged; a damaged one is not found
+        again."""
+        place = self._index.get(key)
+        if place is None:
+            return False
+        segment, position = place
+        if segment.read(position, key, into):
+            segment.note_use()
+            return True
+        with self._lock:
+            if self._index.get(key) == place:
+                del self._index[key]
+        return False
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
+        """Write a block unless it is there. Returns whether it is there now; it is not if the disk is full or the limit
+        too small."""
+        if key in self._index:
+            return True
+        size = HEADER_BYTES + len(block)
+        if size > self.segment_bytes:
+            return False
+        try:
+            if self._writer is None or self._writer.size + size > self.segment_bytes:
+                self._writer = self._begin_segment()
+            if self._writer is None:
+                return False
+            self._writer.append(key, tenant, block)
+        except OSError as error:
+            _log.warning("%s: a block is not stored: %s", self._own, error.strerror or error)
+            self._end_segment()
+            return False
+        with self._lock:
+            if self._writer.path not in self._segments:
+                self._segments[self._writer.path] = Segment(self._writer.path), []
+            self._scan(*self._segments[self._writer.path])
+        return key in self._index
+
+    def _begin_segment(self) -> SegmentWriter | None:
+        self._end_segment()
+        with _locked(self.folder):
+            if not self._make_room():
+                return None
+            self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return SegmentWriter(self._own)
+
+    def _end_segment(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _make_room(self) -> bool:
+        """Remove the least recently used segments until another one fits. Returns whether it does."""
+        complete, taken = [], 0
+        for path, size, used in list_segments(self.folder):
+            if segments.is_being_written(path):
+                taken += max(size, self.segment_bytes)
+            else:
+                complete.append((used, size, path))
+                taken += size
+        free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
+        for _, size, path in sorted(complete):
+            if taken + self.segment_bytes <= self.limit and free >= self.segment_bytes:
+                break
+            if segments.remove_if_complete(path):
+                taken, free = taken - size, free + size
+                with self._lock:
+                    if path in self._segments:
+                        self._forget(path)
+        return taken + self.segment_bytes <= self.limit and free >= self.segment_bytes
+
+    def close(self) -> None:
+        """Complete the segment of this process. Idempotent."""
+        self._end_segment()
+
+
+def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:
+    """Yield the file, the size and the time of the last use of each segment of all scopes."""
+    for path in folder.glob(f"*/*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            yield path, state.st_size, state.st_mtime
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeFiles:
+    """The segments of one scope. `used` is when one of them was last used, a Unix time."""
+
+    folder: Path
+    num_bytes: int
+    used: float
+
+
+def list_scopes(folder: Path) -> list[ScopeFiles]:
+    """Return all scopes of a store, the last used first."""
+    found: dict[Path, ScopeFiles] = {}
+    for path, size, used in list_segments(folder):
+        known = found.get(path.parent, ScopeFiles(path.parent, 0, 0.0))
+        found[path.parent] = ScopeFiles(path.parent, known.num_bytes + size, max(known.used, used))
+    return sorted(found.values(), key=lambda scope: -scope.used)
+
+
+def remove_scope(folder: Path) -> int:
+    """Remove the segments of a scope, except those that a process is writing. Returns the bytes that are free now."""
+    sizes = [(path, path.stat().st_size) for path in folder.glob(f"*{SUFFIX}")]
+    freed = sum(size for path, size in sizes if segments.remove_if_complete(path))
+    with contextlib.suppress(OSError):  # not empty
+        folder.rmdir()
+    return freed
+
+
+def forget_tenant(folder: Path, tenant: str) -> int:
+    """Erase all blocks of a user, of all models. Returns how many there were. Processes that use the store find none of
+    them any more."""
+    return sum(segments.erase(path, tenant_tag(tenant)) for path, _, _ in list(list_segments(folder)))
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from beginning or removing segments meanwhile."""
+    with (folder / _LOCK).open("ab") as file:
+        segments.lock(file.fileno())
+        yield

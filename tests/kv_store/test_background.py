@@ -1,0 +1,104 @@
+"""Threads of a store: blocks are copied when they are offered, the queue is bounded, a load gives a right beginning."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore
+from tests.kv_store.test_store import BLOCK, LIMIT, block_of, found_in, key_of, tag
+from tests.waiting import PATIENCE, until
+
+
+def opened(folder: Path, max_queued_bytes: int = 1 << 20) -> BlockStore:
+    return BlockStore(SegmentStore(folder, "model", LIMIT), max_queued_bytes)
+
+
+def offer(target: BlockStore, number: int, deadline: float | None = None) -> bool:
+    return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number), deadline)
+
+
+def loaded(target: BlockStore, numbers: range) -> dict[int, bytes]:
+    """The blocks that a load has put, as far as it says that they are there."""
+    put: dict[int, bytes] = {}
+
+    def putter(number: int, data: memoryview) -> None:
+        put[number] = bytes(data)
+
+    load = target.load([LoadedBlock(key_of(number), BLOCK, partial(putter, number)) for number in numbers])
+    until(lambda: load.is_done, "the load")
+    return {number: put[number] for number in numbers[: load.num_loaded]}
+
+
+def test_what_is_offered_is_written_and_can_be_loaded(tmp_path: Path) -> None:
+    target, changes = opened(tmp_path), threading.Event()
+    target.on_change = changes.set
+    assert all(offer(target, number) for number in range(6))
+    assert target.flush(time.monotonic() + PATIENCE)
+    assert loaded(target, range(6)) == {number: block_of(number) for number in range(6)}
+    assert changes.wait(PATIENCE)
+    assert (target.num_written, target.num_read, target.read_bytes) == (6, 6, 6 * BLOCK)
+    assert target.count_present([key_of(number) for number in range(9)]) == 6
+    target.close()
+    assert found_in(SegmentStore(tmp_path, "model", LIMIT), range(9)) == set(range(6))
+
+
+def test_a_load_ends_at_the_first_block_that_is_not_right(tmp_path: Path) -> None:
+    target = opened(tmp_path)
+    for number in range(6):
+        offer(target, number)
+    assert target.flush(time.monotonic() + PATIENCE)
+    segment, position = target.store._index[key_of(3)]
+    file = os.open(segment.path, os.O_WRONLY)
+    os.pwrite(file, b"wrong", position + 500)
+    os.close(file)
+    assert loaded(target, range(6)) == {number: block_of(number) for number in range(3)}
+    assert target.count_present([key_of(number) for number in range(6)]) == 3  # it is not tried again
+    target.close()
+
+
+def test_a_full_queue_drops_blocks_unless_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, going_on = opened(tmp_path, 2 * BLOCK), threading.Event()
+    append = target.store.append
+
+    def slow(key: bytes, tenant: bytes, block: bytes) -> bool:
+        assert going_on.wait(PATIENCE)
+        return append(key, tenant, block)
+
+    monkeypatch.setattr(target.store, "append", slow)
+    assert [offer(target, number) for number in (0, 1, 0, 2)] == [True, True, True, False]
+    assert not offer(target, 2, time.monotonic() + 0.01)
+    assert not target.flush(time.monotonic() + 0.01)
+    assert target.num_dropped == 2
+    going_on.set()
+    assert offer(target, 2, time.monotonic() + PATIENCE)
+    target.close()  # writes what is queued
+    assert target.num_written == 3
+    assert not offer(target, 4)
+
+
+def test_an_error_of_the_store_or_of_the_device_drops_blocks_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = opened(tmp_path)
+    append = target.store.append
+    monkeypatch.setattr(target.store, "append", lambda *given: 1 / 0)
+    offer(target, 0)
+    assert target.flush(time.monotonic() + PATIENCE)
+    monkeypatch.setattr(target.store, "append", append)
+    offer(target, 1)
+    assert target.flush(time.monotonic() + PATIENCE)
+    assert (target.num_written, target.num_dropped) == (1, 1)
+
+    def refuse(data: memoryview) -> None:
+        raise ValueError("no such block")
+
+    load = target.load([LoadedBlock(key_of(1), BLOCK, refuse)])
+    until(lambda: load.is_done, "the load")
+    assert load.num_loaded == 0
+    target.close()
