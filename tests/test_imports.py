@@ -54,6 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "bridle.lazy_names",
         "bridle.literals",
         "bridle.malloc",
+        "bridle.os_sandbox",
         "bridle.logs",
         "bridle.load_progress",
         "bridle.threads",
@@ -68,6 +69,7 @@ ALLOWED_PEERS = {
     ("bridle.outputs", "bridle.sampling"),
     ("bridle.safe_repr", "bridle.errors"),
     ("bridle.file_cache", "bridle.errors"),
+    ("bridle.os_sandbox", "bridle.errors"),
 }
 # The testing kit imports anything; besides tests only benchmarks drive it.
 MAY_USE_TESTING = ("bridle.testing", "bridle.bench", "dev", "tests.fakes")

@@ -51,9 +51,19 @@ class ControlOptions:
         "grows to at most 1 GiB."
     )
 
+    sandbox: Literal["strict", "best", "off"] | None = None
+    (
+        "Walls of the operating system around controllers, and around grammars and chat templates of clients: `strict` "
+        "refuses to start where one is missing, `best` uses what the kernel has. Default: best."
+    )
+
     def to_settings(self) -> ControlSettings:
+        """Return the settings. The choice of a sandbox holds for the whole process."""
+        from bridle import os_sandbox
         from bridle.serving.controller_runtime import ControlSettings
 
+        if self.sandbox is not None:
+            os_sandbox.choose(self.sandbox)
         return ControlSettings(
             mode=self.control,
             runtime=self.aici_rt,

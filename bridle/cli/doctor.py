@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bridle import __version__
+from bridle import __version__, os_sandbox
 from bridle.cgroups import num_cores
 from bridle.cli import setup_probes
 from bridle.cli.doctor_result import Finding, Level, Probe
@@ -59,7 +59,7 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
     yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     around = (setup_probes.packages, _libraries, _device, _memory, setup_probes.limits, setup_probes.files)
     settings = (setup_probes.variables, setup_probes.settings_file, setup_probes.surroundings)
-    for probe in (*around, *settings, _demo_model, _control, _hub, lambda: _port(port)):
+    for probe in (*around, *settings, _demo_model, _control, _sandbox, _hub, lambda: _port(port)):
         yield from _guarded(probe)
     if model is not None:
         yield from _guarded(lambda: setup_probes.model(model))
@@ -135,6 +135,16 @@ def _control() -> Iterator[Finding]:
         yield Finding("note", "controllers", "Wasm controllers are off", obstacle)
     else:
         yield Finding("ok", "controllers", f"the control runtime can start; modules are in {data_folder()}/controllers")
+
+
+def _sandbox() -> Iterator[Finding]:
+    walls = os_sandbox.available_walls()
+    if os_sandbox.mode() == "off":
+        yield Finding("note", "sandbox", f"{os_sandbox.VARIABLE}=off: guests are held by WebAssembly alone")
+    elif not walls.missing:
+        yield Finding("ok", "sandbox", f"Landlock {walls.landlock} and seccomp stand around guests")
+    for name, needs in walls.missing.items():
+        yield Finding("note", "sandbox", f"{name} is missing around guests", f"it needs {needs}")
 
 
 def _hub() -> Iterator[Finding]:

@@ -16,11 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from bridle import os_sandbox
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.structured_output.limits import PARSER_LIMITS, ConstraintLimits
 
 _PROGRAM = Path(__file__).with_name("compile_worker.py")
-_KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG")
+_KEPT_ENVIRONMENT = (os_sandbox.VARIABLE, "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG")
 #: After this many grammars a child process is replaced, so that its memory stays small.
 _MAX_JOBS = 500
 #: How much longer than its processor time a grammar may take by the clock, on a busy machine.
@@ -135,6 +136,9 @@ class _Child:
 
     def _cause_of_death(self, limits: ConstraintLimits) -> InvalidRequest | Overloaded:
         code = self._process.wait()
+        sandboxed = os_sandbox.explain_end(code)
+        if sandboxed is not None:
+            return InvalidRequest(f"the constraint's grammar cannot be compiled: {sandboxed}", "constraint")
         if self._is_late or code == -getattr(signal, "SIGKILL", 9):
             return Overloaded(f"the constraint's grammar was not compiled within {limits.seconds + _PATIENCE:g} s")
         if code == -getattr(signal, "SIGPROF", 0):

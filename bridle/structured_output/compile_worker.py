@@ -2,7 +2,7 @@
 
 Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar over single bytes
 instead of a model's vocabulary, and computes the first mask. Its thread has a smaller stack than any in the calling
-process. It therefore imports nothing but the standard library and llguidance.
+process. It therefore imports nothing but the standard library, llguidance and the sandbox.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 _STACK = 1 << 20
@@ -72,7 +73,13 @@ def reason(matcher: Any) -> str:
 
 
 def main() -> None:
-    """Serve grammars until standard input ends."""
+    """Serve grammars until standard input ends, in the operating system's sandbox."""
+    import llguidance  # noqa: F401 -- before files are out of reach
+
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from bridle import os_sandbox
+
+    os_sandbox.enter(readable=[Path("/proc/self/statm")])
     worker = threading.Thread(target=_serve)
     worker.start()
     worker.join()

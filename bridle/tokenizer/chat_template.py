@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridle import os_sandbox
 from bridle.errors import InvalidRequest, Overloaded, TemplateFailure, UnsupportedFeature, UnsupportedModel
 from bridle.multimodal.modalities import OF_PARTS, WORDS
 from bridle.safe_repr import short_repr
@@ -43,7 +44,8 @@ _CPU_SECONDS = 1
 WALL_SECONDS = 30.0  # start of the process included; only reached when the machine is busy
 _MAX_PROCESSES = 2
 _ENGINE = Path(__file__).with_name("template_engine.py")
-_KEPT_ENVIRONMENT = ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # what an interpreter may need
+#: What an interpreter may need.
+_KEPT_ENVIRONMENT = (os_sandbox.VARIABLE, "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 processes = threading.BoundedSemaphore(_MAX_PROCESSES)
 
 

@@ -1,7 +1,8 @@
 """Rendering a Jinja chat template in a sandbox that counts: steps, and the size of the texts it builds.
 
 The same file is a small program. Run as a script, it renders one template from standard input, in a process with limits
-of memory and processor time. It therefore imports nothing but the standard library and jinja2.
+of memory and processor time, and in the operating system's sandbox. It therefore imports nothing but the standard
+library, jinja2 and the sandbox.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from types import FrameType, GeneratorType
 from typing import Any, NamedTuple
 
@@ -222,7 +225,12 @@ def main() -> None:
     """Render the template that standard input describes; the text, or what went wrong, is JSON on standard
     output."""
     task = json.load(sys.stdin)
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from bridle import os_sandbox
+
+    time.localtime()  # reads the time zone, which is a file
     _bound_process(task["memory"], task["seconds"])
+    os_sandbox.enter()
     try:
         program = ChatTemplateProgram(task["source"], TemplateLimits(*task["limits"]))
         answer = {"text": program.render(task["variables"])}

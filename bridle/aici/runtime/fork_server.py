@@ -20,9 +20,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
 
 import msgspec
 
+from bridle import os_sandbox
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.loaded_module import GuestEnvironment
@@ -135,14 +138,14 @@ class ForkServer:
             self._changed.notify_all()
 
 
-def start(surroundings: GuestEnvironment, arguments: Sequence[str]) -> ForkServer:
-    """Fork the nursery. The caller must not have any threads yet."""
+def start(surroundings: GuestEnvironment, arguments: Sequence[str], readable: Path) -> ForkServer:
+    """Fork the nursery. The caller must not have any threads yet. Workers may read files in the folder `readable`."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
         try:
-            serve(theirs, surroundings)
+            serve(theirs, surroundings, readable)
         finally:
             os._exit(0)
     theirs.close()
@@ -158,12 +161,14 @@ def die_with_parent() -> None:
         os._exit(0)
 
 
-def serve(sock: socket.socket, surroundings: GuestEnvironment) -> None:
+def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -> None:
     """The main loop of the nursery, until the supervisor is gone."""
     from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
 
+    os_sandbox.preload()
+    os_sandbox.leave_namespaces()
     die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no burial
+    signal.signal(signal.SIGCHLD, _bury)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     sandbox = Sandbox(surroundings.limits)
@@ -181,17 +186,28 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment) -> None:
         else:
             if pid == 0:
                 sock.close()
-                _child(kind.decode(), descriptors, surroundings, sandbox)
+                _child(kind.decode(), descriptors, surroundings, sandbox, readable)
             send_frame(sock, str(pid).encode(), [handle])
             os.close(handle)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox) -> None:
+def _bury(_number: int, _frame: FrameType | None) -> None:
+    """Take the exit statuses of ended children, and log one that the sandbox caused."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            why = os_sandbox.explain_end(os.waitstatus_to_exitcode(ended[1]))
+            if why is not None:
+                _log.error("runtime process %d ended: %s", ended[0], why)
+
+
+def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox, readable: Path) -> None:
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies of a worker need no burial
         die_with_parent()
         if kind == _WORKER:
+            os_sandbox.enter(readable=[readable], may_fork=True)
             _be_worker(descriptors, surroundings, sandbox)
         elif kind == _OUR_COMPILER:
             os.nice(_NICE)
@@ -229,6 +245,7 @@ def be_compiler(descriptors: list[int], limits: RuntimeLimits) -> None:
     source, target, report = descriptors
     outcome = CompileResult()
     compiler.cap_resources(limits)
+    os_sandbox.enter()
     try:
         with open(source, "rb") as file:
             code, facts = compiler.compile_module(file.read(), limits)

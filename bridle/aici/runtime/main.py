@@ -27,7 +27,7 @@ from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.loaded_module import GuestEnvironment
 from bridle.aici.runtime.module_loader import Sandbox
-from bridle.aici.runtime.modules import ModuleStore
+from bridle.aici.runtime.modules import ModuleStore, compiled_folder
 from bridle.aici.runtime.parent_watch import ParentWatch
 from bridle.aici.runtime.side import SideOptions
 from bridle.aici.runtime.storage import SharedVariables
@@ -97,12 +97,12 @@ def _run(
     gc.collect()
     gc.freeze()  # keeps these objects out of collections, and their pages shared with forked processes
     if options.nursery is not None:
-        serve(socket.socket(fileno=options.nursery), surroundings)
+        serve(socket.socket(fileno=options.nursery), surroundings, compiled_folder(o.folder_of(options)))
         return 0
     if options.server:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-    nursery = start(surroundings, arguments)
+    nursery = start(surroundings, arguments, compiled_folder(o.folder_of(options)))
     if options.module:
         return _install(options, limits, nursery, surroundings)
     if not options.server:

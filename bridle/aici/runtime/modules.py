@@ -51,13 +51,18 @@ class Compiled:
     facts: str
 
 
+def compiled_folder(folder: Path) -> Path:
+    """Return where the store in `folder` keeps compiled code."""
+    return folder / "compiled"
+
+
 class ModuleStore:
     """Thread-safe. Every method that changes something is atomic, also against a crash."""
 
     def __init__(self, folder: Path, limits: RuntimeLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._wasm = folder / "modules"
-        self._cache = folder / "compiled"
+        self._cache = compiled_folder(folder)
         for path in (folder, self._wasm, self._cache):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.RLock()

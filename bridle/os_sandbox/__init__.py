@@ -1,0 +1,143 @@
+"""The second wall around untrusted work: restrictions that the operating system keeps even if the first wall (Wasm, a
+template sandbox, a grammar compiler) is broken.
+
+A process that is about to work for a client calls `enter`. From then on it cannot write, create or open files, except
+those that it may read. It cannot reach the network, start programs, or signal and inspect other processes. There is no
+way back. Importing this costs nothing but the standard library.
+
+`BRIDLE_SANDBOX` tells how strict to be: `strict` (all walls, or the process does not start), `best` (what the kernel
+has) or `off`.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+VARIABLE = "BRIDLE_SANDBOX"
+MODES = ("strict", "best", "off")
+#: What each wall needs, for messages.
+_NEEDS = {
+    "Landlock": "Linux 5.13 or newer with `landlock` among its security modules",
+    "seccomp": "Linux with seccomp filters, on x86-64 or ARM64",
+}
+_NEW_USER, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What this machine offers. `landlock` is the version of its interface; 0: none."""
+
+    landlock: int
+    has_seccomp: bool
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Names of missing walls, and what each needs."""
+        present = {"Landlock": self.landlock > 0, "seccomp": self.has_seccomp}
+        return {name: _NEEDS[name] for name, is_there in present.items() if not is_there}
+
+
+@cache
+def available_walls() -> Walls:
+    """Return what this machine offers."""
+    if sys.platform != "linux":
+        return Walls(0, has_seccomp=False)
+    from bridle.os_sandbox import landlock
+    from bridle.os_sandbox.syscalls import system_calls
+
+    has_filter = "Seccomp:" in Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return Walls(landlock.version(), has_seccomp=has_filter and system_calls() is not None)
+
+
+def mode(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the mode that was asked for. An unknown word counts as `strict`, since no wall must fall by a typo."""
+    word = environment.get(VARIABLE, "best")
+    return word if word in MODES else "strict"
+
+
+def choose(wanted: str) -> None:
+    """Set the mode of this process and of all that it starts. Raises `InvalidRequest` for `strict` where a wall is
+    missing."""
+    from bridle.errors import InvalidRequest
+
+    problem = _obstacle(wanted)
+    if problem is not None:
+        raise InvalidRequest(f"sandbox is {wanted!r}, but {problem}; `best` runs with the walls that exist", "sandbox")
+    os.environ[VARIABLE] = wanted
+
+
+def _obstacle(wanted: str) -> str | None:
+    missing = available_walls().missing if wanted == "strict" else {}
+    return "; ".join(f"{name} is missing here: it needs {needs}" for name, needs in missing.items()) or None
+
+
+def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
+    """Restrict this process for the rest of its life, as `mode()` says. It must not have started threads yet.
+
+    `readable`: files and folders that it may go on reading, besides Python's own. `may_fork`: it may start further
+    processes, which inherit the restrictions. Raises `OSError` if a wall that the kernel has cannot be raised.
+    """
+    wanted = mode()
+    if wanted == "off":
+        return
+    problem = _obstacle(wanted)
+    if problem is not None:
+        raise OSError(problem)
+    walls = available_walls()
+    if len(walls.missing) == len(_NEEDS):
+        return
+    from bridle.os_sandbox import kernel, landlock, seccomp
+
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if walls.landlock:
+        landlock.restrict([*python_folders(), *readable])
+    if walls.has_seccomp:
+        seccomp.install(seccomp.filter_of_machine(may_fork=may_fork))
+
+
+def preload() -> None:
+    """Do now what `enter` would do first in each process that is forked later."""
+    if mode() != "off" and available_walls().has_seccomp:
+        from bridle.os_sandbox import kernel, landlock, seccomp  # noqa: F401
+
+        python_folders()
+        for may_fork in (True, False):
+            seccomp.filter_of_machine(may_fork=may_fork)
+
+
+def leave_namespaces() -> bool:
+    """Move this process, and all that it starts, to a network without interfaces. Returns whether the kernel permits
+    that, which many containers do not. The process must not have threads."""
+    if mode() == "off" or sys.platform != "linux":
+        return False
+    from bridle.os_sandbox import kernel
+
+    try:
+        kernel.unshare(_NEW_USER | _NEW_NETWORK | _NEW_IPC)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def python_folders() -> tuple[Path, ...]:
+    """Return the folders that modules are imported from: of this interpreter, and of bridle."""
+    return (Path(os.__file__).parent, *map(Path, site.getsitepackages()), Path(__file__).resolve().parent.parent)
+
+
+def explain_end(status: int) -> str | None:
+    """Return what a negative exit status says of the sandbox, or None if it says nothing."""
+    import signal
+
+    if status != -getattr(signal, "SIGSYS", 0) or not status:
+        return None
+    return (
+        "it made a system call that the sandbox forbids, and the kernel ended it (SIGSYS). If this was no attack, "
+        f"report it with the kernel's audit line (dmesg, type=1326); {VARIABLE}=off switches the sandbox off"
+    )

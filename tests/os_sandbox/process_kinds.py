@@ -1,0 +1,93 @@
+"""A program that runs each attack in a process of one kind, and prints as JSON how it ended.
+
+The processes enter the sandbox through the product's own code. Only the work that follows is replaced. The program runs
+on its own because a process with threads can neither be forked nor restricted safely.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+from bridle import os_sandbox
+from bridle.aici.runtime import compiler as module_compiler
+from bridle.aici.runtime import fork_server
+from bridle.aici.runtime.limits import DEFAULT_LIMITS
+from bridle.aici.runtime.loaded_module import GuestEnvironment
+from bridle.aici.runtime.module_loader import Sandbox
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.structured_output import compile_worker
+from bridle.tokenizer import template_engine
+from tests.os_sandbox.attacks import ATTACKS, run_attack
+
+Work = Callable[[], None]
+_GUESTS = GuestEnvironment(RuntimeVocabulary([b"\0"], 0, lambda text: [0]), DEFAULT_LIMITS)
+
+
+def worker(attack: Work) -> None:
+    """A process that hosts Wasm controllers."""
+    with patch.object(fork_server, "_be_worker", lambda *_: attack()):
+        fork_server._child("worker", [], _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
+
+
+def compiler(attack: Work) -> None:
+    """A process that compiles an uploaded controller."""
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target, ours:
+        descriptors = [source.fileno(), target.fileno(), theirs.detach()]
+        with patch.object(module_compiler, "compile_module", lambda *_: attack()):
+            fork_server._child("compiler", descriptors, _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
+
+
+def template(attack: Work) -> None:
+    """A process that renders a client's chat template."""
+    task = {"source": "", "variables": {}, "limits": [1, 1], "memory": 1 << 40, "seconds": 5}
+    with (
+        patch.object(sys, "stdin", io.StringIO(json.dumps(task))),
+        patch.object(template_engine, "ChatTemplateProgram", lambda *_: attack()),
+    ):
+        template_engine.main()
+
+
+def grammar(attack: Work) -> None:
+    """A process that compiles a client's grammar, in a thread."""
+    with patch.object(compile_worker, "_serve", attack):
+        compile_worker.main()
+
+
+KINDS: dict[str, Callable[[Work], None]] = {kind.__name__: kind for kind in (worker, compiler, template, grammar)}
+
+
+def outcome(kind: Callable[[Work], None], name: str) -> str:
+    """Run an attack in a process of a kind; returns its report, or the signal that ended it."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        try:
+            kind(lambda: run_attack(name, writing))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        report = file.read().decode()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return report or f"ended {status}"
+
+
+def main() -> None:
+    """Run the attacks that are named, or all, in a process of the kind that is named first."""
+    os_sandbox.preload()
+    kind, *names = sys.argv[1:]
+    json.dump({name: outcome(KINDS[kind], name) for name in names or ATTACKS}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
