@@ -32,6 +32,7 @@ class TokenTable:
     ) -> None:
         self._pieces = pieces
         self._spelling = spelling
+        self.decoder = spelling.spec
         self.drops_in_first = spelling.drops_in_first
         #: How much the beginning of a text is still special: a count of spaces that may vanish, or 1 for a first token
         #: that loses all of its own.
@@ -100,6 +101,7 @@ class Spelling:
     """
 
     def __init__(self, spec: Spec | None) -> None:
+        self.spec = spec
         self.strip = 0
         self.strip_char = " "
         self.drops_in_first = False

@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest
 from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate, Message, prepare
 from bridle.tokenizer.token_table import TokenTable
-from bridle.tokenizer.tokenizer_files import TokenizerFiles, end_tokens, read_tokenizer
+from bridle.tokenizer.tokenizer_files import TokenizerFiles, end_tokens, outline_unpacked, read_tokenizer
 from bridle.tokenizer.vocabulary import Vocabulary
 from bridle.tokenizer.vocabulary_cache import load_vocabulary
 
@@ -68,13 +68,21 @@ class Tokenizer:
         from bridle.model.hub_lookup import resolve_model
 
         folder = resolve_model(str(path_or_id), revision)
-        return cls.of_folder(folder, partial(read_tokenizer, folder), "served", str(path_or_id))
+        read, outline = partial(read_tokenizer, folder), outline_unpacked(folder)
+        return cls.of_folder(folder, read, outline, kind="served", name=str(path_or_id))
 
     @classmethod
-    def of_folder(cls, folder: Path, read: Callable[[], TokenizerFiles], kind: str, name: str) -> Tokenizer:
-        """The tokenizer that `read` reads from a folder, or what was kept of it under `kind`. Raises the errors of
-        `read`."""
-        files, vocabulary = load_vocabulary(folder, kind, read)
+    def of_folder(
+        cls,
+        folder: Path,
+        read: Callable[[], TokenizerFiles],
+        outline: TokenizerFiles | None,
+        *,
+        kind: str,
+        name: str,
+    ) -> Tokenizer:
+        """The tokenizer that `read` reads from a folder; see `load_vocabulary`. Raises the errors of `read`."""
+        files, vocabulary = load_vocabulary(folder, kind, read, outline)
         return cls(
             files.backend,
             special_tokens=files.roles,

@@ -4,7 +4,7 @@ no network."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """The tokenizer of a folder: the `tokenizers.Tokenizer`, or a function that reads it, special tokens by role, and
-    the template of chats, or several by name. `is_derived`: transformers made it of files that say something else."""
+    the template of chats, or several by name. `is_derived`: transformers made it of files that say something else.
+    `special` are tokens that the reader adds as special ones."""
 
     backend: Any
     roles: dict[str, str]
     chat_template: Any
     is_derived: bool = False
+    special: tuple[str, ...] = ()
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
@@ -42,19 +44,30 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(loaded.backend_tokenizer, roles, chat_template_of(folder, loaded), is_derived=True)
 
 
-def _read_unpacked(folder: Path) -> TokenizerFiles:
+def outline_unpacked(folder: Path) -> TokenizerFiles | None:
+    """What is known of a folder's tokenizer without reading it, which is left to a function; None for a folder that
+    bridle did not write."""
+    if weights_of(folder) is None:
+        return None
     config = _read(folder / "tokenizer_config.json")
+    roles = {role: config[role] for role in _ROLES if isinstance(config.get(role), str)}
+    special = tuple(roles.values())
+    return TokenizerFiles(lambda: _read_unpacked(folder).backend, roles, config.get("chat_template"), special=special)
+
+
+def _read_unpacked(folder: Path) -> TokenizerFiles:
+    outline = outline_unpacked(folder)
+    assert outline is not None
     try:
         backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare exceptions
         raise UnsupportedModel(f"{folder} has no tokenizer that can be loaded: {error}; remove the folder") from None
-    roles = {role: config[role] for role in _ROLES if isinstance(config.get(role), str)}
     known = {info.content for info in backend.get_added_tokens_decoder().values()}
-    new = [tokenizers.AddedToken(t, normalized=False, special=True) for t in roles.values() if t not in known]
+    new = [tokenizers.AddedToken(t, normalized=False, special=True) for t in outline.special if t not in known]
     backend.add_special_tokens(new)
     check_added(folder, backend)
     return_free_memory()  # ten times the file's size, which weights would come on top of
-    return TokenizerFiles(backend, roles, config.get("chat_template"))
+    return replace(outline, backend=backend)
 
 
 def check_added(folder: Path, backend: Any) -> None:

@@ -20,7 +20,8 @@ import tokenizers
 
 from bridle.file_cache import Bytes, FileCache
 from bridle.tokenizer.token_table import Spec, Spelling, TokenTable
-from bridle.tokenizer.tokenizer_files import TokenizerFiles, decoder_of
+from bridle.tokenizer.tokenizer_files import TokenizerFiles
+from bridle.tokenizer.unpacked_vocabulary import read_unpacked_vocabulary
 from bridle.tokenizer.vocabulary import Vocabulary
 
 #: The version of what entries hold.
@@ -88,26 +89,38 @@ def pack(items: Sequence[str | None]) -> tuple[Bytes, Bytes]:
     return lengths.view(np.uint8), np.frombuffer(characters, np.uint8)
 
 
-def load_vocabulary(folder: Path, kind: str, read: Callable[[], TokenizerFiles]) -> tuple[TokenizerFiles, Vocabulary]:
+def load_vocabulary(
+    folder: Path, kind: str, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None = None
+) -> tuple[TokenizerFiles, Vocabulary]:
     """The tokenizer of a folder as `read` reads it, and its vocabulary. From the cache, its backend is a function that
-    reads it. `kind` tells different ways of reading apart. Raises the errors of `read`."""
+    reads it; so it is if `outline` has what is known of a folder that bridle wrote. `kind` tells different ways of
+    reading apart. Raises the errors of `read`."""
     states = [(str(path.resolve()), path.stat()) for path in sorted(_files(folder))]
-    key = [_EDITION, kind, [(name, state.st_size, state.st_mtime_ns) for name, state in states]]
     if sum(state.st_size for name, state in states if name.endswith(".json")) < LEAST_BYTES:
         files = read()
         return files, Vocabulary(files.backend)
-    cache = FileCache("vocabularies")
+    key = [_EDITION, kind, [(name, state.st_size, state.st_mtime_ns) for name, state in states]]
     versions = [version(name) for name in ("tokenizers", "transformers")]
+    cache = FileCache("vocabularies")
     place = cache.path(folder.name, msgspec.json.encode([key, versions]))
     found = cache.read(place, lambda size: np.empty(size, np.uint8))
     kept = None if found is None else _restore(*found, read)
     if kept is not None:
         return kept
-    files = read()
-    vocabulary = Vocabulary(files.backend)
+    files, vocabulary = _read(folder, read, outline)
     if not files.is_derived or type(files.backend.model).__name__ != "Unigram":  # JSON rounds the scores of these
         cache.write(place, *_describe(files, vocabulary))
     return files, vocabulary
+
+
+def _read(
+    folder: Path, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None
+) -> tuple[TokenizerFiles, Vocabulary]:
+    vocabulary = None if outline is None else read_unpacked_vocabulary(folder, outline.special)
+    if outline is None or vocabulary is None:
+        files = read()
+        return files, Vocabulary(files.backend)
+    return outline, vocabulary
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -125,7 +138,7 @@ def _describe(files: TokenizerFiles, vocabulary: Vocabulary) -> tuple[bytes, Seq
         chat_template=files.chat_template,
         added=dict(vocabulary.added),
         has_table=table is not None,
-        decoder=None if table is None else decoder_of(files.backend),
+        decoder=None if table is None else table.decoder,
         raw={} if table is None else table.raw,
         sizes=tuple(part.nbytes for part in parts),  # type: ignore[arg-type]
     )

@@ -25,6 +25,8 @@ from bridle.gguf.vocabulary_writer import vocabulary_fields
 from bridle.model.hub_lookup import resolve_model
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.tokenizer_files import load_fast_tokenizer, read_tokenizer
+from bridle.tokenizer.unpacked_vocabulary import read_unpacked_vocabulary
+from bridle.tokenizer.vocabulary import Vocabulary
 from tests.fakes.tiny_checkpoints import CHAT_TEMPLATE
 from tests.gguf.kit import folder, pair
 
@@ -309,6 +311,25 @@ def test_an_unpacked_tokenizer_is_that_of_the_library(family: str) -> None:
     }
     assert own.roles.items() <= {role: str(token) for role, token in loaded.special_tokens_map.items()}.items()
     assert own.chat_template == loaded.chat_template
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("role", ["the", "<s>"])
+def test_a_vocabulary_is_known_without_a_tokenizer(kind: str, role: str, tmp_path: Path) -> None:
+    _, copy, vocabulary = both(kind)
+    copy = tokenizers.Tokenizer.from_str(copy.to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary.spec), encoding="utf-8")
+    found = read_unpacked_vocabulary(tmp_path, [role, "no such"])
+    if kind == "unigram":
+        assert found is None
+        return
+    assert found is not None and found.table is not None
+    if role not in {token.content for token in copy.get_added_tokens_decoder().values()}:
+        copy.add_special_tokens([AddedToken(role, normalized=False, special=True)])
+    wanted = Vocabulary(copy)
+    assert wanted.table is not None
+    assert (list(found.pieces), found.gaps, found.added) == (list(wanted.pieces), wanted.gaps, wanted.added)
+    assert (found.table.texts, found.table.raw) == (wanted.table.texts, wanted.table.raw)
 
 
 def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

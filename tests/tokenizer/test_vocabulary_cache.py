@@ -11,8 +11,10 @@ import pytest
 
 from bridle.aici.runtime.vocabulary import load_vocabulary
 from bridle.file_cache import entries
+from bridle.model.hub_lookup import resolve_model
 from bridle.tokenizer import Tokenizer, tokenizer, vocabulary_cache
 from bridle.tokenizer.tokenizer_files import TokenizerFiles, read_tokenizer
+from tests.gguf.kit import pair
 from tests.tokenizer.kit import MAKERS, SENTENCES
 
 Read = Callable[[Path], TokenizerFiles]
@@ -118,3 +120,18 @@ def test_guests_get_the_same_tokens(tmp_path: Path) -> None:
     again.prepare()
     assert vars(again.tokenizer)["_opened"] is not None
     assert [again.encode(text) for text in SENTENCES] == [first.encode(text) for text in SENTENCES]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2"])
+def test_an_unpacked_file_is_known_before_its_tokenizer_is_read(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = resolve_model(str(pair(family)[1]))
+    found, guests = Tokenizer.load(folder), load_vocabulary(str(folder))
+    assert vars(found)["_opened"] is None
+    assert vars(guests.tokenizer)["_opened"] is None
+    monkeypatch.setattr(vocabulary_cache, "LEAST_BYTES", 1 << 30)
+    wanted, whole = Tokenizer.load(folder), load_vocabulary(str(folder))
+    assert knowledge(found) == knowledge(wanted)
+    assert (guests.tokens, guests.eos, guests.special) == (whole.tokens, whole.eos, whole.special)
+    for text in SENTENCES:
+        assert found.encode(text) == wanted.encode(text)
+        assert guests.encode(text) == whole.encode(text)

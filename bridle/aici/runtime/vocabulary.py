@@ -20,6 +20,7 @@ import tokenizers
 from bridle.aici.runtime.trie import TokenTrie, build_trie
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.file_cache import FileCache
+from bridle.gguf.folder import weights_of
 from bridle.malloc import return_free_memory
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.tokenizer_files import TokenizerFiles, check_added, stored_chat_template
@@ -132,7 +133,14 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return Tokenizer.load(name, revision)
-    return Tokenizer.of_folder(folder, partial(_read, folder), "guests", str(folder))
+    return Tokenizer.of_folder(folder, partial(_read, folder), _outline(folder), kind="guests", name=str(folder))
+
+
+def _outline(folder: Path) -> TokenizerFiles | None:
+    """What is known of a tokenizer that bridle wrote without reading it."""
+    if weights_of(folder) is None:
+        return None
+    return TokenizerFiles(lambda: _read(folder).backend, _roles(folder), stored_chat_template(folder))
 
 
 def _read(folder: Path) -> TokenizerFiles:

@@ -89,7 +89,6 @@ def serve(
         if load is not None:
             registry.add(model := load(settings), settings.aliases)
             learn(model)
-        start_thread(partial(_prepare_tokenizers, registry), "bridle-tokenizer")
         run(registry, settings, listener, keys, fronts, announce, tracing, context)
 
 
@@ -114,6 +113,7 @@ def run(
         shown = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
         scheme, needs_key = "http" if context is None else "https", settings.keys is not None
         (announce or partial(_announce, scheme=scheme, needs_key=needs_key))(registry, f"{shown}:{port}")
+        start_thread(partial(_prepare_tokenizers, registry), "bridle-tokenizer")
 
     renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
     app.state.http.awaits_parked = settings.drain_parked == "wait"
