@@ -7,7 +7,8 @@ reason, if it keeps state or order outside of attention over past tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bridle.errors import InvalidRequest, UnsupportedModel
 from bridle.gguf.folder import REFUSED
@@ -129,6 +130,12 @@ _REFUSED = {
 }
 
 
+#: Model types that compute what one of the library's does, with the same names of weights and fields.
+_SAME = {"kimi_k2": "deepseek_v3"}
+#: Model types of which the text part is read alone, since their tower needs packages that are not among bridle's.
+_TEXT_ALONE = frozenset({"gemma3n"})
+
+
 def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
     """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
     `UnsupportedModel` with the reason."""
@@ -139,10 +146,12 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     if checkpoint.gguf is not None and REFUSED in checkpoint.config:
         raise UnsupportedModel(str(checkpoint.config[REFUSED]))
     known = MODEL_MAPPING_NAMES if pools else _writing_families()
-    if "auto_map" in checkpoint.config and name not in known:
+    if "auto_map" in checkpoint.config and name not in known | _SAME.keys():
         raise UnsupportedModel(f"model type {name!r} needs Python code from the checkpoint, which bridle never runs")
     try:
-        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, local_files_only=True)
+        config = _other_config(checkpoint.config) or AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:
         raise UnsupportedModel(f"{checkpoint.folder / 'config.json'} cannot be used: {error}") from error
     if pools:
@@ -150,6 +159,19 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     else:
         check_structure(config)
     return config
+
+
+def _other_config(fields: Mapping[str, Any]) -> PreTrainedConfig | None:
+    """The configuration of a model type that is read as another one; None for all others."""
+    from transformers import CONFIG_MAPPING
+
+    name = str(fields.get("model_type"))
+    if name in _SAME:
+        return CONFIG_MAPPING[_SAME[name]].from_dict({**fields, "model_type": _SAME[name]})
+    if name in _TEXT_ALONE:
+        text = {"model_type": f"{name}_text", **fields.get("text_config", {})}
+        return CONFIG_MAPPING[text["model_type"]].from_dict(text)
+    return None
 
 
 def _writing_families() -> set[str]:

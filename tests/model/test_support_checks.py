@@ -16,7 +16,7 @@ from bridle.errors import InvalidRequest, OutOfBlocks, UnsupportedModel
 from bridle.model import support_checks
 from bridle.model.hub_lookup import resolve_model
 from tests.fakes import tiny_checkpoints
-from tests.model.driver import load
+from tests.model.driver import NaiveDriver, load
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -268,3 +268,49 @@ def test_progress_is_reported_in_order() -> None:
     assert seen[0][1] == 0.0 and seen[-1] == ("ready", 1.0)
     assert [share for _, share in seen] == sorted(share for _, share in seen)
     assert executor.info.eos_token_ids == (tiny_checkpoints.EOS,)
+
+
+def test_a_model_type_that_is_another_one(tmp_path: Path) -> None:
+    """Kimi K2 brings Python code for what the library computes as DeepSeek V3; the code is not run."""
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4}
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
+    groups = {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 4}
+    original = tiny_checkpoints.cached_checkpoint("deepseek_v3", **sizes, **latent, **groups)
+    folder = Path(shutil.copytree(original, tmp_path / "model"))
+    fields = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
+    (folder / "config.json").write_text(json.dumps({**fields, "model_type": "kimi_k2", "auto_map": code}))
+    assert _generate(folder) == _generate(original)
+
+
+def test_the_text_part_alone(tmp_path: Path) -> None:
+    """Gemma 3n's tower needs packages that are not among bridle's, so its weights are left out."""
+    original = tiny_checkpoints.cached_checkpoint(
+        "gemma3n_text",
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=16,
+        intermediate_size=[64] * 4,
+        activation_sparsity_pattern=[0.9, 0.9, 0.0, 0.0],
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=300,
+        altup_num_inputs=2,
+        laurel_rank=8,
+        num_kv_shared_layers=2,
+        tie_word_embeddings=True,
+    )
+    folder = Path(shutil.copytree(original, tmp_path / "model"))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma3n", "text_config": fields}))
+    weights = load_file(folder / "model.safetensors")
+    moved = {name.replace("model.", "model.language_model.", 1): weight for name, weight in weights.items()}
+    save_file({**moved, "model.vision_tower.conv": torch.ones(3)}, folder / "model.safetensors", {"format": "pt"})
+    assert _generate(folder) == _generate(original)
+
+
+def _generate(folder: Path) -> dict[int, list[int]]:
+    driver = NaiveDriver(load(folder), [list(range(10, 40))])
+    for _ in range(8):
+        driver.run_step({0: None})
+    assert len(driver.tokens[0]) == 38
+    return driver.tokens
