@@ -19,6 +19,7 @@ from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.errors import InvalidRequest
 from dev.bench.family_trial import CRASHED, MULTIMODAL, REFUSED, SERVED, UNTRIED, WRONG, architectures, try_family
+from dev.bench.named_models import write_named_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,6 +86,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
     print_table(console, "architectures", [{"state": a, "count": b, "families": c} for a, b, c in rows])
     if settings.report is not None:
         write_table(settings.report, rows)
+        write_named_table(settings.report)
     return {"counts": dict(Counter(state for state, _ in results.values())), "results": results}
 
 
