@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from bridle.engine.control.decision import Decision, Outside, Splice, both_masks, mask_of
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError
-from bridle.structured_output.canonical_pairs import CanonicalPairs
+from bridle.structured_output.canonical_pairs import CanonicalPairs, SmallMask
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
@@ -74,15 +74,11 @@ class CanonicalDraws:
         """`mask` without what was refused and, if it is small, what is not canonical; and whether it is small."""
         if self.refused:
             mask = both_masks(_without(self.refused, len(mask)), mask)
-        kept, tokens = vocabulary.pairs.filtered(last, mask)
-        if kept is None:
+        small = vocabulary.pairs.filtered(last, mask)
+        if small is None:
             return mask, False
-        if 1 < len(tokens) <= _MAX_FOLLOWED:
-            walk = matcher.copy()
-            going = [token for token in tokens if _goes_on(token, walk, vocabulary)]
-            kept = mask_of(going, 8 * len(mask)) if 0 < len(going) < len(tokens) else kept
-        if tokens:
-            return kept, True
+        if small.tokens:
+            return _going(small, matcher, vocabulary), True
         if self.is_strict:
             raise ControllerError(
                 "canonical: got 'strict'; no token that the tokenizer would write continues the constrained text after "
@@ -98,12 +94,41 @@ def _without(tokens: set[int], num_bytes: int) -> bytes:
     return bytes(row)
 
 
-def _goes_on(token: int, walk: Matcher, vocabulary: GrammarVocabulary) -> bool:
-    """Return whether what the grammar forces after `token` does not belong into one token with it. The matcher is left
-    as it was."""
-    if token in vocabulary.special:
-        return True
+def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> bytes:
+    """The mask without the tokens after which the grammar forces what belongs into one token with them; all of it, if
+    nothing else is left."""
+    if not small.doubtful or not 1 < len(small.tokens) <= _MAX_FOLLOWED:
+        return small.kept
+    walk, chains, ending = matcher.copy(), list[_Chain](), set[int]()
+    for text, token in small.doubtful:
+        chain = next((each for each in chains if each.text.startswith(text)), None)
+        if chain is None:
+            chain = _followed(token, text, walk, vocabulary)
+            chains.append(chain)
+        if not chain.goes_on(text, token, vocabulary.pairs):
+            ending.add(token)
+    left = [token for token in small.tokens if token not in ending]
+    return mask_of(left, 8 * len(small.kept)) if ending and left else small.kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A text that must come if one of its beginnings does. It `is_whole` if what follows does not change its tokens."""
+
+    text: bytes
+    is_whole: bool
+
+    def goes_on(self, text: bytes, token: int, pairs: CanonicalPairs) -> bool:
+        """Return whether the rest after `text` does not belong into one token with `token`, which spells it."""
+        rest = self.text[len(text) :]
+        first = pairs.first_of(rest, self.is_whole) if rest else None
+        return first is None or pairs.has(token, first)
+
+
+def _followed(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> _Chain:
+    """What the grammar forces after a token. The matcher is left as it was."""
     walk.commit((token,))
-    forced = () if walk.is_complete else walk.forced()
+    forced = b"" if walk.is_complete else walk.forced_bytes()
+    is_whole = bool(forced) and vocabulary.text_of(walk.forced()) == forced
     walk.rollback(1)
-    return not forced or vocabulary.pairs.has(token, forced[0])
+    return _Chain(text + forced, is_whole)

@@ -6,8 +6,11 @@ contexts in which tokenizers split texts before they merge. Pairs and masks are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from bridle.engine.control.decision import mask_of
 
@@ -17,6 +20,10 @@ MAX_FILTERED = 128
 _MAX_PAIRS = 1 << 17
 #: The most masks that are remembered, of up to 32 kB each.
 _MAX_MASKS = 256
+#: So many bytes of a text say which token it begins with.
+_HEAD = 32
+#: The number of bits of each byte.
+_BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 #: Texts around a pair between whose tokens a tokenizer may split before it merges.
 _AROUND = (
     *((left, "") for left in ("", "`", "~", "*", "=", "(", " ", "a")),
@@ -38,13 +45,25 @@ class Spelling(Protocol):
     def written(self, text: str) -> list[int]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SmallMask:
+    """The part `kept` of a mask that may come after a token, as a bit row and as `tokens`. The `doubtful` ones of
+    these, with their texts, shorter ones first, begin other tokens that the mask allows: if their text must go on, the
+    tokenizer may write one of those."""
+
+    kept: bytes
+    tokens: tuple[int, ...]
+    doubtful: tuple[tuple[bytes, int], ...]
+
+
 class CanonicalPairs:
     """Pairs of tokens of a vocabulary that may follow one another."""
 
     def __init__(self, vocabulary: Spelling) -> None:
         self._vocabulary = vocabulary
         self._known: dict[tuple[int, int], bool] = {}
-        self._masks: dict[tuple[int, bytes], tuple[bytes | None, tuple[int, ...]]] = {}
+        self._masks: dict[tuple[int, bytes, bytes], SmallMask] = {}
+        self._heads: dict[bytes, tuple[int, ...]] = {}
 
     def has(self, first: int, second: int) -> bool:
         """Return whether the tokenizer may write `second` after `first`."""
@@ -56,19 +75,41 @@ class CanonicalPairs:
             self._known[first, second] = known
         return known
 
-    def filtered(self, last: int, mask: bytes) -> tuple[bytes | None, tuple[int, ...]]:
-        """The part of a small mask that may come after `last`, and its tokens; None for a large mask."""
-        known = self._masks.get((last, mask))
+    def filtered(self, last: int, mask: bytes) -> SmallMask | None:
+        """The part of a small mask that may come after `last`; None for a large mask. Only the words with tokens are
+        remembered, because to hash a whole mask takes as long as to compute it."""
+        row = np.frombuffer(mask, np.uint32)
+        if np.count_nonzero(row) > MAX_FILTERED:
+            return None
+        places = row.nonzero()[0]
+        words = row[places]
+        key = last, places.tobytes(), words.tobytes()
+        known = self._masks.get(key)
         if known is None:
-            row = int.from_bytes(mask, "little")
-            known = None, ()
-            if row.bit_count() <= MAX_FILTERED:
-                tokens = tuple(token for token in _tokens_of(row) if self.has(last, token))
-                known = mask_of(tokens, 8 * len(mask)), tokens
+            if int(_BITS[words.view(np.uint8)].sum()) > MAX_FILTERED:
+                return None
             if len(self._masks) >= _MAX_MASKS:
                 self._masks.clear()
-            self._masks[last, mask] = known
+            known = self._masks[key] = self._small_mask(last, mask)
         return known
+
+    def _small_mask(self, last: int, mask: bytes) -> SmallMask:
+        row = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        texts = {int(token): self._vocabulary.text_of((int(token),)) for token in row.nonzero()[0]}
+        tokens = tuple(token for token in texts if self.has(last, token))
+        doubtful = [(texts[token], token) for token in tokens if _begins_other(texts[token], texts.values())]
+        return SmallMask(mask_of(tokens, 8 * len(mask)), tokens, tuple(sorted(doubtful)))
+
+    def first_of(self, text: bytes, is_whole: bool) -> int | None:
+        """The first token of a text that must come; None if it depends on what follows, because the text has one token
+        and is not a whole one."""
+        head = text[:_HEAD]
+        tokens = self._heads.get(head)
+        if tokens is None:
+            if len(self._heads) >= _MAX_PAIRS:
+                self._heads.clear()
+            tokens = self._heads[head] = tuple(self._vocabulary.written(head.decode("utf-8", "ignore"))[:2])
+        return tokens[0] if len(tokens) > 1 or (tokens and is_whole) else None
 
     def _is_pair(self, first: int, second: int) -> bool:
         special = self._vocabulary.special
@@ -91,7 +132,6 @@ class CanonicalPairs:
         return size != len((head + tail).encode())  # it changes the text, so nothing is known
 
 
-def _tokens_of(row: int) -> Iterator[int]:
-    while row:
-        yield (row & -row).bit_length() - 1
-        row &= row - 1
+def _begins_other(text: bytes, others: Iterable[bytes]) -> bool:
+    """Return whether one of the `others` begins with `text` and is longer."""
+    return bool(text) and any(len(other) > len(text) and other.startswith(text) for other in others)

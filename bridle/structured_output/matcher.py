@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.structured_output.compile_worker import byte_tokenizer, reason
 from bridle.structured_output.limits import PARSER_LIMITS
@@ -119,13 +121,9 @@ class Matcher:
         if not must:
             return row
         spelled = bytearray(len(row))
-        for token, data in enumerate(self._vocabulary.tokens):
-            if (
-                data
-                and token not in self._vocabulary.special
-                and row[token >> 3] >> (token & 7) & 1
-                and (must.startswith(data) or data.startswith(must))
-            ):
+        for token in np.unpackbits(np.frombuffer(row, np.uint8), bitorder="little").nonzero()[0].tolist():
+            data = self._vocabulary.text_of((token,)) if token < len(self._vocabulary.tokens) else b""
+            if data and (must.startswith(data) or data.startswith(must)):
                 spelled[token >> 3] |= 1 << (token & 7)
         return bytes(spelled)
 

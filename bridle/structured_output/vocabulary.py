@@ -7,7 +7,7 @@ tokenizer's end, which models add for round numbers, have no bytes and are never
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridle.errors import UnsupportedFeature
@@ -15,6 +15,10 @@ from bridle.errors import UnsupportedFeature
 if TYPE_CHECKING:
     from bridle.structured_output.canonical_pairs import CanonicalPairs
     from bridle.tokenizer import Tokenizer
+
+#: The most forced texts whose tokens are remembered, and the most bytes of each: the words of a grammar come often.
+_MAX_SPELLED = 4_096
+_MAX_SHORT = 64
 
 
 class GrammarVocabulary:
@@ -119,9 +123,11 @@ class _Wrapper:
         self.tokens = vocabulary.tokens
         self.special_token_ids = sorted(vocabulary.special)
         self._encode = vocabulary.encode
+        self._short = lru_cache(_MAX_SPELLED)(lambda text: tuple(vocabulary.encode(text)))
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return self._encode(text.encode() if isinstance(text, str) else text)
+        data = text.encode() if isinstance(text, str) else text
+        return list(self._short(data)) if len(data) <= _MAX_SHORT else self._encode(data)
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()) -> GrammarVocabulary:

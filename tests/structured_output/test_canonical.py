@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from bridle import LLM
+from bridle.engine.control.decision import Decision, mask_of
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Constraint, GrammarVocabulary, JsonObject, Regex
+from bridle.structured_output.canonical import CanonicalDraws
+from bridle.structured_output.canonical_pairs import MAX_FILTERED
 from bridle.structured_output.vocabulary import vocabulary_of
 from bridle.tokenizer import Tokenizer
-from tests.structured_output.kit import Lab, spell
+from tests.structured_output.kit import Lab, matcher, spell, text_vocabulary, tokens_of
 
 ROOT = Path(__file__).parents[2]
 #: Texts whose splitting depends on what stands around them.
@@ -92,3 +95,32 @@ def test_prefer_never_fails_where_masks_do_not() -> None:
 def test_a_word_that_is_no_mode_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="canonical is 'yes'; must be one of 'strict', 'prefer', 'off'"):
         SamplingParams(canonical="yes")
+
+
+def test_small_masks_keep_what_the_tokenizer_writes_and_drop_what_must_go_on() -> None:
+    vocab = merged_vocabulary()
+    walk = matcher(vocab, Regex("x (name|number)[.]"))
+    walk.commit(vocab.encode(b"x"))
+    mask = walk.mask()
+    decision = CanonicalDraws(is_strict=True).restrict(Decision.sample(mask), walk, mask, vocab)
+    kept = {vocab.text_of((token,)) for token in tokens_of(decision.branches[0].mask or b"")}
+    allowed = {vocab.text_of((token,)) for token in tokens_of(mask)}
+    assert allowed - kept == {b" num"}  # "ber." must follow, and the tokenizer joins it
+    before = walk.num_tokens
+    again = CanonicalDraws(is_strict=True).restrict(Decision.sample(mask), walk, mask, vocab)
+    assert again == decision and walk.num_tokens == before
+
+
+@pytest.mark.parametrize("num_tokens", [MAX_FILTERED, MAX_FILTERED + 1])
+def test_only_small_masks_are_filtered(num_tokens: int) -> None:
+    vocab = merged_vocabulary()
+    mask = mask_of(range(300, 300 + num_tokens), 8 * vocab.mask_bytes)
+    assert (vocab.pairs.filtered(vocab.encode(b"the")[0], mask) is None) == (num_tokens > MAX_FILTERED)
+
+
+def test_masks_where_bytes_are_missing_are_as_token_by_token() -> None:
+    vocab = text_vocabulary()  # without tokens for bytes beyond ASCII
+    assert not vocab.spells_every_byte
+    walk = matcher(vocab, Regex("(the|then) names?"))
+    found = {vocab.text_of((token,)) for token in tokens_of(walk.mask())}
+    assert found == {b"t", b"the"}

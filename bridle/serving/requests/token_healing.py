@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
 from bridle.engine.control.decision import mask_of
@@ -11,6 +9,7 @@ from bridle.engine.sampling.token_healing import TokenHealing
 from bridle.errors import UnsupportedFeature
 from bridle.structured_output.spec import Concat, Constraint
 from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.token_prefixes import TokenPrefixes
 
 #: The most tokens that are taken back, and the most bytes of their text.
 MAX_HEALED_TOKENS = 4
@@ -19,35 +18,17 @@ MAX_HEALED_BYTES = 32
 Tokens = tuple[int, ...]
 
 
-class _Pieces:
-    """The bytes of a tokenizer's ordinary tokens, sorted, so that those with a given beginning stand together."""
+_PREFIXES: WeakKeyDictionary[Tokenizer, TokenPrefixes] = WeakKeyDictionary()
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+
+def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
+    """The ordinary tokens of a model, sorted once."""
+    found = _PREFIXES.get(tokenizer)
+    if found is None:
         special = frozenset(tokenizer.special_token_ids) | frozenset(tokenizer.eos_token_ids)
         ids = (token for token in range(min(tokenizer.vocab_size, vocab_size)) if token not in special)
-        pairs = sorted((data, token) for token in ids if (data := tokenizer.token_bytes(token)))
-        self._data, self._tokens = [data for data, _ in pairs], [token for _, token in pairs]
-        self.of = dict(zip(self._tokens, self._data, strict=True))
-        self._by_data = dict(pairs)
-
-    def beginning_with(self, text: bytes) -> Iterator[int]:
-        """The tokens whose bytes begin with `text`."""
-        at = bisect_left(self._data, text)
-        while at < len(self._data) and self._data[at].startswith(text):
-            yield self._tokens[at]
-            at += 1
-
-    def goes_on(self, text: bytes) -> bool:
-        """Return whether a token begins with `text` and is longer."""
-        return any(self.of[token] != text for token in self.beginning_with(text))
-
-    def parts_of(self, text: bytes) -> list[tuple[int, int]]:
-        """The tokens that are a beginning of `text` and leave a rest, with their numbers of bytes."""
-        sizes = range(1, len(text))
-        return [(self._by_data[text[:size]], size) for size in sizes if text[:size] in self._by_data]
-
-
-_PIECES: WeakKeyDictionary[Tokenizer, _Pieces] = WeakKeyDictionary()
+        found = _PREFIXES[tokenizer] = TokenPrefixes((token, tokenizer.token_bytes(token)) for token in ids)
+    return found
 
 
 def heal(
@@ -61,9 +42,7 @@ def heal(
             "token_healing: not supported with a controller, with tools or with reasoning. Leave it out.",
             "token_healing",
         )
-    pieces = _PIECES.get(tokenizer)
-    if pieces is None:
-        pieces = _PIECES[tokenizer] = _Pieces(tokenizer, vocab_size)
+    pieces = _prefixes(tokenizer, vocab_size)
     num_healed, text = _tail(pieces, prompt)
     if not num_healed:
         return prompt, controller, None
@@ -73,13 +52,13 @@ def heal(
     return kept, controller, _healing(pieces, text, num_chars, vocab_size)
 
 
-def _tail(pieces: _Pieces, prompt: Tokens) -> tuple[int, bytes]:
+def _tail(pieces: TokenPrefixes, prompt: Tokens) -> tuple[int, bytes]:
     """The most tokens at the end of a prompt whose text begins a longer token, and that text. One token stays."""
     found, text = (0, b""), b""
     for number, token in enumerate(reversed(prompt[1:][-MAX_HEALED_TOKENS:]), 1):
-        if token not in pieces.of or len(pieces.of[token] + text) > MAX_HEALED_BYTES:
+        if token not in pieces.bytes_of or len(pieces.bytes_of[token] + text) > MAX_HEALED_BYTES:
             break
-        text = pieces.of[token] + text
+        text = pieces.bytes_of[token] + text
         if _is_whole(text) and pieces.goes_on(text):
             found = number, text
     return found
@@ -94,13 +73,11 @@ def _is_whole(text: bytes) -> bool:
     return True
 
 
-def _healing(pieces: _Pieces, text: bytes, num_chars: int, vocab_size: int) -> TokenHealing:
+def _healing(pieces: TokenPrefixes, text: bytes, num_chars: int, vocab_size: int) -> TokenHealing:
     """The masks at each place within `text`."""
     masks, steps = list[bytes](), list[tuple[tuple[int, int], ...]]()
     for start in range(len(text)):
         rest = text[start:]
-        parts = pieces.parts_of(rest)
-        tokens = [*(token for token, _ in parts), *pieces.beginning_with(rest)]
-        masks.append(mask_of(tokens, vocab_size))
-        steps.append(tuple(parts))
+        masks.append(mask_of(pieces.agreeing_with(rest), vocab_size))
+        steps.append(tuple(pieces.parts_of(rest)))
     return TokenHealing(num_chars, tuple(masks), tuple(steps))

@@ -1,0 +1,91 @@
+"""Cost of canonical masks: processor time of the masks along some texts, without and with canonical tokens.
+
+    python -m dev.bench.canonical MODEL...
+
+Tokens that the grammar forces need no mask, and are passed over as the engine does. Times are those of the fastest of
+several runs of each mask, added up: `cold` for the first walk along a text, `warm` for later ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bridle import LLM
+from bridle.engine.control.decision import Decision
+from bridle.structured_output import Constraint, JsonSchema, Regex, Substring, vocabulary_of
+from bridle.structured_output.canonical import CanonicalDraws
+from bridle.structured_output.grammar import grammar_of
+from bridle.structured_output.matcher import Matcher
+from bridle.structured_output.vocabulary import GrammarVocabulary
+
+_REPEATS = 7
+_SOURCE = (
+    "The quick brown fox jumps over the lazy dog near the river, and 27 people were watching it with interest. " * 3
+)
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "age", "tags"],
+}
+#: A constraint of each kind, and a text that fits.
+_CASES: dict[str, tuple[Constraint, str]] = {
+    "regex": (Regex("[a-z ,]+[.]", longest=True), "the quick brown fox jumps over the lazy dog near the river."),
+    "json": (JsonSchema(_PERSON), '{"name": "Ada Lovelace", "age": 36, "tags": ["mathematician", "countess"]}'),
+    "substring": (
+        Substring(_SOURCE),
+        "brown fox jumps over the lazy dog near the river, and 27 people were watching it",
+    ),
+    "date": (Regex("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}"), "2024-05-17T13:45"),
+    "words": (Regex("(red|reddish|green|greenish|blue|bluish) (apple|apricot|banana)s?"), "reddish apricots"),
+}
+
+
+def compare(path: str) -> dict[str, Any]:
+    """Microseconds for a mask of each kind, for each value of `canonical`."""
+    with LLM(path, max_model_len=512) as llm:
+        vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
+    found = {name: _measure(vocabulary, *case) for name, case in _CASES.items()}
+    return {"model": Path(path).stem, "microseconds": found}
+
+
+def _measure(vocabulary: GrammarVocabulary, constraint: Constraint, text: str) -> dict[str, list[float]]:
+    start, times = Matcher(vocabulary, grammar_of(constraint)), {}
+    _walk(start.copy(), vocabulary, text, "off")  # llguidance's own caches
+    for how in ("off", "prefer", "strict"):
+        runs = [_walk(start.copy(), vocabulary, text, how) for _ in range(_REPEATS)]
+        warm = [min(each) for each in zip(*runs[1:], strict=True)]
+        times[how] = [round(sum(each) / len(each) * 1e6, 1) for each in (runs[0], warm)]
+    return times
+
+
+def _walk(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: str) -> list[float]:
+    """The seconds of each mask along a text."""
+    draws = None if how == "off" else CanonicalDraws(how == "strict")
+    left, seconds = list(vocabulary.encode(text.encode())), list[float]()
+    while left and not matcher.is_complete:
+        forced = matcher.forced()
+        if forced and tuple(left[: len(forced)]) == forced:
+            matcher.commit(forced)
+            left = left[len(forced) :]
+            continue
+        began = time.thread_time()
+        mask = matcher.mask()
+        decision = Decision.sample(mask)
+        if draws is not None:
+            draws.restrict(decision, matcher, mask, vocabulary)
+        seconds.append(time.thread_time() - began)
+        matcher.commit([left.pop(0)])
+    return seconds
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        print(json.dumps(compare(each)))
