@@ -56,6 +56,7 @@ _ENGINE_COUNTS = (
     "max_step_adapters",
     "adapter_memory",
     "adapter_host_memory",
+    "kv_store_bytes",
 )
 #: The share of the KV cache that parked conversations hold at most, by default, and for how many seconds.
 PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
@@ -171,6 +172,10 @@ class EngineConfig:
     After a tool call the KV of a conversation is parked for `park_seconds`: it is evicted after all else. What is
     parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked).
 
+    Blocks of the KV cache that are evicted, and those in memory when the engine closes, are kept in the folder
+    `kv_store` (`auto`: one in the user's cache, if the model can use it; None: nowhere), in at most `kv_store_bytes`
+    bytes (None: 8 GiB, or a tenth of the free disk if that is less).
+
     Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
 
     Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
@@ -200,6 +205,8 @@ class EngineConfig:
     speculate: int | None = None
     park_memory: int | None = None
     park_seconds: float = PARK_SECONDS
+    kv_store: str | None = None
+    kv_store_bytes: int | None = None
     unnamed_ids: bool = False
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.join(os.devnull, "certificates")  # each client would read the system's: 25 ms
 os.environ["BRIDLE_MODELS"] = os.path.join(os.devnull, "models")  # what the user has pulled changes no test
+os.environ.setdefault("BRIDLE_KV_STORE", "off")  # a server of a test finds no KV of another one
 os.environ.setdefault("BRIDLE_CONTROL_PREPARE", "false")  # nobody compiles interpreters in the background
 
 import gc

@@ -164,6 +164,13 @@ class EngineOptions:
     "Maximum KV memory that conversations keep during tool calls; `0` for none. Default: a quarter of the KV cache."
     park_seconds: float = PARK_SECONDS
     "Seconds for which a conversation's KV is kept during a tool call."
+    kv_store: str | None = None
+    (
+        "Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` "
+        "for one in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."
+    )
+    kv_store_bytes: Bytes = None
+    "Maximum size of that folder. Default: 8 GiB, or a tenth of the free disk if that is less."
     unnamed_ids: bool = False
     "Allow token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True

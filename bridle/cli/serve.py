@@ -24,6 +24,7 @@ from bridle.errors import InvalidRequest
 from bridle.logs import LogFormat
 
 if TYPE_CHECKING:
+    from bridle.config import EngineConfig
     from bridle.distributed.address import Tls
     from bridle.http.settings import ServeSettings
     from bridle.serving.models.served_models import ModelSet
@@ -206,7 +207,7 @@ class ServerOptions:
         return ServeSettings(
             model=model.to_config(names[0], warm_up=engine.warm_up),
             models=models.to_set(names),
-            engine=engine.to_config(),
+            engine=_with_store(engine.to_config(), access),
             http=http,
             host=self.host,
             port=self.port,
@@ -272,6 +273,12 @@ def serve(
         )
         serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0
+
+
+def _with_store(engine: EngineConfig, access: AccessOptions) -> EngineConfig:
+    """The same settings, with a store for KV if nothing is said about one and all requests are of one user."""
+    is_shared = access.keys is not None or access.trusted_proxy
+    return engine if engine.kv_store is not None or is_shared else replace(engine, kv_store="auto")
 
 
 def _with_model(settings: ServeSettings, name: str) -> ServeSettings:

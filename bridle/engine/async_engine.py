@@ -36,7 +36,7 @@ _PARKED_PAUSE = 0.05
 #: The time between steps while the device is away, when only deadlines can pass; in seconds.
 _AWAY_PAUSE = 0.05
 
-#: The least time that an idle engine sleeps, with parked KV that is over soon; in seconds.
+#: The least time that an idle engine sleeps; in seconds.
 _LEAST_PAUSE = 0.01
 
 #: The error in a fork of this process, where the engine's thread does not run.
@@ -207,7 +207,7 @@ class AsyncEngine:
         if self._state != "running":
             self._engine.end_parking()
         if not self._engine.has_work:
-            pause = self._engine.expire_retained_kv()
+            pause = self._engine.rest()
             if not self._inbox and self._state != "closed":
                 self._wake.wait(None if pause is None else max(pause, _LEAST_PAUSE))
             return

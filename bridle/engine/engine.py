@@ -32,6 +32,7 @@ from bridle.engine.interfaces import (
     TextDecoder,
     find_async,
 )
+from bridle.engine.kv.stored_blocks import StoredBlocks
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.recovery import Recovery
@@ -46,6 +47,7 @@ from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded
+from bridle.kv_store import BlockStore
 from bridle.outputs import Event, Finished, FinishReason
 
 
@@ -54,8 +56,9 @@ class Engine:
 
     `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
     adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
-    computes a smaller model of the same vocabulary that drafts tokens. Ids that are `unnamed` are never sampled. All
-    methods but `cancel` belong to one thread.
+    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps blocks of the KV cache on disk, of
+    an executor that has `KVBlocks` and no recurrent layers. Ids that are `unnamed` are never sampled. All methods but
+    `cancel` belong to one thread.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Engine:
         adapters: AdapterStore | None = None,
         draft: Executor | None = None,
         media: MediaStore | None = None,
+        store: BlockStore | None = None,
         unnamed: PaddedVocab = NONE_UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,6 +89,7 @@ class Engine:
         self._scheduler = scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
+        self._stored = scheduler.stored = StoredBlocks.over(scheduler.blocks, store, executor)
         self._progress = progress = OutputProcessor(scheduler, self._statistics, decoder, self._on_finish)
         self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media)
         self._steering = steering = ControllerManager(
@@ -214,6 +219,12 @@ class Engine:
         until = parking.expire(now, self._rotation.knows)
         return None if until is None else max(until - now, 0.0)
 
+    def rest(self) -> float | None:
+        """Do what an engine without work has to do. Returns the seconds until the next call, or None if only a request
+        changes anything."""
+        pauses = [self.expire_retained_kv(), None if self._stored is None else self._stored.rest(self.clock())]
+        return min((pause for pause in pauses if pause is not None), default=None)
+
     def close(self) -> None:
         """Shut the pools and the executor down; live requests get no further event. Idempotent."""
         if not self._closed:
@@ -224,6 +235,8 @@ class Engine:
             self._rotation.close()
             self._scheduler.speculation.guessing.close()
             self._media.close()
+            if self._stored is not None:
+                self._stored.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -384,6 +397,7 @@ class Engine:
             num_parks_given_way=blocks.parking.num_given_way,
             **self._rotation.counts(),
             **self._media.counts(),
+            **({} if self._stored is None else self._stored.counts()),
         )
 
     def check_integrity(self) -> None:

@@ -106,7 +106,7 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it has tokens to compute, and its controller, adapter and media are ready."""
+        """Return whether it has tokens to compute, and its controller, adapter, media and stored KV are ready."""
         control, queue = self.control, self.queue
         return not (
             control.missed_deadline
@@ -114,6 +114,7 @@ class Sequence:
             or self.is_choosing
             or queue.adapter_not_scheduled
             or queue.awaits_media
+            or queue.awaits_kv
         )
 
     @property

@@ -42,7 +42,7 @@ class QueueState:
     """The sequence's state in the scheduler's queues, and its times there.
 
     Written by `SequenceQueues`; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
-    step, and `num_passes` by `PromptShares`.
+    step, `num_passes` by `PromptShares`, and `awaits_kv` by `StoredBlocks`.
     """
 
     level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
@@ -50,6 +50,7 @@ class QueueState:
     adapter_not_scheduled: bool = False  # its adapter is not in the step under way
     num_passes: int = 0  # sequences that took room for which it waits
     awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `EncoderScheduler`
+    awaits_kv: bool = False  # its next blocks are being read from the store
     queued_at: float | None = None  # of the engine's clock
     seconds: float | None = None  # until it was first given room
 
@@ -96,7 +97,7 @@ class RecurrentSlots:
 class KvState:
     """Number of computed tokens, their blocks, and the state of the executor's mirror.
 
-    Written by the scheduler, the block manager and the state manager.
+    Written by the scheduler, the block manager, the state manager and `StoredBlocks`.
     """
 
     num_computed: int = 0
@@ -105,6 +106,7 @@ class KvState:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
+    is_looked_up: bool = False  # whether its blocks were searched in the store
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
     recurrent: RecurrentSlots | None = None  # None in models without recurrent layers
@@ -112,6 +114,7 @@ class KvState:
     def forget(self) -> None:
         """Note that no KV is left, so that everything is computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = 0
+        self.is_looked_up = False
 
 
 @dataclass(slots=True)

@@ -28,6 +28,11 @@ class EngineStatistics:
     num_park_hits: int = 0  # requests that went on from parked KV
     num_parks_expired: int = 0
     num_parks_given_way: int = 0  # conversations of which others took blocks
+    num_stored_blocks: int = 0  # blocks of the KV cache that were written to the store
+    num_restored_tokens: int = 0  # tokens whose KV was read from the store
+    num_store_drops: int = 0  # blocks that were not written: the queue or the disk was full
+    num_stored_bytes: int = 0
+    num_restored_bytes: int = 0
     num_late_answers: int = 0
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
@@ -59,6 +64,7 @@ class EngineStatistics:
     num_states: int = 0  # slots for recurrent states; 0 for models without such layers
     num_free_states: int = 0
     num_kept_states: int = 0  # from which sequences may continue
+    num_blocks_in_store: int = 0
     num_parked: int = 0  # conversations
     num_parked_blocks: int = 0
     num_adapters: int = 0  # that requests may name

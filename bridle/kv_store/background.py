@@ -87,6 +87,10 @@ class BlockStore:
             self._nice.submit(self.store.refresh)
         return next((number for number, key in enumerate(keys) if key not in self.store), len(keys))
 
+    def has(self, key: bytes) -> bool:
+        """Return whether a block is stored or waits to be written."""
+        return key in self.store or key in self._queued
+
     # -- writing -----------------------------------------------------------------------------------------
 
     def offer(
@@ -94,7 +98,7 @@ class BlockStore:
     ) -> bool:
         """Take a copy of a block to write it soon, unless it is stored already. If the queue is full, wait for room
         until the `deadline` of the monotonic clock; without one, drop the block. Returns False if it was dropped."""
-        if key in self.store or key in self._queued:
+        if self.has(key):
             return True
         if not self._has_room(num_bytes, deadline):
             self.num_dropped += 1

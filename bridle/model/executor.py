@@ -26,6 +26,7 @@ from bridle.model.async_sampling import AsyncSampling
 from bridle.model.batch_inputs import PackedStep, pack_step
 from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
+from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.media_device import LocalMedia
 from bridle.model.runner import ModelRunner
 
@@ -42,6 +43,7 @@ class LocalExecutor:
         device: torch.device,
         adapters: ModelAdapters | None = None,
         media: LocalMedia | None = None,
+        identity: Callable[[], str] | None = None,
     ) -> None:
         self.info = info
         self.adapters = adapters
@@ -51,6 +53,7 @@ class LocalExecutor:
         self.sampler = sampler
         self._early = sampler if isinstance(sampler, AsyncSampler) else None
         self._device = device
+        self._identity = identity  # of the KV that this model computes
         self._mirrors = InputBatch(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
         self.logits: Tensor | None = None  # [R, V] of the last forward pass
@@ -60,6 +63,13 @@ class LocalExecutor:
     def runner(self) -> ModelRunner:
         """The model over its cache, for benchmarks below the engine. Raises `ShardUnavailable` once it is closed."""
         return self._require_runner()
+
+    @property
+    def kv_blocks(self) -> CacheBlocks | None:
+        """The blocks of the KV cache for a store; None unless they are in host memory."""
+        if self._identity is None or self._device.type != "cpu":
+            return None
+        return CacheBlocks(self._require_runner().attention.cache, self._identity)
 
     @property
     def num_bytes(self) -> int:

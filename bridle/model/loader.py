@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from bridle.model.graph_loading import graph_loader
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kernels.bidirectional import BidirectionalKernel
 from bridle.model.kernels.self_test import tried_kernel
+from bridle.model.kv_blocks import kv_identity
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.language_model import LanguageModel, read_language_model
 from bridle.model.linear import pack_linears, use_kernels
@@ -266,7 +268,8 @@ def build_executor(
         fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
         if states.num_bytes:
             fitted = replace(fitted, num_states=states.num_slots(num_blocks, block_bytes), state_bytes=states.num_bytes)
-        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media)
+        identity = partial(kv_identity, loaded, runner.attention.cache)
+        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media, identity)
 
     def allocate(num_blocks: int) -> LocalExecutor:
         size = num_blocks + (graphs is not None)  # graphs have a block of nobody's

@@ -60,6 +60,16 @@ class PagedKV:
         """Slot of each of the first `length` positions: position p lies at `table[p // B] * B + p % B`."""
         return self._blocks(table)[:length]
 
+    def read_block(self, block: int) -> bytes:
+        """The bytes of a block: its tokens, then its digests."""
+        slots = self._blocks([block])
+        return self._tokens[slots].tobytes() + self._digests[slots].tobytes()
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        """Fill a block with what `read_block` has returned."""
+        slots = self._blocks([block])
+        self._tokens[slots], self._digests[slots] = np.frombuffer(data, np.int64).reshape(2, -1)
+
     def _blocks(self, blocks: Sequence[int]) -> Tokens:
         firsts = np.array(blocks, dtype=np.int64) * self.block_size  # [n]
         return np.ravel(firsts[:, None] + np.arange(self.block_size))  # [n * B]

@@ -41,6 +41,23 @@ class _LogitsRow:
     logits: Logits  # [V]
 
 
+class ScriptedBlocks:
+    """Blocks of the fake KV cache, for a store; `identity` stands for the model that has computed them."""
+
+    def __init__(self, paged: PagedKV, identity: str) -> None:
+        self._paged, self._identity = paged, identity
+        self.block_bytes = 16 * paged.block_size
+
+    def identity(self) -> str:
+        return self._identity
+
+    def read_block(self, block: int) -> bytes:
+        return self._paged.read_block(block)
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        self._paged.write_block(block, data)
+
+
 class ScriptedExecutor:
     """A scripted `Executor`.
 
@@ -100,6 +117,7 @@ class ScriptedExecutor:
         self._on_forward, self._record = on_forward, record
         self._mirrors = Mirrors(self.info, self.model)
         self._paged = PagedKV(num_blocks, block_size)
+        self.kv_blocks = ScriptedBlocks(self._paged, f"scripted {vocab_size} {block_size} {seed}")
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._states = FakeStates(num_states)
         self._rows: list[_LogitsRow] = []

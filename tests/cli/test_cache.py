@@ -10,6 +10,9 @@ import pytest
 
 from bridle.cli import main
 from bridle.file_cache import FileCache, entries
+from bridle.kv_store import SegmentStore, default_folder
+from bridle.kv_store.records import tenant_tag
+from bridle.kv_store.store import list_scopes
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,47 @@ def test_what_is_kept_is_cleared(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "removed 0 entries, 0.0 MB\n"
     assert main(["cache", "clear"]) == 0
     assert capsys.readouterr().out == "removed 2 entries, 2.1 MB\n" and entries() == []
+
+
+def test_kv_blocks_are_listed_and_cleared_by_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = default_folder()
+    folder.mkdir(parents=True)
+    stores = [SegmentStore(folder, scope, 1 << 20) for scope in ("qwen-1", "demo-2")]
+    for store in stores:
+        assert store.append(bytes(range(16)), tenant_tag("ann"), bytes(10_000))
+        store.close()
+    assert main(["cache", "list"]) == 0
+    *_, first, second, total, kv = capsys.readouterr().out.splitlines()
+    assert {line.split()[-1] for line in (first, second)} == {"qwen-1", "demo-2"}
+    assert total.startswith("3 entries, ")
+    assert kv == "KV of 2 models, 0.0 MB"
+    assert main(["cache", "list", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [record["path"] for record in records if record["kind"] == "kv"] == [
+        str(scope.folder) for scope in list_scopes(folder)
+    ]
+    assert main(["cache", "clear", "qwen"]) == 0
+    assert capsys.readouterr().out == "removed 0 entries, 0.0 MB\nremoved KV of 1 models, 0.0 MB\n"
+    assert [scope.folder.name for scope in list_scopes(folder)] == ["demo-2"]
+    assert main(["cache", "clear"]) == 0
+    assert list_scopes(folder) == []
+
+
+def test_a_user_is_forgotten_in_the_default_folder_and_in_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for folder in (default_folder(), tmp_path / "other"):
+        folder.mkdir(parents=True)
+        store = SegmentStore(folder, "model", 1 << 20)
+        for number, user in enumerate(("ann", "ben", "ann")):
+            assert store.append(bytes([number + 1] * 16), tenant_tag(user), b"block")
+        store.close()
+    assert main(["cache", "forget", "ann"]) == 0
+    assert capsys.readouterr().out == "erased 2 blocks\n"
+    assert main(["cache", "forget", "ben", "--kv-store", str(tmp_path / "other")]) == 0
+    assert capsys.readouterr().out == "erased 1 blocks\n"
+    assert len(SegmentStore(default_folder(), "model", 1 << 20)) == 1
+    assert len(SegmentStore(tmp_path / "other", "model", 1 << 20)) == 2
 
 
 def test_a_wrong_limit_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from tests.sources import PACKAGE, tree
 
 #: The files that write each part. `Sequence` itself keeps its parts in step with its tokens.
 OWNERS = {
-    "queue": {"sequence_queues", "lora_scheduler", "encoder_scheduler", "prefill_sharing"},
-    "kv": {"scheduler", "sequence_queues", "block_manager", "state_manager", "draft_model"},
+    "queue": {"sequence_queues", "lora_scheduler", "encoder_scheduler", "prefill_sharing", "stored_blocks"},
+    "kv": {"scheduler", "sequence_queues", "block_manager", "state_manager", "draft_model", "stored_blocks"},
     "control": {"controller_manager", "controller_output", "input_processor"},
     "draws": {"sample_planner"},
     "drafts": {"speculation", "proposer_selection", "proposers"},

@@ -26,9 +26,11 @@ from bridle.engine.interfaces.executor import (
     Embedder,
     Executor,
     ExecutorInfo,
+    KVBlocks,
     SupportsReconnect,
     Task,
     find_async,
+    find_kv_blocks,
 )
 from bridle.engine.interfaces.sampler import AsyncSampler, HistoryLookup, PendingSample, Sampler
 from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore
@@ -48,6 +50,7 @@ __all__ = [
     "Executor",
     "ExecutorInfo",
     "HistoryLookup",
+    "KVBlocks",
     "SupportsReconnect",
     "AsyncExecutor",
     "MediaDevice",
@@ -60,6 +63,7 @@ __all__ = [
     "TextState",
     "check_pools",
     "find_async",
+    "find_kv_blocks",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error

@@ -92,6 +92,32 @@ class AsyncExecutor(Executor, Protocol):
         """Wait until the device has computed the last forward, at most so long; returns whether it has."""
 
 
+class KVBlocks(Protocol):
+    """The blocks of an executor's KV cache, as bytes. A block that no plan refers to may be written from any thread,
+    also while steps run."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of each block in bytes."""
+
+    def identity(self) -> str:
+        """Return a text that is the same only if equal tokens give the same bytes: it stands for weights, number types
+        and layout. May read all weights."""
+
+    def read_block(self, block: int) -> bytes | bytearray | memoryview:
+        """Return a copy of a block."""
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        """Fill a block with bytes that `read_block` has returned."""
+
+
+def find_kv_blocks(executor: Executor) -> KVBlocks | None:
+    """Return the blocks of an executor that gives access to them, else None. The blocks of an asynchronous executor
+    may be in use by a step that is under way."""
+    blocks: KVBlocks | None = getattr(executor, "kv_blocks", None)
+    return blocks if executor.info.kv == "paged" and find_async(executor) is None else None
+
+
 def find_async(executor: Executor) -> AsyncExecutor | None:
     """Return the executor if it is asynchronous, else None."""
     return cast(AsyncExecutor, executor) if getattr(executor, "is_async", False) else None

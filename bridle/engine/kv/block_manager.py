@@ -14,7 +14,8 @@ equal tokens and images.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import takewhile
 
@@ -61,15 +62,18 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._caching = enable_prefix_caching
-        self._model = model
+        self.model = model  # the first part of all hashes
         self._free = FreeBlocks(num_blocks)
         self._num_refs = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}  # block -> hash, for hashed blocks, free or not
         self._block_of: dict[bytes, int] = {}  # hash -> block
+        self._tenant_of: dict[int, str] = {}  # of hashed blocks
+        self._held: Counter[int] = Counter()  # references that no sequence has
+        self.on_evict: Callable[[int, bytes, str], object] | None = None  # block, hash, tenant; before it is reused
         self._pinned: set[bytes] = set()  # hashes that are parked
         self.parking = KVRetention(max_parked if enable_prefix_caching else 0, park_seconds, self._pin, self._unpin)
         self.states = StateManager(num_states, block_size, self._pinned.__contains__)
-        self.num_evicted = 0
+        self.num_evicted = self.num_published = 0
         self.num_copied = 0
 
     @property
@@ -164,9 +168,7 @@ class BlockManager:
         cached = self._cached(seq)
         num_cached = len(cached) * self.block_size
         for block in cached:
-            if self._num_refs[block] == 0:
-                self._free.revive(block)
-            self._num_refs[block] += 1
+            self._refer(block)
         seq.kv.block_table += cached
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
         if self.states.is_used:
@@ -207,8 +209,14 @@ class BlockManager:
         digest = self._hash_of[seq.kv.block_table[i]]
         if self.parking.num_blocks:
             self.parking.lose(seq.request.tenant, digest)
-        del self._hash_of[seq.kv.block_table[i]], self._block_of[digest]
+        del self._hash_of[seq.kv.block_table[i]], self._tenant_of[seq.kv.block_table[i]], self._block_of[digest]
         seq.kv.num_hashed = min(seq.kv.num_hashed, i)
+
+    def _refer(self, block: int) -> None:
+        """Add a reference to a block of the prefix cache."""
+        if self._num_refs[block] == 0:
+            self._free.revive(block)
+        self._num_refs[block] += 1
 
     def _take(self, seq: Sequence, after: int | None) -> int:
         while self.parking.num_blocks and self._free.has_only_parked:
@@ -216,7 +224,10 @@ class BlockManager:
         expected = self.blocks_for(seq.max_len) - len(seq.kv.block_table)
         block, evicted = self._free.allocate(seq.id, after, min(expected, _MAX_RESERVED))
         for old in evicted:
-            del self._block_of[self._hash_of.pop(old)]
+            digest, tenant = self._hash_of.pop(old), self._tenant_of.pop(old)
+            del self._block_of[digest]
+            if self.on_evict is not None:
+                self.on_evict(old, digest, tenant)
         self.num_evicted += len(evicted)
         self._num_refs[block] = 1
         return block
@@ -291,19 +302,59 @@ class BlockManager:
         self._extend_hashes(seq, kv.num_computed)
         for i in range(kv.num_hashed, num_full):
             block, digest = kv.block_table[i], kv.block_hashes[i]
-            if digest not in self._block_of and block not in self._hash_of:
-                self._block_of[digest] = block
-                self._hash_of[block] = digest
+            if block not in self._hash_of:
+                self.publish_block(block, digest, seq.request.tenant)
         kv.num_hashed = num_full
+
+    def publish_block(self, block: int, digest: bytes, tenant: str) -> None:
+        """Offer a block with the content of this hash to the prefix cache, unless it has another such block."""
+        if digest not in self._block_of:
+            self.num_published += 1
+            self._block_of[digest] = block
+            self._hash_of[block], self._tenant_of[block] = digest, tenant
 
     def forget_content(self) -> None:
         """All KV is lost (the executor was reset), so no block may be reused. No sequence may have blocks."""
         self.parking.clear()
         self.states.forget_content()
         for block in self._hash_of:
-            self._free.forget(block)
+            if not self._num_refs[block]:
+                self._free.forget(block)
         self._hash_of.clear()
+        self._tenant_of.clear()
         self._block_of.clear()
+
+    # -- blocks that a store reads and writes ------------------------------------------------------------
+
+    def hold(self, digests: Iterable[bytes]) -> list[int]:
+        """Refer to these blocks of the prefix cache, so that they stay."""
+        blocks = [self._block_of[digest] for digest in digests]
+        for block in blocks:
+            self._refer(block)
+        self._held.update(blocks)
+        return blocks
+
+    def take_run(self, seq: Sequence, after: int | None, count: int) -> list[int]:
+        """Take `count` blocks, which must be free, for content that `seq` will use; best after block `after`."""
+        blocks: list[int] = []
+        for _ in range(count):
+            blocks.append(self._take(seq, blocks[-1] if blocks else after))
+        self._held.update(blocks)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """Give up what `hold` and `take_run` have returned."""
+        for block in reversed(blocks):
+            self._held[block] -= 1
+            if not self._held[block]:
+                del self._held[block]
+            self._release(block)
+
+    def idle_hashed(self) -> Iterator[tuple[int, bytes, str]]:
+        """Yield the blocks of the prefix cache that no sequence uses, with hash and tenant: the last to be evicted
+        first."""
+        for block in self._free.newest():
+            yield block, self._hash_of[block], self._tenant_of[block]
 
     # -- parked KV ---------------------------------------------------------------------------------------
 
@@ -337,7 +388,7 @@ class BlockManager:
         size, hashes = self.block_size, seq.kv.block_hashes
         while (len(hashes) + 1) * size <= num_tokens:
             request = seq.request
-            parent = hashes[-1] if hashes else root_hash(self._model, request.adapter or "", request.tenant)
+            parent = hashes[-1] if hashes else root_hash(self.model, request.adapter or "", request.tenant)
             start = len(hashes) * size
             media = marks(seq.runs, start, start + size) if seq.runs else b""
             hashes.append(block_hash(parent, seq.tokens[start : start + size], media))
@@ -353,13 +404,16 @@ class BlockManager:
             self._check_sequence(seq)
             for block in seq.kv.block_table:
                 refs[block] += 1
+        for block, num_held in self._held.items():
+            refs[block] += num_held
         if refs != self._num_refs:
             wrong = [b for b in range(self.num_blocks) if refs[b] != self._num_refs[b]]
             raise InternalError(f"reference counts of blocks {wrong[:8]} do not match the block tables")
         free = self._free.free_ids()
         if len(free) != self.num_free or free != {b for b in range(self.num_blocks) if not refs[b]}:
             raise InternalError(f"{self.num_free} blocks counted free, {len(free)} listed, of {self.num_blocks}")
-        if self._block_of != {digest: block for block, digest in self._hash_of.items()}:
+        directions = self._block_of, {digest: block for block, digest in self._hash_of.items()}
+        if directions[0] != directions[1] or self._tenant_of.keys() != self._hash_of.keys():
             raise InternalError("the two directions of the prefix cache's map disagree")
         self._check_parked()
 

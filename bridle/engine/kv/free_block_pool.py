@@ -112,6 +112,10 @@ class FreeBlocks:
         plain = {block for block, state in enumerate(self._state) if state == _OPEN}
         return plain | set(self._reserved) | set(self._cached) | self._parked
 
+    def newest(self) -> list[int]:
+        """The blocks whose content may be reused, the last to be evicted first."""
+        return [*self._parked, *reversed(self._cached)]
+
     def parked_ids(self) -> set[int]:
         """The parked blocks, for integrity checks."""
         return set(self._parked)

@@ -104,6 +104,8 @@ class Scheduler(SequenceQueues):
             self.rotation.begin_step(self.running.values(), self._next_in_line(), self.waiting)
         if self.media.num_users:
             self.media.begin_step(self.running.values(), self._next_in_line(), self.waiting, self.blocks.match_prefix)
+        if self.stored is not None and (self.waiting or self.stored.is_loading):
+            self.stored.begin_step(self._next_in_line(), is_busy=bool(self.running))
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []

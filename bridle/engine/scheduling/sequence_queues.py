@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from bridle.engine.kv.block_manager import BlockManager
+from bridle.engine.kv.stored_blocks import StoredBlocks
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
 from bridle.engine.multimodal.multimodal_inputs import align_to_item
 from bridle.engine.scheduling.step_plan import ForkRow
@@ -31,6 +32,7 @@ class SequenceQueues:
         speculation: Speculation,
     ) -> None:
         self.blocks, self.media, self.speculation = blocks, media, speculation
+        self.stored: StoredBlocks | None = None  # the store below the prefix cache, if there is one
         self._clock = clock
         self._by_sequence = kv == "sequences"
         self.running: dict[int, Sequence] = {}
@@ -165,6 +167,8 @@ class SequenceQueues:
         for seq in self.waiting:
             seq.forget_mirror()
         self.blocks.forget_content()
+        if self.stored is not None:
+            self.stored.forget_content()
         self._forks, self._freed = [], []
         self._suspects = {seq.id for seq in suspects if not seq.is_finished}
 

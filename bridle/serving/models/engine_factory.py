@@ -22,6 +22,7 @@ from bridle.lora import AdapterPool, find_device
 from bridle.multimodal import ImageHosts, MediaReader, open_reader
 from bridle.serving.controller_runtime import ControlSettings, demanded_pool, finish_control, guess_num_logits
 from bridle.serving.models.early_parts import EarlyParts, begin_parts
+from bridle.serving.models.kv_store import open_store
 from bridle.serving.models.model_components import constraint_pool, tokenizer_folder
 from bridle.serving.models.vocab_checks import check_sizes, find_unnamed
 from bridle.serving.requests.sampling_defaults import read_defaults
@@ -149,6 +150,7 @@ def start_engine(
     draft: Executor | None = getattr(parts.executor, "draft", None)
     device: MediaDevice | None = getattr(parts.executor, "media", None)
     media = None if device is None else EncoderCache(device)
+    store = open_store(parts.executor, config)
     engine = Engine(
         parts.executor,
         config,
@@ -157,10 +159,11 @@ def start_engine(
         adapters=adapters,
         draft=draft,
         media=media,
+        store=store,
         unnamed=NONE_UNNAMED if config.unnamed_ids else find_unnamed(parts.tokenizer, info),
     )
     client = AsyncEngine(engine)
-    for mover in (media, adapters):
+    for mover in (media, adapters, store):
         if mover is not None:
             mover.on_change = client.wake
     for pool in (parts.runtime, parts.demanded):

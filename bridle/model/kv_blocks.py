@@ -1,0 +1,68 @@
+"""The blocks of a KV cache in this process's memory, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from bridle.cpu_kernels.isa_targets import MANIFEST
+from bridle.cpu_kernels.library import kernels
+from bridle.distribution import NAME
+from bridle.model.kv_cache import KVCache
+from bridle.model.loaded_weights import LoadedWeights
+from bridle.model.weights_digest import weights_digest
+
+#: The version of the layout below.
+_EDITION = 1
+
+
+class CacheBlocks:
+    """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block is the bytes of its slots:
+    layer after layer, of each the keys, the values, and the scales if there are any."""
+
+    def __init__(self, cache: KVCache, identity: Callable[[], str]) -> None:
+        self.identity = identity
+        parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
+        self._parts = [part.view(torch.uint8).numpy() for part in parts]  # each [blocks, bytes], views
+        self.block_bytes = sum(part.shape[1] for part in self._parts)
+
+    def read_block(self, block: int) -> memoryview:
+        whole: Any = np.concatenate([part[block] for part in self._parts])  # an array is a buffer
+        return memoryview(whole)
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        content, at = np.frombuffer(data, np.uint8), 0
+        for part in self._parts:
+            size = part.shape[1]
+            part[block] = content[at : at + size]
+            at += size
+
+
+def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
+    """Return a digest of all that the KV of given tokens depends on. Reads all weights, if that was never done."""
+    found = kernels()
+    dtypes = {str(part.dtype) for layer in cache.layers.values() for part in layer.parts}
+    parts = {
+        "edition": _EDITION,
+        "weights": weights_digest(loaded.checkpoint.folder),
+        "dtype": str(loaded.dtype),
+        "quantization": loaded.config.quantization,
+        "max_model_len": loaded.max_model_len,  # scaled angles may depend on it
+        "kv": [sorted(dtypes), cache.block_size],
+        "kernels": [found.name, blake2b(MANIFEST.read_bytes()).hexdigest()] if found else [],
+        "versions": {name: _version(name) for name in ("torch", "transformers", NAME)},
+    }
+    return blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a checkout that is not installed
+        return ""

@@ -1,0 +1,117 @@
+"""A server that is started again continues conversations from KV on disk, also after kill -9."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bridle.kv_store.store import list_segments
+from tests.waiting import PATIENCE, until
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = "You answer questions about the weather. " * 12
+
+
+@contextmanager
+def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[str]:
+    """`bridle serve` with a store as its own default, ended by a signal."""
+    environment = {name: value for name, value in os.environ.items() if name != "BRIDLE_KV_STORE"}
+    command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--control", "off", *flags]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT), "BRIDLE_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, "the server ended"
+            found = re.search(r"http://[\d.:]+", line)
+        yield found.group()
+        process.send_signal(end)
+        process.wait(PATIENCE)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def turn(url: str, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+    """Answer a chat and append the answer to it; returns the usage."""
+    body = {"model": "demo", "messages": messages, "max_tokens": 8, "temperature": 0, **fields}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body).raise_for_status().json()
+    messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    usage: dict[str, Any] = answer["usage"]
+    return usage
+
+
+def counted(url: str, name: str) -> float:
+    found = re.search(rf"^{name}{{.*}} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def test_a_conversation_continues_over_restarts_and_computes_only_new_tokens(tmp_path: Path) -> None:
+    messages, length = [{"role": "system", "content": SYSTEM}], 0
+    for number in range(3):
+        with served(tmp_path) as url:
+            messages.append({"role": "user", "content": f"And on day {number}?"})
+            usage = turn(url, messages)
+            cached = usage["prompt_tokens_details"]["cached_tokens"] if number else 0
+            assert cached >= length // 16 * 16
+            assert counted(url, "bridle_engine_restored_tokens_total") == cached
+            anthropic = {"model": "demo", "system": SYSTEM, "max_tokens": 1, "messages": messages[1:2]}
+            read = httpx.post(f"{url}/v1/messages", json=anthropic).raise_for_status().json()["usage"]
+            assert read["cache_read_input_tokens"] > 0
+            length = usage["prompt_tokens"]
+
+
+def test_a_server_that_rested_is_warm_after_kill_9(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": SYSTEM}]
+    with served(tmp_path, end=signal.SIGKILL) as url:
+        length = turn(url, messages)["prompt_tokens"] // 16
+        until(lambda: counted(url, "bridle_engine_blocks_in_store") >= length, "blocks on disk")
+    with served(tmp_path) as url:
+        usage = turn(url, [*messages, {"role": "user", "content": "And now?"}])
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= 16 * length
+
+
+def test_nothing_is_stored_for_several_users_unless_it_is_asked_for(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("")
+    with served(tmp_path, "--keys", str(keys)):
+        pass
+    assert not (tmp_path / "cache" / "kv").exists()
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
+    """A small cache, so that blocks are written all the time."""
+    flags = ("--max-batch-total-tokens", "256", "--kv-store", str(tmp_path / "kv"), "--kv-store-bytes", "64MiB")
+    wanted: list[str] = []
+    for number in range(rounds + 1):
+        said = []
+        with served(tmp_path, *flags, end=signal.SIGKILL) as url:
+            for question in range(5 + number % 3):
+                messages = [{"role": "user", "content": f"{question % 5}: {SYSTEM}"}]
+                turn(url, messages)
+                said.append(messages[-1]["content"])
+            if number:
+                assert counted(url, "bridle_engine_blocks_in_store") > 0
+        wanted = wanted or said[:5]
+        assert said[:5] == wanted
+    assert list(list_segments(tmp_path / "kv"))
