@@ -60,6 +60,7 @@ FAMILIES = (
         "gemma4_text",
         (*top(), *attention(), *head_norms(), *MIXED, *GATED),
         reads=("final cap",),
+        lacks=frozenset({"feed_forward_length"}),
         layout="mixed",
     ),
     GgufFamily(

@@ -36,6 +36,7 @@ class ReorderedInputs(nn.Module):
     def __init__(self, linear: QuantizedLinear, order: Tensor) -> None:
         super().__init__()
         self.linear = linear
+        self.inputs: Tensor
         self.register_buffer("inputs", order.argsort(), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
