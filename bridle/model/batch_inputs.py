@@ -117,6 +117,36 @@ class Packer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Columns:
+    """The numbers of a step: of each token its id, its position and the slot of its K and V, then the rows that give
+    logits."""
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    logits: list[int] = field(default_factory=list)
+
+    def add(self, plan: PlanRow, mirror: CachedRequestState, block_size: int) -> PackedRow:
+        """Append the tokens of one sequence."""
+        start, length = plan.start, plan.num_scheduled
+        end, offset = start + length, len(self.ids)
+        if length == 1:
+            self.ids.append(mirror.tokens[start])
+            self.positions.append(start)
+            self.slots.append(mirror.blocks[start // block_size] * block_size + start % block_size)
+        else:
+            self.ids.extend(mirror.tokens[start:end])
+            self.positions.extend(range(start, end))
+            for index in range(start // block_size, -(-end // block_size)):
+                slot = (mirror.blocks[index] - index) * block_size  # of position 0, if all blocks were like this one
+                first, last = max(start, index * block_size), min(end, (index + 1) * block_size)
+                self.slots.extend(range(slot + first, slot + last))
+        self.logits.extend(range(offset + length - plan.num_logits, offset + length))
+        mutual = _mutual(mirror, start, end)
+        return PackedRow(offset, length, end, [], mirror, mutual, block_size, plan.state, plan.saves)
+
+
 def pack_step(
     plan_rows: Sequence[PlanRow],
     mirrors: Sequence[CachedRequestState],
@@ -127,45 +157,37 @@ def pack_step(
 ) -> PackedStep:
     """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order; what `words` says of the rows travels
     with them. `packer` packs what it can."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    logits: list[int] = []
-    rows: list[PackedRow] = []
-    for plan, mirror in zip(plan_rows, mirrors, strict=True):
-        start, length = plan.start, plan.num_scheduled
-        end, offset = start + length, len(ids)
-        mutual = _mutual(mirror, start, end)
-        rows.append(PackedRow(offset, length, end, [], mirror, mutual, block_size, plan.state, plan.saves))
-        if length == 1:
-            ids.append(mirror.tokens[start])
-            positions.append(start)
-            slots.append(mirror.blocks[start // block_size] * block_size + start % block_size)
-        else:
-            ids.extend(mirror.tokens[start:end])
-            positions.extend(range(start, end))
-            for index in range(start // block_size, -(-end // block_size)):
-                slot = (mirror.blocks[index] - index) * block_size  # of position 0, if all blocks were like this one
-                slots.extend(range(slot + max(start, index * block_size), slot + min(end, (index + 1) * block_size)))
-        logits.extend(range(offset + length - plan.num_logits, offset + length))
+    columns = _Columns()
+    rows = [columns.add(plan, mirror, block_size) for plan, mirror in zip(plan_rows, mirrors, strict=True)]
     if packer is not None and packer.takes(plan_rows):
-        apart = packer.pack(plan_rows, ids, positions, slots, logits, rows)
+        apart = packer.pack(plan_rows, columns.ids, columns.positions, columns.slots, columns.logits, rows)
         if apart is not None:
             return apart
-    extra = None if words is None else words(rows, block_size)
-    columns = [np.array(values, np.int64) for values in (ids, positions, slots, logits)]
+    return _upload(columns, rows, block_size, device, None if words is None else words(rows, block_size))
+
+
+def _upload(
+    columns: _Columns,
+    rows: list[PackedRow],
+    block_size: int,
+    device: torch.device,
+    extra: npt.NDArray[np.int32] | None,
+) -> PackedStep:
+    """Send a step to the device, in one transfer."""
+    parts = (columns.ids, columns.positions, columns.slots, columns.logits)
+    arrays = [np.array(values, np.int64) for values in parts]
     if extra is not None:
-        columns.append(np.pad(extra, (0, len(extra) % 2)).view(np.int64))
-    packed = upload(in_sections(columns), device)  # one transfer for everything
-    total = len(ids)
+        arrays.append(np.pad(extra, (0, len(extra) % 2)).view(np.int64))
+    packed = upload(in_sections(arrays), device)
+    total, num_logits = len(columns.ids), len(columns.logits)
     step = aligned(total, 8)
-    end = 3 * step + aligned(len(logits), 8)
+    end = 3 * step + aligned(num_logits, 8)
     seeing = [row for row in rows if row.mirror.media]
     return PackedStep(
         input_ids=packed[:total].unsqueeze(0),
         position_ids=_places(rows, device) if _have_grids(seeing) else packed[step : step + total].unsqueeze(0),
         slots=packed[2 * step : 2 * step + total],
-        logits_rows=packed[3 * step : 3 * step + len(logits)],
+        logits_rows=packed[3 * step : 3 * step + num_logits],
         rows=rows,
         block_size=block_size,
         words=None if extra is None else packed[end:].view(torch.int32)[: len(extra)],
