@@ -11,16 +11,15 @@ from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import msgspec
 
-from bridle.chat.chat_format import learn
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.exact_history import keep_answers, recalled
 from bridle.chat.files import has_remote_file
 from bridle.chat.output_grammar import OutputGrammar
-from bridle.chat.reasoning import ReasoningReader, ThinkTags, switched, tags_of, thinks_unasked
+from bridle.chat.output_marks import OutputMarks, known_marks, learn_marks, may_open
+from bridle.chat.reasoning import ReasoningReader, ThinkTags
 from bridle.chat.repeated_calls import marks_of
 from bridle.chat.stream_deltas import (
     CallArguments,
@@ -33,11 +32,11 @@ from bridle.chat.stream_deltas import (
     ToolReader,
 )
 from bridle.chat.tool_choice import ToolChoice
-from bridle.chat.tool_parsers.formats import ToolFormat, format_of, shows_special_tokens
+from bridle.chat.tool_parsers.formats import ToolFormat
 from bridle.chat.tool_parsers.grammar import Function
-from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
+from bridle.chat.tool_parsers.harmony import Harmony
 from bridle.engine.request import Request
-from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.errors import InvalidRequest
 from bridle.multimodal import has_remote
 from bridle.outputs import ChatMessage, CompletionOutput, FinishReason
 from bridle.sampling import SamplingParams
@@ -45,7 +44,6 @@ from bridle.serving import LoadedModel, RewindPolicy
 from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.steering import PLAIN, Named, Steering
 from bridle.structured_output import Constraint
-from bridle.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,59 +195,71 @@ async def prepare_chat(
         steering, has_stream = serving.steering(given, given.form(), given.rewind), bool(given.stream)
     model, offer = serving.model, conversation.offer()
     async with serving.bounded("its prompt was made"):
-        if model.tokenizer not in _MARKS:
-            await model.in_text_thread(_learn, model)
+        await learn_marks(model)
         made = await _prompt(serving, conversation, offer)
-        kind = format_of(model.tokenizer) if offer.functions else None
-        token = None if kind is None else _call_token(model, kind)
-        is_calling = token is not None and offer.is_required
-        known_tags, channels = _known_marks(model.tokenizer)
-        tags = known_tags if steering.rewind is RewindPolicy.HOLD else None
-        is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
-        steered, is_vouched, budget = steering, False, conversation.thinking_budget
-        if kind is not None or budget is not None or (tags is not None and steering.constraint is not None):
-            is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
-            if steering.controller is None or is_asked_for:
-                may_open = _may_open(model, conversation, tags, made.text)
-                sentence = _sentence(model, conversation)
-                own = None if is_calling else tags
-                form = OutputGrammar(model, own, is_thinking, budget, sentence, token, may_open)
-                steered, is_vouched = await form.steer(steering, kind, offer)
-    if has_stream and steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
-        where = "with tools" if tells_rewinds else "in streams of this route"
-        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
-    is_marked = channels is not None or (kind is not None and shows_special_tokens(kind))
-    are_tags_special = is_marked or (tags is not None and tags.are_special)
-    if token is not None or are_tags_special:
+        marks = OutputMarks.of(model, offer, made.text, is_held=steering.rewind is RewindPolicy.HOLD)
+        steered, is_vouched = await _constrain(model, conversation, offer, steering, marks, made.text)
+    if has_stream:
+        _check_rewind(steering, marks.format, tells_rewinds)
+    if marks.token is not None or marks.are_special:
         sampling = sampling.with_(skip_special_tokens=False)
     return ChatRequest(
-        prompt=(*made.tokens, token) if token is not None and is_calling else made.tokens,
+        prompt=(*made.tokens, marks.token) if marks.token is not None and marks.is_calling else made.tokens,
         sampling=sampling,
         steering=steered,
-        format=kind,
-        tags=tags,
-        is_thinking=is_thinking,
-        is_calling=is_calling,
+        format=marks.format,
+        tags=marks.tags,
+        is_thinking=marks.is_thinking,
+        is_calling=marks.is_calling,
         events={
             "sights": made.sights,
-            "parks": kind is not None,
+            "parks": marks.format is not None,
             "continues": made.continues,
-            "repeats": marks_of(kind, tags),
+            "repeats": marks_of(marks.format, marks.tags),
         },
         calls_once=offer.max_calls == 1,
-        ends=_texts_of_ends(model.tokenizer, tags) if are_tags_special else (),
+        ends=marks.ends(model.tokenizer),
         functions=offer.functions,
         is_vouched=is_vouched,
         rendered="" if conversation.prefill or made.sights.runs or conversation.template is not None else made.text,
-        channels=channels,
+        channels=marks.channels,
     )
+
+
+async def _constrain(
+    model: LoadedModel,
+    conversation: Conversation,
+    offer: ToolChoice,
+    steering: Steering,
+    marks: OutputMarks,
+    prompt: str,
+) -> tuple[Steering, bool]:
+    """Add the grammar of calls, thoughts and answer, if the chat needs one. Returns whether it enforces the form of
+    calls. A controller of the request's own is left alone, unless the request asks for what only a grammar gives."""
+    kind, tags, budget = marks.format, marks.tags, conversation.thinking_budget
+    if kind is None and budget is None and (tags is None or steering.constraint is None):
+        return steering, False
+    is_asked_for = steering.constraint is not None or offer.is_required or offer.is_strict or budget is not None
+    if steering.controller is not None and not is_asked_for:
+        return steering, False
+    own, opens = None if marks.is_calling else tags, may_open(model, conversation, tags, prompt)
+    sentence = _sentence(model, conversation)
+    form = OutputGrammar(model, own, marks.is_thinking, budget, sentence, marks.token, opens)
+    return await form.steer(steering, kind, offer)
+
+
+def _check_rewind(steering: Steering, kind: ToolFormat | None, tells_rewinds: bool) -> None:
+    """Refuse a stream that would show text which may be taken back and cannot say so."""
+    if steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
+        where = "with tools" if tells_rewinds else "in streams of this route"
+        raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
 
 
 async def limited(model: LoadedModel, conversation: Conversation, made: ChatPrompt, given: Steering) -> Steering:
     """Return `given` with the budget of the conversation's thoughts, for an output that is not told apart."""
     if conversation.thinking_budget is None:
         return given
-    tags, _ = await model.in_text_thread(_known_marks, model.tokenizer)
+    tags, _ = await model.in_text_thread(known_marks, model.tokenizer)
     is_thinking = tags is not None and made.text.rstrip().endswith(tags.opening)
     form = OutputGrammar(model, tags, is_thinking, conversation.thinking_budget, _sentence(model, conversation))
     return (await form.steer(given, None, ToolChoice()))[0]
@@ -276,60 +286,3 @@ async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolC
     if any(message.get("tool_calls") for message in messages):
         made = await in_thread(recalled, model, serving.user, conversation, offer, made)
     return made
-
-
-def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
-    """The token that begins calls; None if none does."""
-    if kind.opening_token is None:
-        return None
-    token = model.tokenizer.id_of(kind.opening_token)
-    if token is None:
-        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
-    return token
-
-
-def _may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | None, prompt: str) -> bool:
-    """Return whether the output may begin with reasoning: the prompt has not closed it, and the model reasons."""
-    if tags is None or prompt.rstrip().endswith(tags.closing):
-        return False
-    return _may_think(model.tokenizer, conversation)
-
-
-def _texts_of_ends(tokenizer: Tokenizer, tags: ThinkTags | None) -> tuple[str, ...]:
-    """Texts that may end an output and are no content: end tokens, with or without the mark behind an answer."""
-    ends = tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
-    tail = tags.tail if tags is not None else ""
-    return (*(tail + end for end in ends), tail, *ends) if tail else ends
-
-
-#: What was found out about tokenizers, as long as they are there.
-_MARKS: WeakKeyDictionary[Tokenizer, tuple[ThinkTags | None, Harmony | None]] = WeakKeyDictionary()
-_THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
-
-
-def _learn(model: LoadedModel) -> None:
-    """Infer a model's marks and its chat format, unless that happened when it was loaded. Renders its template many
-    times: not on the event loop."""
-    _known_marks(model.tokenizer)
-    if model.chat_format is None:
-        learn(model)
-
-
-def _known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:
-    """The tags of a model's thoughts, or the channels that it writes in."""
-    if tokenizer not in _MARKS:
-        channels = harmony_of(tokenizer)
-        _MARKS[tokenizer] = (tags_of(tokenizer) if channels is None else None), channels
-    return _MARKS[tokenizer]
-
-
-def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
-    """Return whether a model may open reasoning before a constrained answer: if it was asked to reason, or does so by
-    default. Else the tag is only the most probable of what a mask leaves, and an answer that was demanded would be
-    thoughts."""
-    said = switched(conversation.options())
-    if said is not None or conversation.template is not None:
-        return said is not False
-    if tokenizer not in _THINKS:
-        _THINKS[tokenizer] = thinks_unasked(tokenizer)
-    return _THINKS[tokenizer]

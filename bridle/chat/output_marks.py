@@ -1,0 +1,110 @@
+"""How the output of a chat is marked: the form of its calls, the tags of its thoughts, its channels and its ends.
+
+What is found out about a tokenizer stays known as long as the tokenizer is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from bridle.chat.chat_format import learn
+from bridle.chat.conversation import Conversation
+from bridle.chat.reasoning import ThinkTags, switched, tags_of, thinks_unasked
+from bridle.chat.tool_choice import ToolChoice
+from bridle.chat.tool_parsers.formats import ToolFormat, format_of, shows_special_tokens
+from bridle.chat.tool_parsers.harmony import Harmony, harmony_of
+from bridle.errors import UnsupportedFeature
+from bridle.serving import LoadedModel
+from bridle.tokenizer import Tokenizer
+
+_MARKS: WeakKeyDictionary[Tokenizer, tuple[ThinkTags | None, Harmony | None]] = WeakKeyDictionary()
+_THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMarks:
+    """The marks of one chat: the format of its calls and the token that begins them, the tags of its thoughts, and the
+    channels that it writes in. The prompt may end in calls or in thoughts already."""
+
+    format: ToolFormat | None
+    token: int | None
+    tags: ThinkTags | None
+    channels: Harmony | None
+    is_calling: bool
+    is_thinking: bool
+
+    @classmethod
+    def of(cls, model: LoadedModel, offer: ToolChoice, prompt: str, is_held: bool) -> OutputMarks:
+        """Find the marks of an output that follows `prompt`. Thoughts are told apart only if text that may be taken
+        back `is_held`. Raises `UnsupportedFeature` for a model that cannot call."""
+        kind = format_of(model.tokenizer) if offer.functions else None
+        token = None if kind is None else _call_token(model, kind)
+        tags, channels = known_marks(model.tokenizer)
+        tags = tags if is_held else None
+        is_thinking = tags is not None and prompt.rstrip().endswith(tags.opening)
+        return cls(kind, token, tags, channels, token is not None and offer.is_required, is_thinking)
+
+    @property
+    def are_special(self) -> bool:
+        """Return whether special tokens are among the marks, so that they must show as text."""
+        is_marked = self.channels is not None or (self.format is not None and shows_special_tokens(self.format))
+        return is_marked or (self.tags is not None and self.tags.are_special)
+
+    def ends(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """Texts that may end an output and are no content: end tokens, with or without the mark behind an answer."""
+        if not self.are_special:
+            return ()
+        ends = tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
+        tail = self.tags.tail if self.tags is not None else ""
+        return (*(tail + end for end in ends), tail, *ends) if tail else ends
+
+
+def _call_token(model: LoadedModel, kind: ToolFormat) -> int | None:
+    """The token that begins calls; None if none does."""
+    if kind.opening_token is None:
+        return None
+    token = model.tokenizer.id_of(kind.opening_token)
+    if token is None:
+        raise UnsupportedFeature(f"{model.name!r} has no token {kind.opening_token}, so it cannot call", "tools")
+    return token
+
+
+async def learn_marks(model: LoadedModel) -> None:
+    """Infer a model's marks and its chat format, unless that happened when it was loaded. Renders its template many
+    times: not on the event loop."""
+    if model.tokenizer not in _MARKS:
+        await model.in_text_thread(_learn, model)
+
+
+def _learn(model: LoadedModel) -> None:
+    known_marks(model.tokenizer)
+    if model.chat_format is None:
+        learn(model)
+
+
+def known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:
+    """The tags of a model's thoughts, or the channels that it writes in."""
+    if tokenizer not in _MARKS:
+        channels = harmony_of(tokenizer)
+        _MARKS[tokenizer] = (tags_of(tokenizer) if channels is None else None), channels
+    return _MARKS[tokenizer]
+
+
+def may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | None, prompt: str) -> bool:
+    """Return whether the output may begin with reasoning: the prompt has not closed it, and the model reasons."""
+    if tags is None or prompt.rstrip().endswith(tags.closing):
+        return False
+    return _may_think(model.tokenizer, conversation)
+
+
+def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
+    """Return whether a model may open reasoning before a constrained answer: if it was asked to reason, or does so by
+    default. Else the tag is only the most probable of what a mask leaves, and an answer that was demanded would be
+    thoughts."""
+    said = switched(conversation.options())
+    if said is not None or conversation.template is not None:
+        return said is not False
+    if tokenizer not in _THINKS:
+        _THINKS[tokenizer] = thinks_unasked(tokenizer)
+    return _THINKS[tokenizer]
