@@ -22,7 +22,7 @@ from tests.launch.scripted_shard import make_executor, on_forward
 from tests.waiting import PATIENCE
 
 #: Silence is noticed quickly; a busy machine at worst loses a link too many.
-QUICK = Timings(beat=0.05, patience=2.0, connect=2.0)
+QUICK = Timings(beat=0.05, patience=1.0, connect=1.0)
 _NOW = struct.pack("ii", 1, 0)  # a socket that is closed resets its connection
 
 
