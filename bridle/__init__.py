@@ -106,7 +106,7 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from bridle.sampling import SamplingParams as SamplingParams
-    from bridle.sampling import Watermark as Watermark
+    from bridle.sampling_values import Watermark as Watermark
     from bridle.structured_output.spec import (
         After as After,
     )
@@ -198,7 +198,8 @@ _HOMES = {
         "ToolCall",
         "Usage",
     ),
-    "bridle.sampling": ("SamplingParams", "Watermark"),
+    "bridle.sampling": ("SamplingParams",),
+    "bridle.sampling_values": ("Watermark",),
     "bridle.controller_tools.call": ("Call",),
     "bridle.controller_tools.limits": ("ToolLimits",),
 }

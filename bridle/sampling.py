@@ -4,30 +4,33 @@ the OpenAI API and vLLM where those exist. The object is independent of the mode
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.safe_repr import short_repr
+from bridle.sampling_values import (
+    MAX_STOP_STRING_CHARS,
+    MAX_TOKENS_LIMIT,
+    TINY,
+    Watermark,
+    check_bias_texts,
+    check_biases,
+    check_number,
+    split_biases,
+)
 
 MAX_N = 64
 MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_CHARS = 1_024
 MAX_STOP_TOKENS = 1_024
 MAX_LOGPROBS = 100
-MAX_TOKENS_LIMIT = 1 << 31
-MAX_LOGIT_BIAS = 1 << 20
-_MANY_BIASES = 256  # more are packed
 MAX_SEED = 1 << 64
 MAX_BAD_WORDS = 1_024
 MAX_BANNED_PHRASES = 256
 MAX_BAD_WORD_TOKENS = 1 << 14  # of all of them together
 MAX_BREAKER_IDS = 1 << 20
 MAX_ALLOWED_TOKENS = 1 << 20
-MAX_BIAS_TEXTS = 256
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
 MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
@@ -37,60 +40,6 @@ CANONICAL = ("strict", "prefer", "off")
 #: What happens to a forced text that is less likely than its floor.
 ON_FLOOR = ("flag", "refuse", "rewind")
 DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
-
-
-_TINY = math.ulp(0.0)
-
-
-class LogitBias(Mapping[int, float]):
-    """Biases of many tokens, packed: a mask over half of a large vocabulary is two arrays, not a hundred thousand
-    objects. `tokens` are 64-bit integers, all different, `addends` doubles; neither is to be changed."""
-
-    __slots__ = ("_by_token", "addends", "tokens")
-
-    def __init__(self, tokens: array[int], addends: array[float]) -> None:
-        self.tokens = tokens
-        self.addends = addends
-        self._by_token: dict[int, float] | None = None
-
-    @classmethod
-    def of(cls, bias: Mapping[int, float]) -> LogitBias:
-        """Pack and check a mapping. Raises `InvalidRequest`."""
-        try:
-            if not (set(map(type, bias)) <= {int} and set(map(type, bias.values())) <= {int, float}):
-                raise ValueError
-            packed = cls(array("q", bias), array("d", bias.values()))
-            # The sum is infinite or NaN exactly if an entry may be; only then is each entry checked.
-            if bias and (min(packed.tokens) < 0 or not math.isfinite(sum(packed.addends))):
-                raise ValueError
-        except (ValueError, OverflowError):
-            _check_biases(bias)  # raises an error that names the bad entry, if there is one
-            packed = cls(array("q", bias), array("d", bias.values()))
-        return packed
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.tokens)
-
-    def __getitem__(self, token: int) -> float:
-        if self._by_token is None:
-            self._by_token = dict(zip(self.tokens, self.addends, strict=True))
-        return self._by_token[token]
-
-
-@dataclass(frozen=True, slots=True)
-class Watermark:
-    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits."""
-
-    gamma: float = 0.5
-    delta: float = 2.0
-
-    def __post_init__(self) -> None:
-        _check_number("watermark.gamma", self.gamma, _TINY, 1.0)
-        _check_number("watermark.delta", self.delta, -100.0, 100.0)
-
 
 Part = Literal["draw", "report", "output"]
 Api = Literal["openai", "tgi", "lmtp", "cli"]
@@ -188,10 +137,10 @@ class SamplingParams:
     max_tokens: int | None = _param(16, (0, MAX_TOKENS_LIMIT), tgi="max_new_tokens")
     min_tokens: int = _param(0, (0, MAX_TOKENS_LIMIT), tgi="min_new_tokens")
     temperature: float = _draw(1.0, (0.0, 100.0))
-    top_p: float = _draw(1.0, (_TINY, 1.0))
+    top_p: float = _draw(1.0, (TINY, 1.0))
     top_k: int = _draw(0, (-1, MAX_TOKENS_LIMIT))
     min_p: float = _draw(0.0, (0.0, 1.0))
-    typical_p: float = _draw(1.0, (_TINY, 1.0))
+    typical_p: float = _draw(1.0, (TINY, 1.0))
     repetition_penalty: float = _draw(1.0, (0.01, 100.0))
     presence_penalty: float = _draw(0.0, (-100.0, 100.0))
     frequency_penalty: float = _draw(0.0, (-100.0, 100.0))
@@ -215,7 +164,7 @@ class SamplingParams:
     watermark: Watermark | None = field(default=None, metadata={"meaning": Meaning("draw")})
     top_n_sigma: float = _fixed(0.0, (-1.0, 1_000.0))
     xtc_probability: float = _fixed(0.0, (0.0, 1.0))
-    xtc_threshold: float = _fixed(0.1, (_TINY, 1.0))
+    xtc_threshold: float = _fixed(0.1, (TINY, 1.0))
     dynatemp_range: float = _fixed(0.0, (0.0, 100.0))
     dynatemp_exponent: float = _fixed(1.0, (0.0, 100.0))
     mirostat: int = _fixed(0, (0, 2))
@@ -251,7 +200,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _freeze_collections(self)
         for name, (low, high) in _RANGES.items():
-            _check_number(name, getattr(self, name), low, high)
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                check_number(name, value, low, high)
         if self.logprobs_mode not in ("raw", "processed"):
             raise InvalidRequest(
                 f"logprobs_mode is {self.logprobs_mode!r}; must be 'raw' or 'processed'", "logprobs_mode"
@@ -274,9 +225,9 @@ class SamplingParams:
         if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
             raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
         if self.bias_texts:
-            _check_bias_texts(self.bias_texts)
+            check_bias_texts(self.bias_texts)
         if self.logit_bias:
-            _check_biases(self.logit_bias)
+            check_biases(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -330,16 +281,11 @@ def _freeze_collections(params: SamplingParams) -> None:
         object.__setattr__(params, name, tuple(getattr(params, name) or ()))
     object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
     object.__setattr__(params, "bias_texts", tuple((text, addend) for text, addend in params.bias_texts or ()))
-    bias: Mapping[Any, float] = params.logit_bias or {}
-    if not isinstance(bias, LogitBias):
-        if str in set(map(type, bias)):
-            texts = tuple((key, value) for key, value in bias.items() if isinstance(key, str))
-            object.__setattr__(params, "bias_texts", (*params.bias_texts, *texts))
-            bias = {key: value for key, value in bias.items() if not isinstance(key, str)}
-        bias = LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias)
+    bias, texts = split_biases(params.logit_bias or {})
+    object.__setattr__(params, "bias_texts", (*params.bias_texts, *texts))
     object.__setattr__(params, "logit_bias", bias)
     if params.watermark is not None:
-        object.__setattr__(params, "watermark", _watermark(params.watermark))
+        object.__setattr__(params, "watermark", Watermark.of(params.watermark))
     if params.speculate is not None:
         object.__setattr__(params, "speculate", drafts_of(params.speculate))
 
@@ -354,31 +300,6 @@ def drafts_of(given: Any) -> Any:
             f"speculate is {short_repr(given)}; must be {words}, or a number of tokens up to {MAX_DRAFTS}", "speculate"
         )
     return DRAFT_WORDS[given]
-
-
-def _watermark(given: object) -> Watermark | None:
-    """Callers may pass True for the usual one, and its fields as plain data."""
-    if isinstance(given, Watermark):
-        return given
-    if isinstance(given, bool):
-        return Watermark() if given else None
-    if isinstance(given, Mapping) and given.keys() <= {"gamma", "delta"}:
-        return Watermark(**given)
-    raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false or gamma and delta", "watermark")
-
-
-def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    if value is None and name in _OPTIONAL:
-        return
-    is_whole = isinstance(low, int)
-    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
-        raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)
-    if low <= value <= high:  # NaN fails both comparisons
-        return
-    if is_whole:
-        raise InvalidRequest(f"{name} is {value}; must be between {low} and {high}", name)
-    shown = "more than 0" if low == _TINY else f"at least {low:g}"
-    raise InvalidRequest(f"{name} is {value}; must be {shown} and at most {high:g}", name)
 
 
 #: Lists of texts, with the most entries and the most characters of an entry, and what to call these.
@@ -411,7 +332,7 @@ def _check_lists(params: SamplingParams) -> None:
         if len(ids) > most:
             raise InvalidRequest(f"{name} has {len(ids)} ids; at most {most}", name)
     for token in params.stop_token_ids:
-        _check_number("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
+        check_number("stop_token_ids", token, 0, MAX_TOKENS_LIMIT)
     num_tokens = sum(map(len, params.bad_words_ids))
     if num_tokens > MAX_BAD_WORD_TOKENS:
         raise InvalidRequest(f"bad_words has {num_tokens} tokens; at most {MAX_BAD_WORD_TOKENS} together", "bad_words")
@@ -419,34 +340,7 @@ def _check_lists(params: SamplingParams) -> None:
         if not word:
             raise InvalidRequest("bad_words_ids holds an empty list; every entry needs a token", "bad_words_ids")
         for token in word:
-            _check_number("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
-
-
-def _check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
-    if len(texts) > MAX_BIAS_TEXTS:
-        raise InvalidRequest(f"logit_bias names {len(texts)} texts; at most {MAX_BIAS_TEXTS}", "logit_bias")
-    for text, value in texts:
-        if not text or len(text) > MAX_STOP_STRING_CHARS:
-            raise InvalidRequest(
-                f"logit_bias names a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
-                "logit_bias",
-            )
-        _check_addend(short_repr(text), value)
-
-
-def _check_biases(bias: Mapping[int, float]) -> None:
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
-    for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed
-        _check_number("logit_bias", token, 0, MAX_TOKENS_LIMIT)
-        _check_addend(token, value)
-
-
-def _check_addend(name: int | str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise InvalidRequest(f"logit_bias[{name}] is {value!r}; must be a number", "logit_bias")
-    if value == math.inf:
-        raise InvalidRequest(f"logit_bias[{name}] is infinite; must be finite or -inf", "logit_bias")
+            check_number("bad_words_ids", token, 0, MAX_TOKENS_LIMIT)
 
 
 # -- what the fields are -----------------------------------------------------------------------------------

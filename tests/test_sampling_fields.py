@@ -37,11 +37,11 @@ from bridle.sampling import (
     Api,
     Meaning,
     SamplingParams,
-    Watermark,
     _draw,
     fields_on,
     meanings,
 )
+from bridle.sampling_values import Watermark
 from bridle.serving.requests.steering import Controllers
 from tests.engine.support import make_request
 from tests.fakes.sampling_fields import OTHER

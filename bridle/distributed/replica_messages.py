@@ -29,7 +29,7 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import MediaRefused, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterLimits
 from bridle.outputs import Event
-from bridle.sampling import LogitBias
+from bridle.sampling_values import LogitBias
 from bridle.traces import decode_record, encode_record, made
 
 PROTOCOL = 5

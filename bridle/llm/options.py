@@ -7,7 +7,8 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 
 from bridle.engine.request import StoppingCriteria
-from bridle.sampling import SamplingParams, Watermark
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import Watermark
 from bridle.structured_output.spec import Constraint
 from bridle.tokenizer.chat_settings import ToolPrompt
 

@@ -9,7 +9,8 @@ from bridle.engine.interfaces import Executor
 from bridle.launch.launcher import launch_shard
 from bridle.model.loading import load_executor
 from bridle.outputs import Event
-from bridle.sampling import SamplingParams, Watermark
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import Watermark
 from tests.engine.support import replay
 from tests.fakes import tiny_checkpoints
 

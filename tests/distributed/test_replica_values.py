@@ -27,7 +27,8 @@ from bridle.engine.multimodal.multimodal_inputs import MediaArray, MultiModalIte
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ContextOverflow, ControllerError, InvalidRequest, MediaRefused
 from bridle.outputs import Embedded, Event, Finished, FinishReason, PromptEvent, Traced, Usage
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 from tests.engine.support import make_request
 from tests.traces.records import RECORDS
 

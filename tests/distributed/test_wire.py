@@ -51,7 +51,8 @@ from bridle.errors import (
     UnsupportedFeature,
 )
 from bridle.outputs import Logprob
-from bridle.sampling import SENT_WITH_DRAWS, SamplingParams, Watermark
+from bridle.sampling import SENT_WITH_DRAWS, SamplingParams
+from bridle.sampling_values import Watermark
 from bridle.traces import Draw, Odds
 from tests.sources import ROOT
 

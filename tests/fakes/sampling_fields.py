@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridle.sampling import (
-    Watermark,
-)
+from bridle.sampling_values import Watermark
 
 #: For each field a value that is not its default.
 OTHER: Mapping[str, Any] = {

@@ -25,7 +25,8 @@ from bridle.model.sampling.columns import FLOATS, INTS, SPAN, Columns, FixedTabl
 from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
 from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 from tests.kernels import check_properties, needs_triton
 from tests.model.sampling_kit import random_logits, row, run
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest
 from bridle.model.sampling.rows import BiasTable
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 
 VOCAB = 1_000
 

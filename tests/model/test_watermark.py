@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bridle.errors import InvalidRequest
-from bridle.sampling import SamplingParams, Watermark
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import Watermark
 from tests.model.sampling_kit import random_logits, row, run
 
 

@@ -16,7 +16,7 @@ from bridle import LLM, Controller, Decision, SamplingParams
 from bridle.aici.client.reference import WasmController
 from bridle.controllers import SequenceView
 from bridle.errors import InvalidRequest, UnknownKeyword
-from bridle.sampling import Watermark
+from bridle.sampling_values import Watermark
 from bridle.serving.tracing.trace_header import controller_form, controller_of, sampling_form, sampling_of
 from bridle.structured_output import Regex
 from bridle.traces import TraceHeader, decode_record, encode_record, read

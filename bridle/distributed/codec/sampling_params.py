@@ -11,7 +11,8 @@ from collections import OrderedDict
 
 from bridle.distributed.proto import shard_pb2 as pb
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.sampling import SENT_WITH_DRAWS, SamplingParams, Watermark
+from bridle.sampling import SENT_WITH_DRAWS, SamplingParams
+from bridle.sampling_values import Watermark
 
 #: How many objects are remembered. One batch may need more, and gets them.
 NUM_SLOTS = 4096

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema, create_model
 
 from bridle.http.fields import Fields
-from bridle.sampling import DRAFT_WORDS, MAX_LOGIT_BIAS, Api, SamplingParams, meanings
+from bridle.sampling import DRAFT_WORDS, Api, SamplingParams, meanings
+from bridle.sampling_values import MAX_LOGIT_BIAS
 
 _MAX_BIAS = 1e6
 _MANY_BIASES = 256  # more are looked at all at once

@@ -19,7 +19,8 @@ from bridle.model.sampling.gpu_token_history import DeviceTokenHistory
 from bridle.model.sampling.param_flags import kind_of
 from bridle.model.sampling.penalties import Histories
 from bridle.model.sampling.rows import Pairs, pairs_of
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 
 #: Integers and floats of a row, and words of a span. `draw_kernels` reads them in this order.
 INTS, FLOATS, SPAN = 8, 5, 5

@@ -17,7 +17,8 @@ import torch
 from bridle.cpu_kernels.library import sampling_kernels
 from bridle.engine.scheduling.step_plan import SampleRow
 from bridle.model.h2d_copies import upload, upload_list
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 
 #: Columns are padded to a multiple of this; the draw works chunk by chunk.
 CHUNK = 256

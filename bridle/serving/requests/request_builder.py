@@ -18,7 +18,8 @@ from bridle.engine.input_processor import check_drawn, check_task
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.engine.request import RepeatMarks, Request
 from bridle.errors import ContextOverflow, InvalidRequest
-from bridle.sampling import LogitBias, SamplingParams
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import LogitBias
 from bridle.serving.policies.policy_registry import NO_POLICIES, Applied
 from bridle.serving.requests.request_limits import DEFAULT_TERMS, RequestLimits
 from bridle.serving.requests.token_healing import heal

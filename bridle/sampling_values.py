@@ -1,0 +1,135 @@
+"""Values of sampling parameters that have a structure of their own: biases of tokens and a watermark; and the checks of
+numbers."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.errors import InvalidRequest
+from bridle.safe_repr import short_repr
+
+MAX_STOP_STRING_CHARS = 1_024
+MAX_TOKENS_LIMIT = 1 << 31
+MAX_LOGIT_BIAS = 1 << 20
+_MANY_BIASES = 256  # more are packed
+MAX_BIAS_TEXTS = 256
+#: The least number above 0.
+TINY = math.ulp(0.0)
+
+
+class LogitBias(Mapping[int, float]):
+    """Biases of many tokens, packed: a mask over half of a large vocabulary is two arrays, not a hundred thousand
+    objects. `tokens` are 64-bit integers, all different, `addends` doubles; neither is to be changed."""
+
+    __slots__ = ("_by_token", "addends", "tokens")
+
+    def __init__(self, tokens: array[int], addends: array[float]) -> None:
+        self.tokens = tokens
+        self.addends = addends
+        self._by_token: dict[int, float] | None = None
+
+    @classmethod
+    def of(cls, bias: Mapping[int, float]) -> LogitBias:
+        """Pack and check a mapping. Raises `InvalidRequest`."""
+        try:
+            if not (set(map(type, bias)) <= {int} and set(map(type, bias.values())) <= {int, float}):
+                raise ValueError
+            packed = cls(array("q", bias), array("d", bias.values()))
+            # The sum is infinite or NaN exactly if an entry may be; only then is each entry checked.
+            if bias and (min(packed.tokens) < 0 or not math.isfinite(sum(packed.addends))):
+                raise ValueError
+        except (ValueError, OverflowError):
+            check_biases(bias)  # raises an error that names the bad entry, if there is one
+            packed = cls(array("q", bias), array("d", bias.values()))
+        return packed
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tokens)
+
+    def __getitem__(self, token: int) -> float:
+        if self._by_token is None:
+            self._by_token = dict(zip(self.tokens, self.addends, strict=True))
+        return self._by_token[token]
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits."""
+
+    gamma: float = 0.5
+    delta: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number("watermark.gamma", self.gamma, TINY, 1.0)
+        check_number("watermark.delta", self.delta, -100.0, 100.0)
+
+    @classmethod
+    def of(cls, given: object) -> Watermark | None:
+        """Read what callers may pass: True for the usual one, False for none, or its fields as plain data."""
+        if isinstance(given, Watermark):
+            return given
+        if isinstance(given, bool):
+            return cls() if given else None
+        if isinstance(given, Mapping) and given.keys() <= {"gamma", "delta"}:
+            return cls(**given)
+        raise InvalidRequest(f"watermark is {str(given)[:80]!r}; must be true, false or gamma and delta", "watermark")
+
+
+def check_number(name: str, value: Any, low: float, high: float) -> None:
+    """Raise `InvalidRequest` for anything but a number from `low` to `high`; an integer if `low` is one."""
+    is_whole = isinstance(low, int)
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        raise InvalidRequest(f"{name} is {value!r}; must be {'an integer' if is_whole else 'a number'}", name)
+    if low <= value <= high:  # NaN fails both comparisons
+        return
+    if is_whole:
+        raise InvalidRequest(f"{name} is {value}; must be between {low} and {high}", name)
+    shown = "more than 0" if low == TINY else f"at least {low:g}"
+    raise InvalidRequest(f"{name} is {value}; must be {shown} and at most {high:g}", name)
+
+
+def split_biases(bias: Mapping[Any, float]) -> tuple[Mapping[int, float], tuple[tuple[str, float], ...]]:
+    """Return the biases of token ids, packed if they are many, and those of texts."""
+    if isinstance(bias, LogitBias):
+        return bias, ()
+    texts: tuple[tuple[str, float], ...] = ()
+    if str in set(map(type, bias)):
+        texts = tuple((key, value) for key, value in bias.items() if isinstance(key, str))
+        bias = {key: value for key, value in bias.items() if not isinstance(key, str)}
+    return LogitBias.of(bias) if _MANY_BIASES < len(bias) <= MAX_LOGIT_BIAS else dict(bias), texts
+
+
+def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
+    """Raise `InvalidRequest` for too many texts, a text that is empty or too long, or a bad addend."""
+    if len(texts) > MAX_BIAS_TEXTS:
+        raise InvalidRequest(f"logit_bias names {len(texts)} texts; at most {MAX_BIAS_TEXTS}", "logit_bias")
+    for text, value in texts:
+        if not text or len(text) > MAX_STOP_STRING_CHARS:
+            raise InvalidRequest(
+                f"logit_bias names a text of {len(text)} characters; must have 1 to {MAX_STOP_STRING_CHARS}",
+                "logit_bias",
+            )
+        _check_addend(short_repr(text), value)
+
+
+def check_biases(bias: Mapping[int, float]) -> None:
+    """Raise `InvalidRequest` for too many biases, or one that is no number for a token id."""
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
+    for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed
+        check_number("logit_bias", token, 0, MAX_TOKENS_LIMIT)
+        _check_addend(token, value)
+
+
+def _check_addend(name: int | str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise InvalidRequest(f"logit_bias[{name}] is {value!r}; must be a number", "logit_bias")
+    if value == math.inf:
+        raise InvalidRequest(f"logit_bias[{name}] is infinite; must be finite or -inf", "logit_bias")
