@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.kv_store",),
     ("bridle.cpu_kernels",),
     ("bridle.demo",),
-    ("bridle.config", "bridle.outputs", "bridle.sampling"),
+    ("bridle.config", "bridle.outputs", "bridle.constraint_usage", "bridle.sampling"),
     ("bridle.sampling_values",),
     ("bridle.traces",),
     ("bridle.telemetry",),
