@@ -130,7 +130,8 @@ class SamplingParams:
     error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
 
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
-    spells their text again, and shows what follows it.
+    spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
+    message of the user.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -189,6 +190,7 @@ class SamplingParams:
     constraint_floor: float | None = _param(None, (-10_000.0, 0.0))
     on_constraint_floor: str = _param("flag")
     token_healing: bool = _param(False)
+    describe_constraint: bool = _param(False)
 
     if not TYPE_CHECKING:
 

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from bridle.chat.chat_format import learn
+from bridle.chat.constraint_description import with_description
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.exact_history import keep_answers, recalled
 from bridle.chat.files import has_remote_file
@@ -193,6 +195,9 @@ async def prepare_chat(
         steering, has_stream = given, False
     else:
         steering, has_stream = serving.steering(given, given.form(), given.rewind), bool(given.stream)
+    if sampling.describe_constraint:
+        conversation = with_description(conversation, steering.constraint)
+        sampling = sampling.with_(describe_constraint=False)
     model, offer = serving.model, conversation.offer()
     async with serving.bounded("its prompt was made"):
         await learn_marks(model)

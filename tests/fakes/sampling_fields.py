@@ -59,4 +59,5 @@ OTHER: Mapping[str, Any] = {
     "constraint_floor": -3.0,
     "on_constraint_floor": "rewind",
     "token_healing": True,
+    "describe_constraint": True,
 }

@@ -98,6 +98,9 @@ def make_request(
         _check_rolls_nothing_back(controller, "banned_phrases")
     if sampling.constraint_floor is not None and sampling.on_constraint_floor == "rewind":
         _check_rolls_nothing_back(controller, "on_constraint_floor")
+    if sampling.describe_constraint:
+        message = "describe_constraint: got true for a prompt. Send messages, or write the form into the prompt."
+        raise InvalidRequest(message, "describe_constraint")
     healing = None
     if sampling.token_healing:
         tokens, controller, healing = heal(model.tokenizer, model.info.vocab_size, tokens, controller)
