@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -177,6 +178,9 @@ class Choice(Constraint):
         check_total(sum(len(option) for option in self.options if isinstance(option, str)), "choice")
         for option in self.options:
             check_text(option, "choice")
+        twice = next((text for text, count in Counter(self.options).items() if count > 1), None) if scored else None
+        if twice is not None:
+            raise InvalidRequest(f"choice: got {short_repr(twice)} twice; a scored option must be there once", PARAM)
 
     def to_dict(self) -> dict[str, Any]:
         how = {} if self.scored is None else {"scored": self.scored}

@@ -58,6 +58,7 @@ def test_a_temperature_samples_and_a_seed_repeats(client: httpx.Client) -> None:
         ({"options": ["a"] * (MAX_SCORED + 1), "prompt": "a"}, "options"),
         ({"options": ["a", 1], "prompt": "a"}, "options"),
         ({"options": ["a", ""], "prompt": "a"}, "options"),
+        ({"options": ["a", "b", "a"], "prompt": "a"}, "options"),
         ({"options": ["a" * 600, "b"], "prompt": "a"}, "options"),
         ({"options": CITIES, "prompt": "a", "temperature": -1.0}, "temperature"),
         ({"options": CITIES, "prompt": "a", "regex": "a"}, "regex"),
