@@ -19,7 +19,7 @@ from bridle.structured_output.canonical import CanonicalDraws
 from bridle.structured_output.canonical_pairs import MAX_FILTERED
 from bridle.structured_output.vocabulary import vocabulary_of
 from bridle.tokenizer import Tokenizer
-from tests.structured_output.kit import Lab, matcher, spell, text_vocabulary, tokens_of
+from tests.structured_output.kit import Lab, matcher, spell, tokens_of
 
 ROOT = Path(__file__).parents[2]
 #: Texts whose splitting depends on what stands around them.
@@ -116,11 +116,3 @@ def test_only_small_masks_are_filtered(num_tokens: int) -> None:
     vocab = merged_vocabulary()
     mask = mask_of(range(300, 300 + num_tokens), 8 * vocab.mask_bytes)
     assert (vocab.pairs.filtered(vocab.encode(b"the")[0], mask) is None) == (num_tokens > MAX_FILTERED)
-
-
-def test_masks_where_bytes_are_missing_are_as_token_by_token() -> None:
-    vocab = text_vocabulary()  # without tokens for bytes beyond ASCII
-    assert not vocab.spells_every_byte
-    walk = matcher(vocab, Regex("(the|then) names?"))
-    found = {vocab.text_of((token,)) for token in tokens_of(walk.mask())}
-    assert found == {b"t", b"the"}
