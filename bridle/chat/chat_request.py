@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bridle.chat.chat_format import learn
 from bridle.chat.constraint_description import with_description
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.exact_history import keep_answers, recalled
