@@ -13,6 +13,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from functools import cache
 from threading import Lock
+from typing import Any
 
 import msgspec
 import torch
@@ -25,6 +26,8 @@ from bridle.cpu_kernels.isa_targets import MANIFEST, TARGETS, IsaTarget
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.layers import AttentionRows, LayerKV, attend
 from bridle.cpu_kernels.packing import pack_blocks, pack_float32, pack_int8
+from bridle.cpu_kernels.plain_recurrence import PlainRecurrences
+from bridle.cpu_kernels.recurrence import RecurrenceKernels, Stretch
 from bridle.cpu_kernels.sampling import COLUMNS, SamplingKernels
 from bridle.cpu_kernels.threads import num_threads
 from bridle.errors import BridleError, InternalError
@@ -108,6 +111,7 @@ def try_out(found: Kernels) -> None:
     _compare(found.linear(floats, rows), rows @ weight.t(), 1e-5, "float32 product")
     _try_attention(found, generator)
     _try_sampling(SamplingKernels(found), generator)
+    _try_recurrences(RecurrenceKernels(found), generator)
 
 
 def _try_attention(found: Kernels, generator: torch.Generator) -> None:
@@ -150,6 +154,33 @@ def _try_masks(found: SamplingKernels, work: Tensor) -> None:
         raise InternalError("what it finds under masks differs from torch's")
 
 
+def _try_recurrences(found: RecurrenceKernels, generator: torch.Generator) -> None:
+    """Two tokens of one sequence that has a state, and one of another."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    rows, keys, heads, steps = drawn(3, 20), drawn(3, 2, 20), drawn(3, 4, 24), drawn(3, 4).abs()
+    rates, skip = -drawn(20, 20).abs(), drawn(20)
+    trials: list[tuple[str, tuple[Any, ...], Tensor]] = [
+        ("convolve", (rows, drawn(20, 3), skip, True), drawn(3, 20)),
+        ("delta_rule", (keys, drawn(3, 2, 20), heads, -steps, steps), drawn(4, 20, 24)),
+        ("state_space", (heads, steps, rates[0, :4], keys, drawn(3, 2, 20), skip[:4]), drawn(4, 24, 20)),
+        ("scan", (rows, rows.abs(), rates, drawn(3, 20), drawn(3, 20), skip, drawn(3, 20)), drawn(20, 20)),
+    ]
+    for name, inputs, state in trials:
+        results = []
+        for each in (found, PlainRecurrences()):
+            states, out = (
+                (state.clone(), state.clone()),
+                torch.empty_like(inputs[2] if name == "delta_rule" else inputs[0]),
+            )
+            stretches = Stretch(0, 2, states[0], False), Stretch(2, 1, states[1], True)
+            getattr(each, name)(*inputs, stretches, out)
+            results.append(torch.cat([part.flatten() for part in (out, *states)]))
+        _compare(results[0], results[1], 1e-5, f"recurrence {name!r}")
+
+
 def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
     if not float((have - want).abs().max()) <= tolerance * float(want.abs().max()):
         raise InternalError(f"its {what} differs from torch's")
@@ -166,3 +197,14 @@ def sampling_kernels(work: Tensor) -> SamplingKernels | None:
 @cache
 def _sampling(found: Kernels) -> SamplingKernels:
     return SamplingKernels(found)
+
+
+def recurrences(device: torch.device, dtype: torch.dtype = torch.float32) -> PlainRecurrences | RecurrenceKernels:
+    """Return the kernels for recurrent layers, or plain torch where states are elsewhere or of another type."""
+    found = kernels() if device.type == "cpu" and dtype is torch.float32 else None
+    return PlainRecurrences() if found is None else _recurrence(found)
+
+
+@cache
+def _recurrence(found: Kernels) -> RecurrenceKernels:
+    return RecurrenceKernels(found)

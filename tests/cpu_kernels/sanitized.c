@@ -112,6 +112,33 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.scratch);
 }
 
+// Two sequences, of which the second one has no state yet. A size is also that of a part of a head; rows lie apart.
+static void try_recurrent(int first, int second, int groups, int copies, int size, int wide) {
+    const int tokens = first + second, heads = groups * copies, apart = 3, inner = heads * size;
+    const size_t numbers = (size_t)heads * size * wide;
+    float *states[] = {floats(numbers), floats(numbers)};
+    const stretch stretches[] = {{0, first, 0, states[0]}, {first, second, 1, states[1]}};
+    const size_t row = (size_t)heads * (size > wide ? size : wide) + apart;
+    float *a = floats(tokens * row), *b = floats(tokens * row), *c = floats(tokens * row), *steps = floats((size_t)tokens * inner);
+    float *rates = floats(numbers + (size_t)tokens * heads), *skip = floats(inner), *out = malloc(4 * (size_t)tokens * heads * (size > wide ? size : wide));
+    for (int i = 0; i < tokens * inner; i++) steps[i] = steps[i] < 0 ? steps[i] / 2 : -steps[i] / 2;
+    delta_rule rule = {a, b, c, steps, rates, out, stretches, row, row, row, 2, groups, heads, size, wide, size};
+    bridle_delta_rule(&rule, 1);
+    tell("delta", out, (size_t)tokens * heads * wide);
+    rule.decays = 1;
+    bridle_delta_rule(&rule, 1);
+    tell("delta", states[0], numbers);
+    for (size_t i = 0; i < numbers; i++) rates[i] = fabsf(rates[i]);
+    bridle_state_space(&(state_space){a, steps, rates, b, c, skip, out, stretches, row, row, row, 2, groups, heads, wide, size}, 1);
+    tell("space", out, (size_t)tokens * heads * wide);
+    bridle_scan(&(scan){a, steps, rates, b, c, skip, a, out, stretches, row, inner, row, row, row, 2, inner, wide}, 1);
+    tell("scan", out, (size_t)tokens * inner);
+    bridle_convolve(&(convolution){a, rates, skip, out, stretches, row, 2, inner, wide > 4 ? 4 : wide, wide > 4 ? 4 : wide, 1}, 1);
+    tell("conv", out, (size_t)tokens * inner);
+    for (int i = 0; i < tokens * inner; i++) if (out[i] != out[i]) { printf("recurrent: not a number\n"); exit(1); }
+    free(states[0]); free(states[1]); free(a); free(b); free(c); free(steps); free(rates); free(skip); free(out);
+}
+
 static void try_sampling(int rows, int blocks, int num_best, int kind) {
     const int columns = blocks * BLOCK_COLUMNS;
     float *logits = floats((size_t)rows * columns), *best = floats(rows), *ones = floats(rows);
@@ -188,6 +215,9 @@ int main(int count, char **arguments) {
     for (int rows = 1; rows < 12; rows += 5)
         for (int blocks = 1; blocks < 40; blocks += 13)
             for (int turn = 0; turn < 9; turn++) try_sampling(rows, blocks, turn / 3 * 64, turn % 3);
+    for (int size = 1; size < 130; size += size < 40 ? 13 : 44)
+        for (int wide = 1; wide < 80; wide += wide < 20 ? 7 : 29)
+            for (int turn = 0; turn < 3; turn++) try_recurrent(1 + 4 * turn, 5 - 2 * turn, 1 + turn % 2, 1 + turn, size, wide);
     printf("all ran\n");
     return 0;
 }

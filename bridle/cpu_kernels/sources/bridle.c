@@ -1,12 +1,13 @@
 // The kernels of one instruction set, as one object without dependencies but the C library. Pointers and sizes are checked
 // by whoever calls (bridle/native/kernels.py): nothing here looks twice.
 #include "layer.h"
+#include "recurrent.h"
 #include "sampling.h"
 
 // What the object was built for: outputs to a panel, what is added to a stored 8-bit weight, the version of this interface.
 API int bridle_lanes(void) { return LANES; }
 API int bridle_zero(void) { return ZERO8; }
-API int bridle_version(void) { return 6; }
+API int bridle_version(void) { return 7; }
 
 // Scratch for rows that are rounded: bytes of integers, then 4-byte scales, then 4-byte sums.
 // out [rows, outputs] = x [rows, given] . weights + bias
@@ -33,3 +34,9 @@ API void bridle_allow(const allowance *a, int rows, int parallel) { run(allow_ro
 API void bridle_search(const search *s, int rows, int parallel) { run(search_row, s, rows, parallel); }
 API void bridle_draw(const draws *d, int rows, int parallel) { run(draw_row, d, rows, parallel); }
 API void bridle_survey(const survey *s, int rows, int parallel) { run(survey_row, s, rows, parallel); }
+
+// What goes along the tokens of recurrent layers.
+API void bridle_convolve(const convolution *a, int parallel) { convolve(a, parallel); }
+API void bridle_delta_rule(const delta_rule *a, int parallel) { run(delta_chunk, a, a->count * a->heads, parallel); }
+API void bridle_state_space(const state_space *a, int parallel) { run(space_chunk, a, a->count * a->heads, parallel); }
+API void bridle_scan(const scan *a, int parallel) { run(scan_chunk, a, a->count * ((a->channels + LANES - 1) / LANES), parallel); }
