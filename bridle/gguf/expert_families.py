@@ -8,6 +8,7 @@ from bridle.gguf.rules import (
     EXPERTS,
     GATED,
     LATE_NORMS,
+    PAIRED,
     PLAIN,
     SHARED_EXPERTS,
     attention,
@@ -26,7 +27,36 @@ COUNTS = (
 _GROUPS = (Field("expert_group_count", "n_group", 1), Field("expert_group_used_count", "topk_group", 1))
 _NORMED = Field("expert_weights_norm", "norm_topk_prob", False, bool)
 
+_GRANITE = (
+    *PAIRED,
+    layer("block_sparse_moe.router", "ffn_gate_inp"),
+    layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+    layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
+)
+
 EXPERT_FAMILIES = (
+    GgufFamily("granitemoe", "granitemoe", _GRANITE, reads=("multipliers", "experts")),
+    GgufFamily(
+        "granitemoe",
+        "granitemoeshared",
+        (
+            *_GRANITE,
+            layer("shared_mlp.input_linear", "ffn_gate_shexp+ffn_up_shexp"),
+            layer("shared_mlp.output_linear", "ffn_down_shexp"),
+        ),
+        reads=("multipliers", "experts"),
+        fields=(Field("expert_shared_feed_forward_length", "shared_intermediate_size"),),
+    ),
+    GgufFamily(
+        "mellum",
+        "mellum",
+        (*PLAIN, *head_norms(), *GATED, *EXPERTS),
+        reads=("window in some", "two rotations"),
+        fields=(Field("expert_count", "num_local_experts"), *COUNTS[1:]),
+        constants=(("norm_topk_prob", True),),
+        lacks=frozenset({"rope"}),
+        kinds=(DENSE_OR_SPARSE,),
+    ),
     GgufFamily(
         "ernie4_5-moe",
         "ernie4_5_moe",

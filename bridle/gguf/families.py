@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from bridle.gguf.expert_families import EXPERT_FAMILIES
 from bridle.gguf.family import GgufFamily
+from bridle.gguf.fields import Field
 from bridle.gguf.recurrent_families import RECURRENT_FAMILIES
 from bridle.gguf.rules import (
+    ALTERED,
     EMBEDDING,
     EXPERTS,
     FOUR_NORMS,
@@ -160,6 +162,27 @@ FAMILIES = (
         "arcee",
         (*PAIRED, layer("mlp.up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down")),
         reads=("biases",),
+    ),
+    GgufFamily(
+        "jais2",
+        "jais2",
+        (*PLAIN, layer("mlp.up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down")),
+        layer_norm="layer_norm_eps",
+        reads=("biases",),
+    ),
+    GgufFamily(
+        "gemma3n",
+        "gemma3n_text",
+        (*top(), *attention(), *head_norms(), *MIXED, *GATED, *ALTERED),
+        reads=("final cap", "window in some", "two rotations", "altered inputs"),
+        fields=(
+            Field("altup.num_inputs", "altup_num_inputs"),
+            Field("altup.active_idx", "altup_active_idx", 0),
+            Field("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
+            Field("attention.shared_kv_layers", "num_kv_shared_layers", 0),
+        ),
+        constants=(("altup_correct_scale", True),),
+        lacks=frozenset({"feed_forward_length", "rope"}),
     ),
     GgufFamily(
         "apertus",

@@ -22,6 +22,8 @@ def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ..
     """The library's tensor of `parts` in the file, with rows in the file's order. Raises `RuntimeError`, `IndexError`
     or `ValueError` if these do not fit each other."""
     tensor = _joined(rule, parts)
+    if rule.change == "slice":
+        return tensor[int(rule.model.rpartition(".")[2])].clone()
     change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
     if change in ("turned", "woven") and tensor.dim() == 3:
         return tensor.mT.contiguous()
@@ -96,4 +98,4 @@ def _cut(rule: TensorRule, tensor: Tensor, config: Any) -> Sequence[Tensor]:
     if rule.order != "by key head":
         return tensor.chunk(count, dim)
     gates = int(config.linear_num_value_heads) * int(config.linear_value_head_dim)
-    return tensor.split((tensor.shape[0] - gates, gates))
+    return [tensor[:-gates], tensor[-gates:]]

@@ -11,9 +11,22 @@ from typing import Literal, NamedTuple
 
 #: How the library's form of a tensor is made, see `bridle.gguf.forms`: unchanged; minus one; flattened to a line; with
 #: each matrix turned; of several tensors with their rows in turns; of the two halves of `bridle.gguf.mla`; in another
-#: shape; as the logarithm of a decay; or as a number of the metadata.
+#: shape; as the logarithm of a decay; as a number of the metadata; or as the slice that the name's number says.
 Change = Literal[
-    "", "offset", "line", "turned", "woven", "latent", "conv", "column", "groups", "decay", "decays", "rise", "listed"
+    "",
+    "offset",
+    "line",
+    "turned",
+    "woven",
+    "latent",
+    "conv",
+    "column",
+    "groups",
+    "decay",
+    "decays",
+    "rise",
+    "listed",
+    "slice",
 ]
 #: Rows in another order, see `bridle.gguf.rows`.
 Order = Literal["", "query", "key", "values", "late values", "by key head"]
@@ -162,6 +175,19 @@ MIXED = (
     layer("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
     layer("post_feedforward_layernorm_1", "post_ffw_norm_1"),
     layer("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+)
+#: Gemma 3n: four versions of each row, and a shortcut of low rank.
+ALTERED = (
+    layer("altup.correct_output_scale", "altup_correct_scale"),
+    layer("altup.correction_coefs", "altup_correct_coef"),
+    layer("altup.prediction_coefs", "altup_predict_coef"),
+    layer("altup.modality_router", "altup_router"),
+    layer("altup.router_norm", "altup_router_norm"),
+    layer("laurel.linear_left", "laurel_l"),
+    layer("laurel.linear_right", "laurel_r"),
+    layer("laurel.post_laurel_norm", "laurel_post_norm"),
+    *(TensorRule(f"model.altup_projections.{number}", ("altup_proj",), "slice") for number in range(8)),
+    *(TensorRule(f"model.altup_unembed_projections.{number}", ("altup_unembd_proj",), "slice") for number in range(8)),
 )
 LATE_NORMS = (
     layer("post_attention_layernorm", "post_attention_norm"),

@@ -49,6 +49,9 @@ _CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
     "llama": lambda model, arch: "mixtral" if model.integer(f"{arch}.expert_count", 0) else "llama",
     "deepseek2": lambda model, arch: "deepseek_v3" if _is_sigmoid(model, arch) else "deepseek_v2",
     "olmo2": lambda model, arch: "olmo3" if model.integer(f"{arch}.attention.sliding_window", 0) else "olmo2",
+    "granitemoe": lambda model, arch: (
+        "granitemoeshared" if model.integer(f"{arch}.expert_shared_feed_forward_length", 0) else "granitemoe"
+    ),
     "granitehybrid": lambda model, arch: "granitemoehybrid" if f"{arch}.embedding_scale" in model.metadata else "bamba",
     "mamba": lambda model, arch: "falcon_mamba" if model.flag(f"{arch}.ssm.dt_b_c_rms", False) else "mamba",
 }

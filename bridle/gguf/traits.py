@@ -3,11 +3,13 @@ the properties, `TRAITS` has them by name."""
 
 from __future__ import annotations
 
+from math import inf
+from statistics import NormalDist
 from typing import Any
 
 from bridle.errors import UnsupportedModel
 from bridle.gguf import moe, recurrent, sliding_window
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, head_dim
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim
 from bridle.gguf.rope import (
     read_temperature,
     read_two_scalings,
@@ -17,6 +19,7 @@ from bridle.gguf.rope import (
     write_whole_ramp,
 )
 from bridle.gguf.shards import GgufModel
+from bridle.gguf.varied_layers import read_two_rotations, write_two_rotations
 
 
 def _nothing(config: Any, put: Put) -> None:
@@ -250,7 +253,29 @@ def _write_norms_of_steps(config: Any, put: Put) -> None:
     put("ssm.dt_b_c_rms", config.model_type == "falcon_mamba")
 
 
+def _read_altered_inputs(model: GgufModel, arch: str, config: Config) -> None:
+    """Gemma 3n's: the share of a network's numbers that become 0 is known by its quantile."""
+    count = config["num_hidden_layers"]
+    config["intermediate_size"] = by_layer(model, f"{arch}.feed_forward_length", count)
+    quantiles = model.numbers(f"{arch}.activation_sparsity_scale")[:count].tolist() or [-inf] * count
+    config["activation_sparsity_pattern"] = [round(NormalDist().cdf(each), 6) for each in quantiles]
+    for name, field in (("per_layer_token_embd", "vocab_size_per_layer_input"), ("blk.0.laurel_l", "laurel_rank")):
+        entry = model.tensors.get(f"{name}.weight")
+        if entry is None:
+            raise UnsupportedModel(f"{model.path} lacks tensor '{name}.weight'")
+        config[field] = entry.shape[0]
+
+
+def _write_altered_inputs(config: Any, put: Put) -> None:
+    put("feed_forward_length", [int(width) for width in config.intermediate_size])
+    normal = NormalDist()
+    shares = [float(share) for share in config.activation_sparsity_pattern]
+    put("activation_sparsity_scale", [normal.inv_cdf(share) if share else -inf for share in shares])
+
+
 TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "two rotations": (read_two_rotations, write_two_rotations),
+    "altered inputs": (_read_altered_inputs, _write_altered_inputs),
     "routed experts": (_read_routed_experts, _write_routed_experts),
     "granite experts": (_read_granite_experts, _write_granite_experts),
     "rotated or not": (_read_rotated, _write_rotated),

@@ -26,6 +26,8 @@ def _rotations(model: GgufModel, arch: str, config: Config, width: int) -> Confi
     full["partial_rotary_factor"] = share(model.integer(f"{arch}.rope.dimension_count", size, 1, size), size)
     base = model.real(f"{arch}.rope.freq_base_swa", full["rope_theta"])
     sliding = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share(width, size)}
+    if width == size == model.integer(f"{arch}.rope.dimension_count", size, 1, size):
+        del full["partial_rotary_factor"], sliding["partial_rotary_factor"]
     return {_FULL: full, _SLIDING: sliding}
 
 
@@ -38,6 +40,16 @@ def _write_sliding_rotation(config: Any, put: Put) -> None:
 
 def _width(config: Any, kind: str) -> int:
     return int(head_dim(config) * float(config.rope_parameters[kind].get("partial_rotary_factor", 1.0)))
+
+
+def read_two_rotations(model: GgufModel, arch: str, config: Config) -> None:
+    size = config["head_dim"]
+    config["rope_parameters"] = _rotations(model, arch, config, model.integer(f"{arch}.rope.dimension_count", size))
+
+
+def write_two_rotations(config: Any, put: Put) -> None:
+    write_rotation(config, config.model_type, put, _width(config, _FULL))
+    _write_sliding_rotation(config, put)
 
 
 # -- Laguna -------------------------------------------------------------------------------------------------------

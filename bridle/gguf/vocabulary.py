@@ -142,6 +142,18 @@ def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
     }
 
 
+def _spaced_words(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
+    """BPE over the characters of words; what is between words is lost."""
+    unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
+    is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", False)
+    return {
+        "normalizer": {"type": "Lowercase"} if is_lower else None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "decoder": {"type": "Fuse"},
+        "model": _bpe(pieces.ids, _known_merges(model, pieces), unk_token=unknown),
+    }
+
+
 def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
     """The merges of a file whose tokens all exist."""
     merges, ids = [_pair(text) for text in model.texts("tokenizer.ggml.merges")], pieces.ids
@@ -273,6 +285,7 @@ _BUILDERS = {
     "t5": _unigram,
     "gemma4": _merged_pieces,
     "bert": _word_piece,
+    "whitespace": _spaced_words,
 }
 _KNOWN = ", ".join(_BUILDERS)
 

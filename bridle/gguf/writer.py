@@ -167,11 +167,22 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
                     del left[name]
                     if rule.change == "listed":
                         continue
+                    if rule.change == "slice":
+                        yield from _stacked(rule, tensors)
+                        continue
                     for part, file in enumerate(rule.file):
                         source = _Source(tensors[name], rule, suffix_of(name), config, part)
                         yield file_name(file, layer, suffix_of(name)), source
     if left:
         raise UnsupportedModel(f"weight {next(iter(left))!r} has no place in a GGUF file of {family.arch}")
+
+
+def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
+    """Matrices that a file has as one tensor, at the first of them."""
+    stem, _, number = rule.model.rpartition(".")
+    if number == "0":
+        found = [tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")]
+        yield rule.file[0] + ".weight", _Source(torch.stack(found), TensorRule("", rule.file))
 
 
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:

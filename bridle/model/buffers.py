@@ -23,9 +23,9 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
         module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
     wanted = [(module, name) for path, module, name in found if path not in given]
     for module in dict.fromkeys(module for module, _ in wanted):
-        model._init_weights(module)
+        getattr(module, "_init_weights", model._init_weights)(module)
     if any(_is_open(module, name) for module, name in wanted):
-        model._init_weights(model.base_model)  # which sets those of its layers in some families
+        model.base_model._init_weights(model.base_model)  # which sets those of its layers in some families
     for module, name in wanted:
         if _is_open(module, name):
             raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")

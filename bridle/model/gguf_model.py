@@ -158,7 +158,12 @@ class _Filling:
         files = [file_name(file, layer, ".weight") for file in rule.file]
         entries = [self._entry(file) for file in files]
         kind = entries[0].kind.name
-        if not self.keeps_blocks or kind in FLOATS or any(entry.kind.name != kind for entry in entries):
+        if (
+            not self.keeps_blocks
+            or kind in FLOATS
+            or rule.change == "slice"
+            or any(entry.kind.name != kind for entry in entries)
+        ):
             return None
         shape = (linear.out_features, linear.in_features)
         self._check_shape(f"{name}.weight", (sum(entry.shape[0] for entry in entries), *entries[0].shape[1:]), shape)

@@ -118,6 +118,42 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48},
+    ),
+    "mellum": (
+        "mellum",
+        {
+            **_SLIDING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "mlp_layer_types": ["sparse"] * 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "jais2": ("jais2", {"num_key_value_heads": 4}),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 16,
+            "intermediate_size": [64] * 4,
+            "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 300,
+            "altup_num_inputs": 4,
+            "laurel_rank": 8,
+            "num_kv_shared_layers": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama4": (
         "llama4_text",
         {

@@ -199,6 +199,7 @@ def test_marks_behind_a_gap_keep_their_ids(kind: str) -> None:
     [
         ("gemma4", "the the", ["the", "\u2581the"], ["<bos>"]),
         ("bert", "Thethe in", ["the", "##the", "in"], ["[CLS]", "[SEP]"]),
+        ("whitespace", "the  e\nhthet", ["the", "e", "h", "the", "t"], ["<bos>"]),
     ],
 )
 def test_kinds_that_are_only_read(kind: str, text: str, want: list[str], around: list[str]) -> None:
@@ -214,7 +215,7 @@ def test_kinds_that_are_only_read(kind: str, text: str, want: list[str], around:
         token_type=None,
         bos_token_id=0,
         eos_token_id=len(around) - 1,
-        add_bos_token=kind == "bert",
+        add_bos_token=kind != "gemma4",  # of which it is added all the same
         add_eos_token=kind == "bert",
     )
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(read_vocabulary(model).spec))
