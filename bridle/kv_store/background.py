@@ -93,14 +93,12 @@ class BlockStore:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def offer(
-        self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer], deadline: float | None = None
-    ) -> bool:
-        """Take a copy of a block to write it soon, unless it is stored already. If the queue is full, wait for room
-        until the `deadline` of the monotonic clock; without one, drop the block. Returns False if it was dropped."""
+    def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer]) -> bool:
+        """Take a copy of a block to write it soon, unless it is stored already. Returns False if it was dropped,
+        because the queue is full."""
         if self.has(key):
             return True
-        if not self._has_room(num_bytes, deadline):
+        if self._is_closed or self._queued_bytes + num_bytes > self._max_queued_bytes:
             self.num_dropped += 1
             return False
         waiting = _Waiting(key, tenant, copy())
@@ -112,15 +110,6 @@ class BlockStore:
         if self._writing is None:
             self._writing = self._start_writer()
         return True
-
-    def _has_room(self, num_bytes: int, deadline: float | None) -> bool:
-        def has_room() -> bool:
-            return self._queued_bytes + num_bytes <= self._max_queued_bytes
-
-        if has_room() or deadline is None:
-            return has_room() and not self._is_closed
-        with self._changed:
-            return self._changed.wait_for(has_room, max(deadline - time.monotonic(), 0.0))
 
     def _start_writer(self) -> Future[None]:
         from bridle.threads import start_thread
@@ -135,19 +124,27 @@ class BlockStore:
                 if not self._queue:
                     return
                 waiting = self._queue[0]
-            try:
-                is_written = self.store.append(*waiting)
-            except Exception:
-                _log.exception("a block of the KV cache is not stored")
-                is_written = False
+            self._append(*waiting)
             with self._changed:
                 self._queue.popleft()
                 self._queued.discard(waiting.key)
                 self._queued_bytes -= len(waiting.block)
-                self.num_written += is_written
-                self.num_dropped += not is_written
-                self.written_bytes += len(waiting.block) * is_written
                 self._changed.notify_all()
+
+    def _append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
+        try:
+            is_written = self.store.append(key, tenant, block)
+        except Exception:
+            _log.exception("a block of the KV cache is not stored")
+            is_written = False
+        self.num_written += is_written
+        self.num_dropped += not is_written
+        self.written_bytes += len(block) * is_written
+        return is_written
+
+    def write(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
+        """Write a block in this thread, once `stop` has ended the one that writes. Returns whether it is stored."""
+        return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:
         """Wait until all that was offered is written, at most until `deadline`. Returns whether it is."""
@@ -199,7 +196,7 @@ class BlockStore:
 
     # -- life --------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """End the threads, once all that was offered is written. Idempotent."""
         with self._changed:
             self._is_closed = True
@@ -208,6 +205,10 @@ class BlockStore:
         self._nice.shutdown()
         if self._writing is not None:
             self._writing.result()
+
+    def close(self) -> None:
+        """Do as `stop`, and complete the segment of this process. Idempotent."""
+        self.stop()
         self.store.close()
 
 

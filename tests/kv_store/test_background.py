@@ -19,8 +19,8 @@ def opened(folder: Path, max_queued_bytes: int = 1 << 20) -> BlockStore:
     return BlockStore(SegmentStore(folder, "model", LIMIT), max_queued_bytes)
 
 
-def offer(target: BlockStore, number: int, deadline: float | None = None) -> bool:
-    return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number), deadline)
+def offer(target: BlockStore, number: int) -> bool:
+    return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number))
 
 
 def loaded(target: BlockStore, numbers: range) -> dict[int, bytes]:
@@ -62,7 +62,7 @@ def test_a_load_ends_at_the_first_block_that_is_not_right(tmp_path: Path) -> Non
     target.close()
 
 
-def test_a_full_queue_drops_blocks_unless_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_drops_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, going_on = opened(tmp_path, 2 * BLOCK), threading.Event()
     append = target.store.append
 
@@ -72,14 +72,17 @@ def test_a_full_queue_drops_blocks_unless_there_is_time(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(target.store, "append", slow)
     assert [offer(target, number) for number in (0, 1, 0, 2)] == [True, True, True, False]
-    assert not offer(target, 2, time.monotonic() + 0.01)
     assert not target.flush(time.monotonic() + 0.01)
-    assert target.num_dropped == 2
+    assert target.num_dropped == 1
     going_on.set()
-    assert offer(target, 2, time.monotonic() + PATIENCE)
-    target.close()  # writes what is queued
+    assert target.flush(time.monotonic() + PATIENCE)
+    assert offer(target, 2)
+    target.stop()  # writes what is queued
     assert target.num_written == 3
     assert not offer(target, 4)
+    assert target.write(key_of(4), tag(""), block_of(4))
+    target.close()
+    assert found_in(SegmentStore(tmp_path, "model", LIMIT), range(9)) == {0, 1, 2, 4}
 
 
 def test_an_error_of_the_store_or_of_the_device_drops_blocks_only(

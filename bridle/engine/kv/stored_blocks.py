@@ -61,24 +61,21 @@ class StoredBlocks:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def _offer(self, block: int, digest: bytes, tenant: str, deadline: float | None = None) -> bool:
+    def _offer(self, block: int, digest: bytes, tenant: str) -> bool:
         """Copy a block that is about to be reused."""
         device = self._device
-        return self._store.offer(
-            digest, tenant_tag(tenant), device.block_bytes, partial(device.read_block, block), deadline
-        )
+        return self._store.offer(digest, tenant_tag(tenant), device.block_bytes, partial(device.read_block, block))
 
-    def save(self, seconds: float = SAVE_SECONDS) -> int:
-        """Write the blocks of the prefix cache, those first that were used last, for at most `seconds` and as far as
-        the store has room. Returns how many of them are stored."""
-        deadline, num_saved = time.monotonic() + seconds, 0
-        most = self._store.store.limit // 2  # more would only push out what was written first
+    def _save(self) -> None:
+        """Write the blocks of the prefix cache, those first that were used last, for at most `SAVE_SECONDS` and as far
+        as the store has room. The engine computes nothing any more, so it writes them itself."""
+        deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
         for block, digest, tenant in self._blocks.idle_hashed():
-            if time.monotonic() >= deadline or num_saved * self._device.block_bytes >= most:
-                break
-            num_saved += self._offer(block, digest, tenant, deadline)
-        self._store.flush(deadline)
-        return num_saved
+            num_bytes += self._device.block_bytes
+            if time.monotonic() >= deadline or num_bytes > self._store.store.limit // 2:
+                break  # more would push out what was written first
+            if not self._store.has(digest):
+                self._store.write(digest, tenant_tag(tenant), self._device.read_block(block))
 
     def rest(self, now: float) -> float | None:
         """Write some of what is in memory if the engine has been idle for long enough, so that it outlives a crash.
@@ -172,8 +169,9 @@ class StoredBlocks:
             loading.is_stale = True
 
     def close(self) -> None:
-        """Write what is in memory, and end the threads of the store."""
-        self.save()
+        """End the threads of the store, and write what is in memory."""
+        self._store.stop()
+        self._save()
         self._store.close()
 
     def counts(self) -> dict[str, int]:
