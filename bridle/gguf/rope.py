@@ -84,7 +84,7 @@ def read_line(model: GgufModel, name: str) -> list[float]:
 
 
 def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
-    """Write rotations of layers without a window; `width` numbers of a head rotate, by default as it is said there."""
+    """Write rotations of layers without a window; `width` numbers of a head rotate, by default as said there."""
     rope = dict(config.rope_parameters)
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", "default")

@@ -141,9 +141,7 @@ def test_scripts_get_the_operators_settings_for_conversations(
 ) -> None:
     begun: list[tuple[str, ...]] = []
     monkeypatch.setattr(model_components, "begin_control", lambda control, *_: begun.append(control.args))
-    config = ModelConfig(
-        str(folder), tool_prompt=settings.tool_prompt, parse_special_text=settings.parse_special_text
-    )
+    config = ModelConfig(str(folder), tool_prompt=settings.tool_prompt, parse_special_text=settings.parse_special_text)
     for runtime in (None, "/bin/rt"):  # another runtime does not know these flags
         model_components.begin_control_of(config, folder, ControlSettings("on", runtime=runtime, args=("--stay",)))
     assert chat_settings_of(make_parser().parse_args(begun[0])) == settings and begun[0][-1] == "--stay"
