@@ -53,7 +53,7 @@ def list_entries(
     total = sum(entry.num_bytes for entry in found)
     print(f"{len(found)} entries, {_size(total)} of at most {_size(cache_limit())}, in {cache_folder()}")
     if scopes:
-        print(f"KV of {len(scopes)} models, {_size(sum(scope.num_bytes for scope in scopes))}")
+        print(f"KV of {len(scopes)} model{'s' * (len(scopes) != 1)}, {_size(sum(scope.num_bytes for scope in scopes))}")
     return 0
 
 
@@ -79,7 +79,7 @@ def clear(*names: str, kv_store: Store = "auto") -> int:
     print(f"removed {len(chosen)} entries, {_size(freed)}")
     if scopes:
         freed = sum(remove_scope(scope.folder) for scope in scopes)
-        print(f"removed KV of {len(scopes)} models, {_size(freed)}")
+        print(f"removed KV of {len(scopes)} model{'s' * (len(scopes) != 1)}, {_size(freed)}")
     return 0
 
 

@@ -61,7 +61,7 @@ def test_kv_blocks_are_listed_and_cleared_by_model(capsys: pytest.CaptureFixture
         str(scope.folder) for scope in list_scopes(folder)
     ]
     assert main(["cache", "clear", "qwen"]) == 0
-    assert capsys.readouterr().out == "removed 0 entries, 0.0 MB\nremoved KV of 1 models, 0.0 MB\n"
+    assert capsys.readouterr().out == "removed 0 entries, 0.0 MB\nremoved KV of 1 model, 0.0 MB\n"
     assert [scope.folder.name for scope in list_scopes(folder)] == ["demo-2"]
     assert main(["cache", "clear"]) == 0
     assert list_scopes(folder) == []
