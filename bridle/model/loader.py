@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
-#: The same for models with recurrent layers, which compute a prompt token by token.
-RECURRENT_STEP_TOKENS = {"cpu": 64, "cuda": 256}
+#: The most for models with recurrent layers, whose states go along the tokens one by one: a GPU gains little by more.
+RECURRENT_STEP_TOKENS = 256
 STEP_SEQS = 256
 #: Bytes that the features of pictures may take.
 MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
@@ -301,7 +301,9 @@ def _info_of(
     loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int, num_mutual_rows: int
 ) -> ExecutorInfo:
     """Return the engine's info about the model, with a pool of one block."""
-    step_tokens = RECURRENT_STEP_TOKENS if loaded.geometry.states else STEP_TOKENS
+    step_tokens = STEP_TOKENS[loaded.device.type]
+    if loaded.geometry.states:
+        step_tokens = min(step_tokens, RECURRENT_STEP_TOKENS)
     return ExecutorInfo(
         model=loaded.config.model,
         vocab_size=loaded.geometry.vocab_size,
@@ -311,7 +313,7 @@ def _info_of(
         eos_token_ids=loaded.checkpoint.eos_token_ids,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
-        max_num_batched_tokens=loaded.config.step_tokens or step_tokens[loaded.device.type] + num_mutual_rows,
+        max_num_batched_tokens=loaded.config.step_tokens or step_tokens + num_mutual_rows,
         max_num_seqs=loaded.config.step_seqs or STEP_SEQS,
         embedding_size=embedding_size,
         block_bytes=block_bytes,

@@ -23,7 +23,6 @@ from bridle.model.float8 import Float8Linear
 from bridle.model.linear import PackedLinear
 from bridle.model.quantization.code_linear import CodeLinear
 from bridle.model.quantize import Int8Linear
-from bridle.model.state_mixer import layers_by_token
 from bridle.model.tensor_parallel import RowParallel, Share, share_of
 
 LINEARS = (
@@ -143,9 +142,9 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The lean and the linear layers by their names, without the head, and without those that see only some tokens of
-    a step: experts, and parts of recurrent layers."""
-    head, apart = model.get_output_embeddings(), layers_by_token(model)
+    """The lean and the linear layers by their names, without the head, and without experts, which see only some tokens
+    of a step."""
+    head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
         if within and name.startswith(within):
@@ -153,7 +152,7 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif module is head or ".experts." in name or name in apart:
+        elif module is head or ".experts." in name:
             continue
         elif type(module) in LINEARS or is_transposed(module):
             yield name, module

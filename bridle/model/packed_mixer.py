@@ -1,14 +1,13 @@
-"""Short convolutions and gated delta rules of the library's mixers, for all tokens of a packed step at once.
+"""Recurrent mixers of the library over packed steps: all tokens at once.
 
-A mixer's own code runs once per step, with other functions in the place of the two that go along the tokens. They
-compute each number of a token by the same operations in the same order whatever else is in the step: convolutions by
-products with shifted rows, the recurrence token by token over the state of its sequence, in place.
+A mixer's own code runs once per step, with other functions in the place of those that go along the tokens: short
+convolutions, gated delta rules, and the scans of Mamba and Mamba-2. On a CPU these are kernels.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -17,43 +16,79 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bridle.model.state_pool import Span
+from bridle.cpu_kernels.library import recurrences
+from bridle.cpu_kernels.recurrence import Stretch
+from bridle.model.state_pool import Span, StateKey
 
 _CONVOLUTION = "causal_conv1d_fn"
 _RULES = frozenset({"torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"})
-_EPSILON = 1e-6  # of the length of keys and queries, in all of these rules
+_STATE_SPACE, _SCAN = "mamba2_chunk_scan", "mamba_selective_scan"
+_ACTIVATIONS = (None, "silu", "swish")
+_KNOWN = _RULES | {_STATE_SPACE, _SCAN}
 
 
 def packed_forward(module: nn.Module) -> Callable[..., Tensor] | None:
-    """A mixer's forward function, for `PackedStates.compute`; None if it needs another recurrence than those here."""
+    """A mixer's forward function, for `PackedMixer`; None if it needs another recurrence than those here."""
     forward = inspect.unwrap(type(module).forward)
     names = {*forward.__code__.co_names}
     methods = (inspect.unwrap(value) for value in vars(type(module)).values() if callable(value))
     used = {name for method in methods if hasattr(method, "__code__") for name in method.__code__.co_names}
-    if not {_CONVOLUTION, "update_conv_state"} <= names or ("update_recurrent_state" in used and not names & _RULES):
-        return None
-    has_known_activation = getattr(module, "activation", None) in (None, "silu", "swish")
-    return forward if has_known_activation else None
+    is_known = {_CONVOLUTION, "update_conv_state"} <= names and ("update_recurrent_state" not in used or names & _KNOWN)
+    return forward if is_known and getattr(module, "activation", None) in _ACTIVATIONS else None
+
+
+class PackedMixer:
+    """A mixer whose forward function is called with the functions of `PackedStates` in the place of its own."""
+
+    def __init__(self, module: nn.Module, layer: int, forward: Any) -> None:
+        self._states = states = PackedStates(layer)
+        others = {_CONVOLUTION: states.causal_conv1d, **dict.fromkeys(_RULES, states.gated_delta_rule)}
+        others |= {_STATE_SPACE: states.state_space, _SCAN: states.scan}
+        scope = {**forward.__globals__, **others}
+        self._forward = FunctionType(
+            forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__
+        )
+        self._forward.__kwdefaults__ = forward.__kwdefaults__
+        self._module = _Scanning(module) if _SCAN in forward.__code__.co_names else module
+
+    def __call__(self, spans: Sequence[Span], cache: str, **inputs: Tensor) -> Tensor:
+        """Return the mixer's outputs for its inputs, the packed tokens of `spans`; it calls its cache `cache`."""
+        self._states.spans = spans
+        with self._states:
+            output: Tensor = self._forward(self._module, **{**inputs, cache: self._states})
+        return output
+
+
+class _Scanning:
+    """A Mamba mixer, whose code multiplies by the weight of `dt_proj`: here the layer itself computes that product, in
+    whatever form its weight is, and with adapters."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.dt_proj = _Product(module.dt_proj)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _Product:
+    bias = None  # it is in the product
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer, self.weight = layer, self
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        product: Tensor = self._layer(columns.transpose(1, 2))
+        return product.transpose(1, 2)
 
 
 class PackedStates(TorchFunctionMode):
     """The states of all sequences of a step in one layer, in the place of a mixer's cache."""
 
-    def __init__(self, layer: int, spans: Sequence[Span]) -> None:
+    def __init__(self, layer: int, spans: Sequence[Span] = ()) -> None:
         super().__init__()
         self.layer, self.spans = layer, spans
-        self.lengths = [span.length for span in spans]
         self.conv = 0, 0  # the number and the width of the convolution under way
-
-    def compute(self, forward: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Call a mixer's forward function with the functions here in the place of its own."""
-        others = {_CONVOLUTION: self.causal_conv1d, **dict.fromkeys(_RULES, self.gated_delta_rule)}
-        scope = {**forward.__globals__, **others}
-        same = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
-        same.__kwdefaults__ = forward.__kwdefaults__
-        with self:
-            output: Tensor = same(*args, **kwargs)
-        return output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute gates by operations whose last digits do not depend on a number's place among others."""
@@ -86,38 +121,16 @@ class PackedStates(TorchFunctionMode):
     def causal_conv1d(
         self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
     ) -> Tensor:
-        """Outputs [1, C, T] of the convolution with `weight` [C, K] over inputs [1, C, T]."""
+        """Outputs [1, C, T] of the convolution with `weight` [C, K] over inputs [1, C, T]. A state [W, C] holds the
+        last inputs."""
         with torch._C.DisableTorchFunction():
-            total = self._convolve(hidden_states[0].t(), weight.t().float())
-            if bias is not None:
-                total += bias.float()
-            if activation is not None:
-                total /= torch.exp(-total).add_(1)
-            return total.to(hidden_states.dtype).t().unsqueeze(0)
-
-    def _convolve(self, rows: Tensor, taps: Tensor) -> Tensor:
-        """Sums [T, C] of rows [T, C] and those before them in their sequences, times taps [K, C]."""
-        joined = [
-            self._join(span, part) for span, part in zip(self.spans, torch.split(rows, self.lengths), strict=True)
-        ]
-        kept = len(joined[0]) - self.lengths[0]
-        first = kept + 1 - len(taps)  # of the first token
-        everything = torch.cat(joined).float()
-        if len(joined) == 1:
-            return _shifted_sum(lambda tap: everything.narrow(0, first + tap, len(rows)), taps)
-        places = torch.arange(first, first + len(rows)) + kept * torch.repeat_interleave(torch.tensor(self.lengths))
-        places = places.to(rows.device)
-        return _shifted_sum(lambda tap: everything.index_select(0, places + tap), taps)
-
-    def _join(self, span: Span, part: Tensor) -> Tensor:
-        """The kept rows and those of `part`; the last ones are kept."""
-        number, width = self.conv
-        held = span.states.get_conv_state(self.layer, number)
-        before = part.new_zeros(width, part.shape[1]) if held is None else held[0].t().to(part.dtype)
-        joined = torch.cat((before, part))
-        span.states.update_conv_state(joined[-len(before) :].t().unsqueeze(0), self.layer, number)
-        span.went_in("conv")
-        return joined
+            rows, (number, width) = _columns(hidden_states), self.conv
+            out, key = torch.empty(rows.shape, device=rows.device), ("conv", number)
+            compute = recurrences(rows.device, hidden_states.dtype).convolve
+            taps = _floats(weight)
+            for stretches in self._groups(key, (width, len(taps)), rows.device, hidden_states.dtype):
+                compute(rows, taps, _optional(bias), activation is not None, stretches, out)
+            return out.to(hidden_states.dtype).t().unsqueeze(0)
 
     def gated_delta_rule(
         self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: Any
@@ -125,53 +138,90 @@ class PackedStates(TorchFunctionMode):
         """Outputs [1, T, H, V] for queries and keys [1, T, G, K], values [1, T, H, V], logarithms of decays [1, T, H],
         or [1, T, H, K] for one decay per channel, and rates [1, T, H]."""
         with torch._C.DisableTorchFunction():
-            copies = value.shape[2] // key.shape[2]
-            queries, keys = (_unit_rows(part[0].float().repeat_interleave(copies, 1)) for part in (query, key))
-            values, rates = value[0].float().unsqueeze(2), beta[0].float()[..., None, None]
-            decay = g[0].float().exp().reshape(*rates.shape[:2], -1, 1)
-            queries *= key.shape[-1] ** -0.5
-            outputs = self._recur(decay, queries, keys, values, rates)
-            return outputs.view(value.shape).to(query.dtype), outputs  # the second one stands for the states
+            queries, keys, values = (_floats(part[0]) for part in (query, key, value))
+            decays, rates = _floats(g[0]).contiguous(), _floats(beta[0]).contiguous()
+            out = torch.empty(values.shape, device=value.device)
+            for stretches in self._groups(("recurrent", 0), (out.shape[1], keys.shape[-1], out.shape[-1]), out.device):
+                recurrences(out.device).delta_rule(queries, keys, values, decays, rates, stretches, out)
+            return out.to(query.dtype).unsqueeze(0), out  # the second one stands for the states
 
-    def _recur(self, decay: Tensor, query: Tensor, key: Tensor, value: Tensor, rate: Tensor) -> Tensor:
-        """Outputs [T, H, 1, V] for decays [T, H, K or 1, 1], rates [T, H, 1, 1], and rows [T, H, 1, K or V]."""
-        result = torch.empty_like(value, memory_format=torch.contiguous_format)
-        inputs = (decay, query, key * rate, key.transpose(-1, -2), value * rate, result)
-        tokens = zip(*(part.unbind() for part in inputs), strict=True)
-        for span in self.spans:
-            state = self._recurrent(span, key, value)
-            for _ in range(span.length):
-                _delta_step(state, *next(tokens))
-            span.went_in("recurrent")
-        return result
+    def state_space(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        rate: Tensor,
+        write: Tensor,
+        read: Tensor,
+        dt_bias: Tensor | None = None,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **others: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [1, T, H, P] for inputs [1, T, H, P], steps [1, T, H], rates [H], and rows [1, T, G, N]."""
+        with torch._C.DisableTorchFunction():
+            steps = _softplus(_floats(dt[0]) if dt_bias is None else _floats(dt[0]) + dt_bias).clamp_(*dt_limit)
+            inputs, writes, reads = (_floats(part[0]) for part in (hidden_states, write, read))
+            out, skip = torch.empty(inputs.shape, device=inputs.device), _optional(others.get("D"))
+            compute = recurrences(out.device).state_space
+            for stretches in self._groups(("recurrent", 0), (*inputs.shape[1:], writes.shape[-1]), out.device):
+                compute(inputs, steps, _floats(rate), writes, reads, skip, stretches, out)
+            return out.unsqueeze(0), out
 
-    def _recurrent(self, span: Span, key: Tensor, value: Tensor) -> Tensor:
-        held = span.states.get_recurrent_state(self.layer)
-        if held is None:
-            shape = 1, key.shape[1], key.shape[-1], value.shape[-1]
-            held = span.states.update_recurrent_state(value.new_zeros(shape), self.layer)
-        return held[0]
+    def scan(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        rate: Tensor,
+        write: Tensor,
+        read: Tensor,
+        delta_bias: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [1, C, T] for inputs, steps and gates [1, C, T], rates [C, N], and rows [1, N, T]."""
+        with torch._C.DisableTorchFunction():
+            inputs, steps, writes, reads = (_columns(part) for part in (hidden_states, dt, write, read))
+            steps = _softplus(steps if delta_bias is None else steps + delta_bias)
+            gate, skip = others.get("z"), _optional(others.get("D"))
+            gates, out = None if gate is None else _columns(gate), torch.empty(inputs.shape, device=inputs.device)
+            compute = recurrences(out.device).scan
+            for stretches in self._groups(("recurrent", 0), tuple(rate.shape), out.device):
+                compute(inputs, steps, _floats(rate), writes, reads, skip, gates, stretches, out)
+            return out.t().unsqueeze(0), out
+
+    def _groups(
+        self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Iterator[list[Stretch]]:
+        """The spans with their states, no two of one sequence in a group. What is to happen when a span's state is
+        complete happens when the next group is asked for."""
+        group: list[Stretch] = []
+        first = offset = 0
+        for number, span in enumerate(self.spans):
+            if number > first and span.states.tensors is self.spans[number - 1].states.tensors:
+                yield group
+                self._went_in(first, number, key)
+                group, first = [], number
+            state = span.states.state(key, shape, dtype, device)
+            group.append(Stretch(offset, span.length, state, span.states.is_fresh))
+            offset += span.length
+        yield group
+        self._went_in(first, len(self.spans), key)
+
+    def _went_in(self, first: int, end: int, key: StateKey) -> None:
+        for span in self.spans[first:end]:
+            span.went_in(key[0])
 
 
-def _delta_step(
-    state: Tensor, decay: Tensor, query: Tensor, read: Tensor, write: Tensor, value: Tensor, out: Tensor
-) -> None:
-    """One token: the state [H, K, V] decays, what it holds for the key comes nearer to the value, then it is asked."""
-    state.mul_(decay)
-    state.baddbmm_(write, torch.baddbmm(value, read, state, alpha=-1))
-    torch.bmm(query, state, out=out)
+def _floats(rows: Tensor) -> Tensor:
+    return rows.detach().float()
 
 
-def _shifted_sum(rows: Callable[[int], Tensor], taps: Tensor) -> Tensor:
-    total, product = rows(0) * taps[0], torch.empty_like(rows(0), memory_format=torch.contiguous_format)
-    for number in range(1, len(taps)):  # in two operations: fused, last digits might depend on a number's place
-        total += torch.mul(rows(number), taps[number], out=product)
-    return total
+def _optional(rows: Tensor | None) -> Tensor | None:
+    return None if rows is None else _floats(rows)
 
 
-def _unit_rows(rows: Tensor) -> Tensor:
-    """[T, H, K] -> [T, H, 1, K], each of length one"""
-    return (rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + _EPSILON)).unsqueeze(2)
+def _columns(part: Tensor) -> Tensor:
+    """[1, C, T] -> [T, C], each row contiguous"""
+    rows = _floats(part[0]).t()
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _sigmoid(rows: Tensor) -> Tensor:

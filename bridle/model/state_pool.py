@@ -6,14 +6,13 @@ types are learned from a dry pass. Who owns which slot is the engine's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from bridle.model.h2d_copies import upload
 
@@ -79,58 +78,20 @@ class StatePool:
                 part[target] = part[source]
 
 
+@dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one sequence in one layer, in the form in which the library's mixers ask a cache for them.
+    """The states of one sequence in one layer: `tensors`, each [1, ...]. With `is_fresh` the sequence has no state yet,
+    whatever they hold."""
 
-    `tensors` hold them, each [1, ...]; those that are missing are made when they are first stored. With `is_fresh` the
-    sequence has no state yet, whatever the tensors hold.
-    """
+    tensors: dict[StateKey, Tensor]
+    is_fresh: bool
 
-    def __init__(self, tensors: dict[StateKey, Tensor], is_fresh: bool) -> None:
-        self.tensors = tensors
-        self._is_fresh = is_fresh
-
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The last inputs of a convolution; None for a sequence without a state."""
-        return None if self._is_fresh else self.tensors["conv", state_idx]
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The state of a recurrence; None for a sequence without a state."""
-        return None if self._is_fresh else self.tensors["recurrent", state_idx]
-
-    def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
-    ) -> Tensor:
-        """Append inputs [1, ..., T]; returns the kept ones with them. Before the first there are zeros."""
-        held = self.tensors.get(("conv", state_idx))
-        width = held.shape[-1] if held is not None else conv_kernel_size or conv_states.shape[-1]
-        if self._is_fresh or held is None:
-            full = functional.pad(conv_states, (max(width - conv_states.shape[-1], 0), 0))
-        else:
-            full = torch.cat((held, conv_states), -1)
-        self._store(("conv", state_idx), full[..., full.shape[-1] - width :])
-        return full
-
-    def update_recurrent_state(
-        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: object
-    ) -> Tensor:
-        """Store the state of a recurrence."""
-        return self._store(("recurrent", state_idx), recurrent_states)
-
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether the sequence has a state."""
-        return not self._is_fresh
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        """Return whether more than the last inputs are kept, which is never so."""
-        return False
-
-    def _store(self, key: StateKey, value: Tensor) -> Tensor:
+    def state(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The tensor of a key, without its first dimension, to be written in place. It is made if it is missing."""
         held = self.tensors.get(key)
         if held is None:
-            held = self.tensors[key] = torch.empty_like(value, memory_format=torch.contiguous_format)
-        held.copy_(value)
-        return held
+            held = self.tensors[key] = torch.zeros(1, *shape, dtype=dtype, device=device)
+        return held[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +106,3 @@ class Span:
         """Say that the tensors of a kind, "conv" or "recurrent", are those after the last token."""
         if self.after is not None:
             self.after(kind)
-
-    def by_token(self) -> Iterator[tuple[RowStates, bool]]:
-        """The states for each token, and whether it is the last one."""
-        going_on = RowStates(self.states.tensors, is_fresh=False)
-        for number in range(self.length):
-            yield going_on if number else self.states, number + 1 == self.length

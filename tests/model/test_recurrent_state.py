@@ -22,8 +22,8 @@ from bridle.errors import InternalError, InvalidRequest
 from bridle.model.check import check_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
-from bridle.model.lora_layers import LINEARS
-from bridle.model.state_pool import RowStates, StatePool, StateShape
+from bridle.model.lora_layers import LINEARS, Sites
+from bridle.model.state_pool import StatePool, StateShape
 from bridle.sampling import SamplingParams
 from tests.fakes import tiny_checkpoints
 from tests.model.oracle import Oracle, check_run, run
@@ -103,7 +103,7 @@ def _each_alone(compute: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return torch.cat([compute(part) for part in rows.split(1, -2)], -2)
 
 
-@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("family", [*QUICK, "jamba", "falcon_h1"])
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_of_a_prompt_gives_the_same_state(family: str, seed: int) -> None:
@@ -165,6 +165,24 @@ def test_a_state_that_is_not_a_number_harms_no_other() -> None:
     assert torch.allclose(executor.logits[0], clean[1], atol=1e-4)
 
 
+def test_layers_within_a_scan_compute_their_products_themselves() -> None:
+    """So adapters may change them, whatever form their weights have."""
+    executor = executor_of("jamba")
+    model = executor.runner.model
+    inner = {name: module for name, module in model.named_modules() if name.endswith(("x_proj", "dt_proj"))}
+    assert inner.keys() <= Sites(model).layers.keys()
+    executor.forward(StepPlan(1, [row(0, 0, 4, 0)]))
+    before = executor.logits
+    assert inner and before is not None
+    for module in inner.values():
+        compute = module.forward
+        vars(module)["forward"] = lambda rows, compute=compute: compute(rows) + 1.0
+        executor.forward(StepPlan(executor._step + 1, [row(0, 0, 4, 0)], freed=[0]))  # type: ignore[operator]
+        del vars(module)["forward"]
+        assert executor.logits is not None
+        assert not torch.allclose(executor.logits, before, atol=1e-3)
+
+
 def test_a_plan_with_a_slot_that_is_not_there_changes_nothing() -> None:
     executor = executor_of("lfm2")
     for wrong in (row(0, 0, 4, -1), row(0, 0, 4, 999), row(0, 0, 4, 0, saves=(StateSave(2, 999),))):
@@ -181,18 +199,6 @@ def test_copies_of_a_plan_are_read_before_any_is_written() -> None:
     assert part[:, 0].tolist() == [2.0, 0.0, 1.0]
 
 
-def test_inputs_of_a_convolution_are_kept_over_calls_of_any_length() -> None:
-    states, inputs = RowStates({}, is_fresh=True), torch.arange(1.0, 8.0).view(1, 1, 7)
-    assert states.get_conv_state(0) is None
-    assert states.update_conv_state(inputs[..., :1], 0, conv_kernel_size=3).tolist() == [[[0.0, 0.0, 1.0]]]
-    going_on = RowStates(states.tensors, is_fresh=False)
-    assert going_on.update_conv_state(inputs[..., 1:3], 0, conv_kernel_size=3).shape == (1, 1, 5)
-    assert going_on.update_conv_state(inputs[..., 3:], 0).tolist()[0][0][-7:] == [1, 2, 3, 4, 5, 6, 7]
-    kept = going_on.get_conv_state(0)
-    assert kept is not None
-    assert kept.tolist() == [[[5.0, 6.0, 7.0]]]
-
-
 def test_memory_is_shared_by_blocks_and_states() -> None:
     path = tiny_checkpoints.cached_checkpoint("qwen3_5_text")
     executor = load_executor(ModelConfig(str(path), dtype="float32", kv_memory=1 << 20))
@@ -200,7 +206,7 @@ def test_memory_is_shared_by_blocks_and_states() -> None:
     kv, states = info.num_blocks * info.block_bytes, info.num_states * info.state_bytes
     assert 0.8 * (1 << 20) < kv + states <= 1 << 20
     assert info.num_states >= 16
-    assert info.max_num_batched_tokens == 64
+    assert info.max_num_batched_tokens == 256
     executor.close()
 
 
@@ -236,6 +242,7 @@ def test_the_text_of_models_that_see_is_served(family: str, text: str, tmp_path:
     eyes |= {"num_hidden_layers": 1, "num_attention_heads": 2} if family == "lfm2_vl" else {}
     marks = {"image_token_id": 290, "video_token_id": 291, "vision_start_token_id": 292, "vision_end_token_id": 293}
     config = AutoConfig.for_model(family, text_config=inner, vision_config=eyes, **marks)
+    torch.manual_seed(0)  # a few parameters keep what the library draws, in part
     model = AutoModelForImageTextToText.from_config(config)
     tiny_checkpoints.randomize(model, 0)
     model.save_pretrained(tmp_path)
