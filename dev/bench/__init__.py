@@ -17,6 +17,7 @@ BENCHMARKS = {
     "lora": "many adapters in one batch, beside PEFT switching between them",
     "losses": "what clients notice when processes of a server are killed or hang",
     "overhead": "Python time of a step outside the model",
+    "persistent": "time to the first token of a long prompt: computed, from memory, and from disk after a restart",
     "prefill": "time to the first token of a short prompt next to a long one, and what sharing steps costs",
     "refusals": "how quickly hostile bodies are refused, and who waits for it",
     "schemas": "which JSON schemas of a collection such as MaskBench are served, and what their masks cost",

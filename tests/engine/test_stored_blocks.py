@@ -153,17 +153,31 @@ def test_several_prompts_with_one_beginning_read_it_once(tmp_path: Path) -> None
     lab.engine.close()
 
 
+class HeldLoads:
+    """Loads of a lab that do not begin by themselves."""
+
+    def __init__(self, lab: StoreLab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loads: list[Load] = []
+        self._read, lab.waits = lab.store.load, False
+        monkeypatch.setattr(lab.store, "load", self._load)
+
+    def _load(self, blocks: Seq[LoadedBlock], is_behind: bool) -> Load:
+        self.loads.append(Load(blocks))
+        return self.loads[-1]
+
+    def end(self) -> None:
+        """Read all of them now."""
+        for load in self.loads:
+            real = self._read(load.blocks)
+            until(lambda real=real: real.is_done, "the load")  # type: ignore[misc]
+            load.num_loaded, load.is_done = real.num_loaded, True
+
+
 def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = StoreLab(tmp_path)
     lab.run_one(prompt_of(1), max_tokens=1)
     lab = lab.restart()
-    lab.waits, held = False, []
-
-    def later(blocks: Seq[LoadedBlock], is_behind: bool) -> Load:
-        held.append(Load(blocks))
-        return held[0]
-
-    monkeypatch.setattr(lab.store, "load", later)
+    held = HeldLoads(lab, monkeypatch)
     slow, other = make_request(prompt_of(1), max_tokens=3), make_request(prompt_of(2), max_tokens=3)
     lab.engine.add(slow)
     lab.step()
@@ -173,8 +187,49 @@ def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any(event.request_id == other.id and isinstance(event, Finished) for event in lab.events)
     assert lab.engine.is_stalled
     assert not any(event.request_id == slow.id for event in lab.events)
-    held[0].is_done = True  # nothing was found after all
-    assert num_cached(lab.drain()[slow.id]) == 0
+    held.end()
+    assert num_cached(lab.drain()[slow.id]) == 28
+    lab.engine.close()
+
+
+def test_the_beginning_in_memory_stays_while_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = StoreLab(tmp_path)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    lab = lab.restart()
+    lab.run_one(prompt_of(1)[:12], max_tokens=1)
+    held = HeldLoads(lab, monkeypatch)
+    slow = make_request(prompt_of(1), max_tokens=3)
+    lab.engine.add(slow)
+    for number in range(3):
+        lab.engine.add(make_request([number, *prompt_of(2, 50)], max_tokens=1))
+        for _ in range(4):
+            lab.step()
+    held.end()
+    assert num_cached(lab.drain()[slow.id]) == 28
+    lab.engine.close()
+
+
+def test_what_is_read_while_all_kv_is_lost_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = StoreLab(tmp_path)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    lab.engine.close()
+    lab = StoreLab(tmp_path, faults={2: ShardUnavailable("the device went away")})
+    lab.run_one(prompt_of(1)[:12], max_tokens=1)
+    held = HeldLoads(lab, monkeypatch)
+    slow, other = make_request(prompt_of(1), max_tokens=3), make_request(prompt_of(2), max_tokens=3)
+    lab.engine.add(slow)
+    lab.engine.add(other)
+    for _ in range(3):
+        lab.step()
+    assert lab.engine.statistics().num_failed_steps == 1
+    first = held.loads[0]
+    first.num_loaded, first.is_done = len(first.blocks), True  # into blocks that the loss has cleared
+    lab.step()
+    assert lab.engine.statistics().num_restored_tokens == 8  # of the first prompt alone
+    held.loads.remove(first)
+    held.end()
+    for request in (slow, other):
+        check_against_reference(lab, request, lab.drain()[request.id])
     lab.engine.close()
 
 
