@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from bridle.aici.runtime.linear_memory import LinearMemory, Unreadable
 from bridle.aici.runtime.python_frames import line_at, whereabouts
 from tests.aici.conftest import VOCAB_SIZE, tokenizer  # noqa: F401 -- a fixture
 from tests.controllers.conftest import Run, named
+from tests.sources import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +205,25 @@ def test_lines_are_those_that_the_interpreter_knows(before: int, inside: int, is
     for start, end, line in code.co_lines():
         if line is not None:
             assert all(line_at(code.co_linetable, code.co_firstlineno, at) == line for at in range(start, end, 2))
+
+
+def test_a_forked_process_does_not_look_into_its_parent() -> None:
+    """Its views of memory are its own, or the sandbox gives it none."""
+    code = """
+import os
+from bridle import os_sandbox
+from bridle.aici.runtime.own_memory import own_memory
+from bridle.aici.runtime.python_frames import whereabouts
+parent = own_memory()
+if not (pid := os.fork()):
+    assert own_memory().pid == os.getpid() != parent.pid
+    assert own_memory().mappings()
+    os_sandbox.enter(may_fork=True)
+    assert own_memory().mappings(), "it was opened before"
+    if not (copy := os.fork()):
+        assert whereabouts() == ""
+        os._exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -30,6 +30,7 @@ from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.limits import RuntimeLimits
 from bridle.aici.runtime.loaded_module import GuestEnvironment
 from bridle.aici.runtime.module_loader import Sandbox
+from bridle.aici.runtime.own_memory import own_memory
 from bridle.aici.runtime.parent_watch import fork_watched
 from bridle.aici.runtime.ring import PeerGone, Port, receive_frame, send_frame
 from bridle.errors import InternalError, ShardUnavailable
@@ -207,6 +208,8 @@ def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sa
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies of a worker need no burial
         die_with_parent()
         if kind == _WORKER:
+            with contextlib.suppress(OSError):
+                own_memory()  # while the sandbox lets it be opened
             os_sandbox.enter(readable=[readable], may_fork=True)
             _be_worker(descriptors, surroundings, sandbox)
         elif kind == _OUR_COMPILER:

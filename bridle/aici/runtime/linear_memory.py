@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bridle.aici.runtime.own_memory import OwnMemory
 from bridle.errors import ControllerError
 
 _PAGE = 1 << 16
@@ -56,10 +57,9 @@ class LinearMemory:
         return None
 
 
-def memories(descriptor: int) -> Iterator[LinearMemory]:
-    """The linear memories of this process. `descriptor` is `/proc/self/mem`."""
-    with open("/proc/self/maps") as file:
-        spans = [_span(line) for line in file]
+def memories(own: OwnMemory) -> Iterator[LinearMemory]:
+    """Yield the linear memories of this process."""
+    spans = [_span(line) for line in own.mappings()]
     base = end = 0  # of the mappings that follow an inaccessible one without a gap
     for start, stop, is_open in spans:
         if is_open:
@@ -67,7 +67,7 @@ def memories(descriptor: int) -> Iterator[LinearMemory]:
             continue
         size = end - base
         if start == end and stop - start >= _LEAST_GUARD and 0 < size <= _MAX_SIZE and not size % _PAGE:
-            yield LinearMemory(base, size, descriptor)
+            yield LinearMemory(base, size, own.memory)
         base = end = stop
 
 

@@ -6,12 +6,13 @@ word. The module supports 32-bit CPython 3.14, as in components, and returns not
 
 from __future__ import annotations
 
-import os
+import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bridle.aici.runtime.linear_memory import LinearMemory, Unreadable, memories
+from bridle.aici.runtime.own_memory import own_memory
 
 #: The file name that the standard controller for Python gives to the user's script. Frames of the controller itself are
 #: not shown.
@@ -63,17 +64,13 @@ class _Layout:
 
 
 def whereabouts() -> str:
-    """The running lines of the Python guests in this process, the innermost last; empty if there are none."""
-    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
-    try:
-        for memory in memories(descriptor):
+    """Return the running lines of the Python guests in this process, the innermost last; empty if there are none, or
+    if the sandbox hides them."""
+    with contextlib.suppress(OSError):
+        for memory in memories(own_memory()):
             frames = _frames_in(memory)
             if frames:
                 return "\n".join(map(str, _shown(frames)))
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
     return ""
 
 
