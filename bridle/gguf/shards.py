@@ -137,6 +137,7 @@ def pieces_of(path: Path) -> list[Path]:
 
 
 def is_first_piece(name: str) -> bool:
-    """Return whether a file of that name begins a model: the first of several, or the only one."""
+    """Return whether a file of that name begins a model: the first of several, or the only one. The vision tower that
+    llama.cpp reads next to a model (`mmproj`) is not a model."""
     named = _PIECE.fullmatch(name)
-    return named is None or int(named[2]) == 1
+    return "mmproj" not in name.lower() and (named is None or int(named[2]) == 1)

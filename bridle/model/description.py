@@ -96,7 +96,10 @@ def _of_gguf(model: GgufModel) -> ModelDescription:
     arch = model.text("general.architecture") or "unknown"
     heads = _number(model.metadata, f"{arch}.attention.head_count")
     width = _number(model.metadata, f"{arch}.embedding_length")
+    listed = model.metadata.get(f"{arch}.attention.head_count_kv")
     kv_heads = _number(model.metadata, f"{arch}.attention.head_count_kv") or heads
+    layers = _number(model.metadata, f"{arch}.block_count")
+    all_heads = int(listed.sum()) if isinstance(listed, np.ndarray) else layers * kv_heads
     head_dim = _number(model.metadata, f"{arch}.attention.key_length") or (width // heads if heads else 0)
     return ModelDescription(
         format="gguf",
@@ -106,7 +109,7 @@ def _of_gguf(model: GgufModel) -> ModelDescription:
         context=_number(model.metadata, f"{arch}.context_length"),
         embedding_length=width,
         num_bytes=model.num_bytes,
-        kv_values=2 * _number(model.metadata, f"{arch}.block_count") * kv_heads * head_dim,
+        kv_values=2 * all_heads * head_dim,
         template=model.text("tokenizer.chat_template"),
         is_embedder=model.metadata.get(f"{arch}.attention.causal") is False,
         metadata=model.metadata,

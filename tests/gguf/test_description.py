@@ -23,6 +23,12 @@ def test_a_file_and_its_checkpoint_agree(family: str) -> None:
     assert file.kv_bytes(10) == 40 * file.kv_values and file.kv_bytes(10, 2) == 20 * file.kv_values
 
 
+def test_layers_without_attention_have_no_keys() -> None:
+    """One of three layers attends, with two heads of eight numbers."""
+    assert describe(pair("lfm2")[1]).kv_values == 2 * 2 * 8
+    assert describe(pair("mamba2")[1]).kv_values == 0
+
+
 def test_the_type_of_a_file_is_named() -> None:
     assert describe(pair("llama", "Q8_0", hidden_size=64, intermediate_size=64, head_dim=32)[1]).quantization == "Q8_0"
 

@@ -383,6 +383,14 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_the_vision_tower_next_to_a_model_is_not_one(tmp_path: Path) -> None:
+    """Text is answered; images need the model's own folder."""
+    original, file = pair("qwen2vl")
+    shutil.copy(file, tmp_path / "model-F32.gguf")
+    (tmp_path / "mmproj-model-F32.gguf").write_bytes(b"GGUF")
+    assert torch.equal(logits(load(original)), logits(load(tmp_path)))
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
