@@ -119,9 +119,10 @@ def _ordered(matrix: Tensor, order: Order, dim: int, config: Mapping[str, Any]) 
 
 def _places(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
     """The file's names of layers -> the library's, and their rules."""
+    num_layers = int(config.get("num_hidden_layers") or len(config.get("layers_block_type") or ()))
     for rule in family.rules:
         if "{}" in rule.model and len(rule.file) == 1 and "norm" not in rule.model:
-            for layer in range(int(config["num_hidden_layers"])):
+            for layer in range(num_layers):
                 yield rule.file[0].format(layer), (rule.model.format(layer), rule)
 
 

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from bridle import LLM, SamplingParams
 from bridle.cli import main
 from bridle.errors import AdapterRefused, InvalidRequest
-from bridle.gguf.adapter import unpack_adapter
+from bridle.gguf.adapter import _places, unpack_adapter
+from bridle.gguf.families import BY_MODEL_TYPE
 from bridle.lora import open_adapter
 from bridle.serving import parse_adapters
 from tests.gguf.kit import pair
@@ -130,3 +131,35 @@ def test_files_are_named_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
         assert main(["generate", str(file), "the one", "--temperature", "0", "--max-tokens", "6", *words]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] != said[1]
+
+
+def test_rows_and_columns_of_a_delta_rule_are_put_in_order(tmp_path: Path) -> None:
+    """Two heads of keys and four of values of eight numbers: in files the second head of each key head comes last."""
+    import gguf
+
+    rows = [head * 8 + number for head in (0, 2, 1, 3) for number in range(8)]
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen35")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    a, b = torch.randn(2, 32), torch.randn(32, 2)
+    for name in ("attn_gate", "ssm_out"):
+        writer.add_tensor(f"blk.1.{name}.weight.lora_a", a.numpy())
+        writer.add_tensor(f"blk.1.{name}.weight.lora_b", b.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    config = {"model_type": "qwen3_5_text", "num_hidden_layers": 2, **sizes}
+    weights = load_file(unpack_adapter(tmp_path / "a.gguf", config) / "adapter_model.safetensors")
+    stem = "base_model.model.model.layers.1.linear_attn"
+    assert torch.equal(weights[f"{stem}.in_proj_z.lora_B.weight"][rows], b)
+    assert torch.equal(weights[f"{stem}.in_proj_z.lora_A.weight"], a)
+    assert torch.equal(weights[f"{stem}.out_proj.lora_A.weight"][:, rows], a)
+    assert torch.equal(weights[f"{stem}.out_proj.lora_B.weight"], b)
+
+
+def test_layers_are_counted_by_their_kinds() -> None:
+    """Nemotron's configuration has no number of layers."""
+    places = dict(_places(BY_MODEL_TYPE["nemotron_h"], {"layers_block_type": ["mlp", "mlp"]}))
+    assert places["blk.1.ffn_up"][0] == "model.layers.1.mixer.up_proj"
