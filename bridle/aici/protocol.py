@@ -27,6 +27,7 @@ EXTENSIONS = (
     "draft",
     "get_module",
     "module_id",
+    "options",
     "reply_ms",
     "retry_after",
     "sampling",

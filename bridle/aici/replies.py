@@ -122,7 +122,8 @@ class BranchReply(Struct):
     `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that lasts until an event, so the
     engine need not ask soon), `waits_for` (with `wait`: the variables that can end it, each with the version to exceed;
     none: the guest itself, when it is asked again), `turns` (with a noop: how often in a row the guest did nothing),
-    `draft` (tokens that are likely to be sampled next; they are computed ahead, which changes only the time).
+    `draft` (tokens that are likely to be sampled next; they are computed ahead, which changes only the time), `options`
+    (token sequences of which one comes next: an engine may score them as a whole in place of a draw under the mask).
     """
 
     sample_mask: int | None = None
@@ -135,6 +136,7 @@ class BranchReply(Struct):
     waits_for: list[tuple[str, int]] | UnsetType = UNSET
     turns: Count | UnsetType = UNSET
     draft: list[TokenId] | UnsetType = UNSET
+    options: list[list[TokenId]] | UnsetType = UNSET
 
 
 class LookaheadReply(Struct):

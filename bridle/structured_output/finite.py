@@ -11,6 +11,7 @@ from typing import Any
 
 from bridle.engine.control.decision import MAX_OPTION_TOKENS
 from bridle.engine.request import Request
+from bridle.engine.sampling.choice_scoring import RESTRICTING
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
 from bridle.structured_output.matcher import Matcher
@@ -21,8 +22,6 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 MAX_SCORED = 4_096
 #: Keywords of a schema that do not restrict an enum further.
 _IGNORED = frozenset({"title", "description", "$schema", "default", "examples"})
-#: What restricts single tokens, which options as a whole cannot follow.
-_RESTRICTING = ("logit_bias", "bad_words_ids", "banned_phrases", "allowed_token_ids", "bias_texts", "watermark")
 
 Tokens = tuple[tuple[int, ...], ...]
 
@@ -90,7 +89,7 @@ def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
             "to false in a `choice` of another route",
             "choice",
         )
-    for name in _RESTRICTING:
+    for name in RESTRICTING:
         if getattr(request.sampling, name):
             return InvalidRequest(f"{name}: options that are scored as a whole do not follow it. Leave it out.", name)
     return None

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from bridle.aici import protocol, replies
 from bridle.aici.client.process import RuntimeProcess
 from bridle.aici.masks import MaskReader
-from bridle.engine.control.decision import Branch, Decision, Splice
+from bridle.engine.control.decision import Branch, Decision, Options, Splice
 from bridle.engine.interfaces import Answer, Ask, StoredValue
 from bridle.errors import ControllerError, InvalidRequest, ProtocolError
 from bridle.sampling import DEFAULT_SAMPLING, OVERRIDABLE, SamplingParams
@@ -131,7 +131,10 @@ class Dialect2:
         if len(branches) == 1 and branches[0].wait is True:
             named = branches[0].waits_for
             return Decision.wait(tuple(named) if isinstance(named, list) else None)
-        return Decision(tuple(self._branch(seq_id, branch, data) for branch in branches))
+        made = tuple(self._branch(seq_id, branch, data) for branch in branches)
+        texts = branches[0].options if len(branches) == 1 else UNSET
+        options = Options(tuple(map(tuple, texts))) if isinstance(texts, list) else None
+        return Decision(made, options=options)
 
     def _branch(self, seq_id: int, branch: replies.BranchReply, data: replies.MidData2) -> Branch:
         splices = tuple(

@@ -22,6 +22,7 @@ from bridle.aici.runtime.constraints import make_matcher
 from bridle.aici.runtime.instance import Instance
 from bridle.aici.runtime.loaded_module import LoadedModule
 from bridle.aici.runtime.python_frames import whereabouts
+from bridle.aici.runtime.scored_choices import add_options, advance_choice, note_choice
 from bridle.aici.runtime.storage import parse_command
 from bridle.aici.runtime.wasi_components import World, shadow_world
 from bridle.aici.runtime.wasm import LOOK_TICKS, GuestFault, backtrace_of, running
@@ -244,6 +245,7 @@ def _constraint_new(guest: ComponentInstance, kind: str, spec: str) -> Any:
         return matcher.get_error()
     guest.next_constraint += 1
     guest.constraints[guest.next_constraint] = matcher
+    note_choice(guest, guest.next_constraint, kind, spec)
     return guest.next_constraint
 
 
@@ -256,7 +258,20 @@ def _matcher(guest: ComponentInstance, handle: int) -> Any:
 def _constraint_allow(guest: ComponentInstance, handle: int) -> int:
     size = 4 * ((guest.surroundings.vocabulary.size + 31) // 32)
     mask: bytes = _matcher(guest, handle).compute_bitmask()
-    return guest.add_mask(mask[:size].ljust(size, b"\0")) if mask.strip(b"\0") else 0
+    if not mask.strip(b"\0"):
+        return 0
+    return add_options(guest, handle, guest.add_mask(mask[:size].ljust(size, b"\0")))
+
+
+def _constraint_commit(guest: ComponentInstance, handle: int, tokens: list[int]) -> int:
+    accepted = int(_matcher(guest, handle).try_consume_tokens(tokens))
+    advance_choice(guest, handle, tokens[:accepted])
+    return accepted
+
+
+def _constraint_rollback(guest: ComponentInstance, handle: int, count: int) -> bool:
+    guest.choices.pop(handle, None)
+    return bool(_matcher(guest, handle).rollback(count))
 
 
 def _constraint_status(guest: ComponentInstance, handle: int) -> int:
@@ -268,6 +283,7 @@ def _constraint_status(guest: ComponentInstance, handle: int) -> int:
 
 def _constraint_free(guest: ComponentInstance, handle: int) -> None:
     guest.constraints.pop(handle, None)
+    guest.choices.pop(handle, None)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -287,8 +303,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "storage": _storage,
     "constraint-new": _constraint_new,
     "constraint-allow": _constraint_allow,
-    "constraint-commit": lambda guest, handle, tokens: int(_matcher(guest, handle).try_consume_tokens(tokens)),
-    "constraint-rollback": lambda guest, handle, count: bool(_matcher(guest, handle).rollback(count)),
+    "constraint-commit": _constraint_commit,
+    "constraint-rollback": _constraint_rollback,
     "constraint-ff": lambda guest, handle: list(_matcher(guest, handle).compute_ff_tokens()),
     "constraint-status": _constraint_status,
     "constraint-error": lambda guest, handle: _matcher(guest, handle).get_error() or "",

@@ -11,13 +11,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from bridle.aici.runtime.host import BLOB_EXTRA
+from bridle.aici.runtime.scored_choices import add_options, advance_choice, note_choice, parse_spec
 from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.wasm import GuestFault, HostFunction
 from bridle.errors import InvalidRequest
-from bridle.structured_output import Constraint, parse
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.limits import PARSER_LIMITS
 from bridle.structured_output.vocabulary import GrammarVocabulary as TokenVocabulary
@@ -41,12 +39,14 @@ def constraint_new(guest: Instance, kind: int, kind_length: int, spec: int, spec
     text = guest.memory.read(spec, spec_length).decode(errors="replace")
     handle = guest.next_constraint = guest.next_constraint + 1
     guest.constraints[handle] = make_matcher(guest.surroundings.vocabulary, name, text)
+    note_choice(guest, handle, name, text)
     return handle
 
 
 def constraint_allow(guest: Instance, handle: int) -> int:
-    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`."""
-    return guest.add_mask(_bits(guest, handle))
+    """Return the mask of the allowed next tokens, like `aici_host_return_logit_bias`. If whole texts may come next, the
+    engine gets them, too."""
+    return add_options(guest, handle, guest.add_mask(_bits(guest, handle)))
 
 
 def constraint_mask(guest: Instance, handle: int) -> int:
@@ -63,11 +63,14 @@ def constraint_commit(guest: Instance, handle: int, source: int, count: int) -> 
     size = guest.surroundings.vocabulary.size
     if any(token >= size for token in tokens):
         raise GuestFault(f"token {max(tokens)} is outside the vocabulary of {size}")
-    return int(_matcher(guest, handle).try_consume_tokens(list(tokens)))
+    accepted = int(_matcher(guest, handle).try_consume_tokens(list(tokens)))
+    advance_choice(guest, handle, tokens[:accepted])
+    return accepted
 
 
 def constraint_rollback(guest: Instance, handle: int, count: int) -> int:
-    """Roll back the last tokens. Returns 1 if that was possible."""
+    """Roll back the last tokens. Returns 1 if that was possible. A choice is then made token by token."""
+    guest.choices.pop(handle, None)
     return int(_matcher(guest, handle).rollback(count))
 
 
@@ -94,6 +97,7 @@ def constraint_error(guest: Instance, handle: int) -> int:
 
 def constraint_free(guest: Instance, handle: int) -> int:
     """Drop a handle. Returns 1 if there was one."""
+    guest.choices.pop(handle, None)
     return int(guest.constraints.pop(handle, None) is not None)
 
 
@@ -113,30 +117,12 @@ def _matcher(guest: Instance, handle: int) -> Any:
 def make_matcher(vocabulary: RuntimeVocabulary, kind: str, spec: str) -> Any:
     """Return an llguidance matcher at its start; a failed one if the specification is invalid."""
     try:
-        grammar = grammar_of(_parse(kind, spec))
+        grammar = grammar_of(parse_spec(kind, spec))
     except InvalidRequest as error:
         return _Refused(str(error))
     llguidance = load_llguidance()
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
     return llguidance.LLMatcher(_tokenizer(vocabulary), grammar, log_level=0, limits=limits)
-
-
-def _parse(kind: str, spec: str) -> Constraint:
-    """A text for most kinds, JSON for the others; kind `constraint` takes any constraint as plain data."""
-    if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
-        return parse({kind: spec})
-    if kind == "json_object":
-        return parse({kind: True})
-    if kind not in ("choice", "constraint"):
-        raise GuestFault(
-            f"unknown kind of constraint {kind!r}: "
-            "regex, json_schema, json_object, lark, yacc, substring, choice or constraint"
-        )
-    try:
-        data = msgspec.json.decode(spec)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the constraint is not JSON: {error}") from None
-    return parse({kind: data} if kind == "choice" else data)
 
 
 class _Refused:

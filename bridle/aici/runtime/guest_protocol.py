@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType
 from bridle.aici.protocol import Count, TokenId
 from bridle.aici.replies import BranchReply, PreResult, SpliceReply
 from bridle.aici.runtime.instance import Instance
+from bridle.engine.control.decision import mask_allows
 from bridle.errors import ControllerError, ControllerTrap
 
 
@@ -167,6 +168,7 @@ class Guest2(_Guest):
             return self._waiting(result)
         for branch in result.branches:
             self._check_branch(branch)
+        self._add_options(result.branches)
         return GuestDecision(result.branches, self.instance.masks)
 
     def _waiting(self, result: _GuestBranches) -> GuestDecision:
@@ -194,6 +196,20 @@ class Guest2(_Guest):
         if branch.temperature is not None and not 0 <= branch.temperature < math.inf:
             raise self._broke(f"temperature {branch.temperature} must be a number from 0")
         self._check_additions(branch)
+
+    def _add_options(self, branches: list[BranchReply]) -> None:
+        """Add the texts of which one comes next to a lone branch that asks for nothing else. Splices that wait for
+        tokens that its mask forbids ask for nothing."""
+        branch = branches[0] if len(branches) == 1 else None
+        if branch is None or branch.sample_mask is None or branch.bias or branch.top_logprobs:
+            return
+        options, mask = self.instance.mask_options.get(branch.sample_mask), self.instance.masks[branch.sample_mask]
+        awaited = [token for splice in branch.splices for token in splice.when_sampled]
+        is_idle = all(splice.when_sampled for splice in branch.splices) and not any(
+            mask_allows(mask, token) for token in awaited
+        )
+        if options is not None and is_idle:
+            branch.options, branch.splices = options, []
 
     def _mask_index(self, name: int) -> int:
         """The place of a mask that was handed out in this call. D2.0 guests always say 0: the last one."""

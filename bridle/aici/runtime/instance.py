@@ -68,7 +68,9 @@ class Instance:
         self.log = LogBuffer(surroundings.limits.max_log)
         self.writes: list[WriteVar] = []
         self.masks: list[bytes] = []
+        self.mask_options: dict[int, list[list[int]]] = {}
         self.constraints: dict[int, Any] = {}
+        self.choices: dict[int, tuple[bytes, ...]] = {}
         self.next_constraint = 0
         self.seq_id = NO_SEQ_ID
         self.handle = 0
@@ -186,7 +188,8 @@ class Instance:
         other.__dict__.update(self.__dict__ | store)
         other.blobs = dict(self.blobs)
         other.log = LogBuffer(self.surroundings.limits.max_log)
-        other.writes, other.masks = [], []
+        other.writes, other.masks, other.mask_options = [], [], {}
+        other.choices = dict(self.choices)
         other.constraints = {handle: matcher.deep_copy() for handle, matcher in self.constraints.items()}
         other.variables = variables or self.variables
         other.failure = None
@@ -247,7 +250,7 @@ class Instance:
     def _begin(self) -> None:
         """Clear what the previous callback left for its own duration."""
         self.result = None
-        self.masks = []
+        self.masks, self.mask_options = [], {}
         self.spent_tokenizing = self.num_commands = 0
         if self.broken is not None:
             raise ControllerTrap(f"Previous WASM Error: {self.broken}")

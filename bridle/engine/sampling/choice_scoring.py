@@ -22,7 +22,10 @@ from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun
 from bridle.engine.sequence import Sequence, fork_key
 from bridle.errors import BridleError
 from bridle.outputs import OPTIONS, FinishReason, Logprob, Stored
+from bridle.sampling import SamplingParams
 
+#: Sampling parameters that restrict single tokens, which options as a whole cannot follow.
+RESTRICTING = ("logit_bias", "bad_words_ids", "banned_phrases", "allowed_token_ids", "bias_texts", "watermark")
 #: Keeps draws of options apart from forks.
 _ORDINAL = 1 << 40
 
@@ -35,6 +38,7 @@ class PendingChoice:
     trie: TokenTrie
     owners: list[Sequence]
     num_tokens: int  # of the prompt, which the options follow
+    sampling: SamplingParams | None = None  # the controller's, in place of those of the owners
     probes: dict[int, tuple[Sequence, Probe]] = field(default_factory=dict)
 
 
@@ -69,7 +73,8 @@ class ChoiceScorer:
     def begin(self, item: Scheduled, owners: list[Sequence], options: Options, batch: SampleBatch) -> Wanted:
         """Begin a choice after the last token of a row. Returns the nodes of the scores that are added to `batch`."""
         trie = TokenTrie(options.tokens)
-        choice = PendingChoice(options, trie, owners, item.end)
+        answer = item.seq.control.answer
+        choice = PendingChoice(options, trie, owners, item.end, answer.branches[0].sampling if answer else None)
         for owner in owners:
             owner.is_choosing = True
             self._by_owner[owner.id] = choice
@@ -144,7 +149,7 @@ class ChoiceScorer:
         for owner in choice.owners.copy():
             self._let_go(choice, owner)
             random = fork_key(owner.key, _ORDINAL + owner.draws.num_draws, 0)
-            number = draw_option(scores, owner.sampling, random)
+            number = draw_option(scores, choice.sampling or owner.sampling, random)
             owner.count_draw()
             if owner.output.meter is not None:
                 owner.output.meter.add_choice(scores, len(choice.options.tokens[number]))
@@ -184,9 +189,13 @@ class ChoiceScorer:
 
 
 def options_of(seq: Sequence) -> Options | None:
-    """The options among which the controller of `seq` lets it choose now, unless they may not fit."""
+    """The options among which the controller of `seq` lets it choose now, unless they may not fit or cannot be scored:
+    a policy reads the text, single tokens are restricted, or the device keeps no blocks that probes can share."""
     options = None if seq.control.answer is None else seq.control.answer.options
-    return options if options is not None and len(seq.tokens) + options.longest <= seq.max_len else None
+    if options is None or len(seq.tokens) + options.longest > seq.max_len or not seq.kv.block_table:
+        return None
+    is_restricted = seq.request.guard is not None or any(getattr(seq.sampling, name) for name in RESTRICTING)
+    return None if is_restricted else options
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:

@@ -1,0 +1,97 @@
+"""Choices among the constraints of guests: whole texts, which an engine may score in place of a draw under a mask.
+
+A guest follows a constraint token by token, whatever its kind. So the host remembers what is left of the texts of a
+choice, and passes it to the engine with the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.aici.runtime.wasm import GuestFault
+from bridle.engine.control.decision import MAX_OPTION_TOKENS
+from bridle.errors import InvalidRequest
+from bridle.structured_output import Choice, Constraint, parse
+from bridle.structured_output.finite import MAX_SCORED
+
+if TYPE_CHECKING:
+    from bridle.aici.runtime.instance import Instance
+
+
+def note_choice(guest: Instance, handle: int, kind: str, spec: str) -> None:
+    """Remember the texts of a new constraint, if it is a choice."""
+    if options := scored_texts(kind, spec):
+        guest.choices[handle] = options
+
+
+def add_options(guest: Instance, handle: int, mask: int) -> int:
+    """Note what may come with a mask of the running callback, which is returned."""
+    options = spelled(guest.surroundings.vocabulary, guest.choices.get(handle, ()))
+    if options:
+        guest.mask_options[mask - 1] = options
+    return mask
+
+
+def advance_choice(guest: Instance, handle: int, tokens: Sequence[int]) -> None:
+    """Note tokens that followed."""
+    if handle in guest.choices:
+        text = b"".join(guest.surroundings.vocabulary.tokens[token] for token in tokens)
+        left = (option for option in guest.choices[handle] if option.startswith(text))
+        guest.choices[handle] = tuple(option[len(text) :] for option in left)
+
+
+def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
+    """The texts of a choice that the engine may score as a whole; none of another constraint."""
+    if kind not in ("choice", "constraint"):
+        return ()
+    try:
+        constraint = parse_spec(kind, spec)
+    except InvalidRequest:
+        return ()
+    if not isinstance(constraint, Choice) or constraint.scored is False:
+        return ()
+    return tuple(text.encode() for text in dict.fromkeys(constraint.options))
+
+
+def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[int]]:
+    """The tokens of texts of which one comes next, as the tokenizer writes them; nothing if the engine cannot score
+    them: there are too few or too many, one is over, or two have the same tokens."""
+    if not 1 < len(texts) <= MAX_SCORED or not all(texts):
+        return []
+    options = [_written(vocabulary, text) for text in texts]
+    pairs = zip(options, texts, strict=True)
+    is_exact = all(b"".join(vocabulary.tokens[token] for token in each) == text for each, text in pairs)
+    is_small = sum(map(len, options)) <= MAX_OPTION_TOKENS
+    return options if is_exact and is_small and len(set(map(tuple, options))) == len(options) else []
+
+
+def _written(vocabulary: RuntimeVocabulary, text: bytes) -> list[int]:
+    """The tokens of a text within a document; none if it is not whole characters."""
+    try:
+        written = text.decode()
+    except UnicodeDecodeError:
+        return []
+    known = vocabulary.tokenizer
+    return list(vocabulary.encode(written) if known is None else known.encode_inside(written))
+
+
+def parse_spec(kind: str, spec: str) -> Constraint:
+    """A text for most kinds, JSON for the others; kind `constraint` takes any constraint as plain data."""
+    if kind in ("regex", "lark", "yacc", "substring", "json_schema"):
+        return parse({kind: spec})
+    if kind == "json_object":
+        return parse({kind: True})
+    if kind not in ("choice", "constraint"):
+        raise GuestFault(
+            f"unknown kind of constraint {kind!r}: "
+            "regex, json_schema, json_object, lark, yacc, substring, choice or constraint"
+        )
+    try:
+        data = msgspec.json.decode(spec)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the constraint is not JSON: {error}") from None
+    return parse({kind: data} if kind == "choice" else data)

@@ -1,0 +1,113 @@
+"""Choices of scripts: the host scores whole texts, where a mask would choose by the first token."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from bridle.aici.client import RuntimePool
+from bridle.aici.runtime.scored_choices import scored_texts, spelled
+from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.config import EngineConfig
+from bridle.controllers import standard
+from bridle.engine import Engine
+from bridle.engine.request import Request
+from bridle.outputs import PromptEvent
+from bridle.sampling import SamplingParams
+from bridle.testing.scripted import ScriptedExecutor
+from tests.aici.conftest import BOS, EOS, VOCAB_SIZE
+from tests.aici.steering import SharedRuntime
+from tests.controllers.pykit import Scripts
+
+CITIES = ["paris", "rome", "madrid", "porto"]
+_ids = itertools.count()
+
+
+class RandomScripts(Scripts):
+    """Scripts over a model with random logits."""
+
+    def __init__(self, pool: RuntimePool, module: str, seed: int) -> None:
+        super().__init__(pool, module)
+        executor = ScriptedExecutor(VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, seed=seed)
+        self.engine = Engine(executor, EngineConfig(step_timeout=20.0), pools=[SharedRuntime(pool)])
+
+    def score(self, before: str, text: str) -> float:
+        """The log-probability of a text, scored alone as the end of a prompt."""
+        prompt = (BOS, *(before + text).encode())
+        sampling = SamplingParams(max_tokens=0, prompt_logprobs=0)
+        self.engine.add(Request(f"score-{next(_ids)}", prompt, sampling))
+        events = [event for _ in iter(lambda: self.engine.has_work, False) for event in self.engine.step()]
+        (found,) = [event for event in events if isinstance(event, PromptEvent)]
+        return math.fsum(each.logprob for each in found.logprobs[-len(text) :] if each is not None)
+
+
+def run(pool: RuntimePool, module: str, seed: int, options: str) -> tuple[str, str]:
+    """What a script generates, and the best city."""
+    scripts = RandomScripts(pool, module, seed)
+    best = max(CITIES, key=lambda city: scripts.score("Q: ", city))
+    source = f"start(async () => {{ await fixed('Q: '); await gen({options}) }})"
+    return scripts.script(source, temperature=0.0).removeprefix("Q: "), best
+
+
+def test_a_choice_is_the_best_text_as_a_whole(script_pool: RuntimePool) -> None:
+    module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
+    given, masked_differs = json.dumps(CITIES), 0
+    for seed in range(5):
+        text, best = run(script_pool, module, seed, f"{{ choice: {given} }}")
+        assert text == best
+        text, best = run(script_pool, module, seed, f"{{ constraint: {{ choice: {given}, scored: false }} }}")
+        assert text in CITIES
+        masked_differs += text != best
+    assert masked_differs  # a mask chooses by the first letter
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "texts"),
+    [
+        ("choice", '["a", "b", "a"]', (b"a", b"b")),
+        ("constraint", '{"choice": ["a", "b"]}', (b"a", b"b")),
+        ("constraint", '{"choice": ["a", "b"], "scored": false}', ()),
+        ("constraint", '{"regex": "a|b"}', ()),
+        ("regex", "a|b", ()),
+        ("choice", "[", ()),
+    ],
+)
+def test_which_constraints_are_scored(kind: str, spec: str, texts: tuple[bytes, ...]) -> None:
+    assert scored_texts(kind, spec) == texts
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokens"),
+    [
+        ([b"a", b"bc"], [[97], [98, 99]]),
+        ([b"a"], []),
+        ([b"a", b""], []),
+        ([b"a", b"\xff"], []),
+        ([b"a"] * 2, []),
+        ([bytes([97 + i % 26, 97 + i // 26 % 26, 97 + i // 676]) for i in range(4_097)], []),
+    ],
+)
+def test_texts_that_cannot_be_scored_are_masked(texts: list[bytes], tokens: list[list[int]]) -> None:
+    vocabulary = RuntimeVocabulary([bytes([byte]) for byte in range(256)], 0, lambda text: list(text.encode()))
+    assert spelled(vocabulary, texts) == tokens
+
+
+def test_a_choice_in_python_is_the_best_text_as_a_whole(py_pool: RuntimePool) -> None:
+    source = f"""
+import json
+import pyaici.server as aici
+from pyaici.constraints import HostConstraint
+
+async def main():
+    await aici.FixedTokens("Q: ")
+    await aici.gen_text(constraint=lambda: HostConstraint("choice", {json.dumps(json.dumps(CITIES))}))
+
+aici.start(main())
+"""
+    for seed in range(3):
+        scripts = RandomScripts(py_pool, "pyctrl", seed)
+        best = max(CITIES, key=lambda city: scripts.score("Q: ", city))
+        assert scripts.script(source, temperature=0.0).removeprefix("Q: ") == best
