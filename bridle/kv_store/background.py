@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of blocks that wait to be written.
 MAX_QUEUED_BYTES = 128 << 20
+#: Bytes per second that are taken on average, and bytes that may be taken at once after a rest. More would wear the
+#: disk and slow the model down, for prompts most of which never come again.
+RATE, BURST_BYTES = 32 << 20, 1 << 30
 _NUM_READERS = 2
 _NICENESS = 10
 #: What other processes have written is looked for at most this often, in seconds.
@@ -63,10 +66,13 @@ class BlockStore:
     """A `SegmentStore` behind threads. `on_change` is called, from any thread, when a load is done. One thread calls
     all methods."""
 
-    def __init__(self, store: SegmentStore, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+    def __init__(
+        self, store: SegmentStore, max_queued_bytes: int = MAX_QUEUED_BYTES, burst_bytes: int = BURST_BYTES
+    ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.store = store
         self._max_queued_bytes = max_queued_bytes
+        self._burst_bytes, self._allowance, self._offered = burst_bytes, float(burst_bytes), time.monotonic()
         self._queue: deque[_Waiting] = deque()
         self._queued: set[bytes] = set()
         self._queued_bytes = 0
@@ -95,12 +101,13 @@ class BlockStore:
 
     def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer]) -> bool:
         """Take a copy of a block to write it soon, unless it is stored already. Returns False if it was dropped,
-        because the queue is full."""
+        because the queue is full or too much was offered."""
         if self.has(key):
             return True
-        if self._is_closed or self._queued_bytes + num_bytes > self._max_queued_bytes:
+        if not self.has_room(num_bytes):
             self.num_dropped += 1
             return False
+        self._allowance -= num_bytes
         waiting = _Waiting(key, tenant, copy())
         with self._changed:
             self._queue.append(waiting)
@@ -110,6 +117,14 @@ class BlockStore:
         if self._writing is None:
             self._writing = self._start_writer()
         return True
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether a block of this size can be offered now."""
+        now = time.monotonic()
+        self._allowance = min(self._allowance + (now - self._offered) * RATE, self._burst_bytes)
+        self._offered = now
+        is_full = self._queued_bytes + num_bytes > self._max_queued_bytes
+        return not (self._is_closed or is_full or num_bytes > self._allowance)
 
     def _start_writer(self) -> Future[None]:
         from bridle.threads import start_thread

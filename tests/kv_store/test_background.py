@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore
+from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore, background
+from bridle.testing.clock import FakeClock
 from tests.kv_store.test_store import BLOCK, LIMIT, block_of, found_in, key_of, tag
 from tests.waiting import PATIENCE, until
 
@@ -83,6 +84,19 @@ def test_a_full_queue_drops_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert target.write(key_of(4), tag(""), block_of(4))
     target.close()
     assert found_in(SegmentStore(tmp_path, "model", LIMIT), range(9)) == {0, 1, 2, 4}
+
+
+def test_more_than_a_disk_should_take_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(background.time, "monotonic", clock)
+    target = BlockStore(SegmentStore(tmp_path, "model", LIMIT), burst_bytes=2 * BLOCK)
+    assert [offer(target, number) for number in range(4)] == [True, True, False, False]
+    clock.advance(1.5 * BLOCK / background.RATE)
+    assert [offer(target, number) for number in range(4)] == [True, True, True, False]
+    clock.advance(60.0)
+    assert [offer(target, number) for number in range(3, 7)] == [True, True, False, False]
+    target.close()
+    assert target.num_written == 5
 
 
 def test_an_error_of_the_store_or_of_the_device_drops_blocks_only(

@@ -95,8 +95,9 @@ class StoredBlocks:
         for block, digest, tenant in self._blocks.idle_hashed():
             if self._store.has(digest):
                 continue
-            if num_offered == _IDLE_BLOCKS or not self._offer(block, digest, tenant):
+            if num_offered == _IDLE_BLOCKS or not self._store.has_room(self._device.block_bytes):
                 return False
+            self._offer(block, digest, tenant)
             num_offered += 1
         self._num_saved = num_published
         return True
