@@ -57,48 +57,45 @@ def links(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, SharedChan
     runtime.close()
 
 
-@modes
-def test_echo_by_another_process(prefix: str, futex: bool) -> None:
+@pytest.fixture
+def echo(prefix: str, futex: bool) -> Iterator[tuple[SharedChannels, subprocess.Popen[bytes]]]:
+    """Channels, and another process that answers on them."""
     link = create_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
     mode = "futex" if futex else "semaphores"
     child = subprocess.Popen([sys.executable, "-c", ECHO, prefix, mode], stdout=subprocess.PIPE)
-    try:
-        assert child.stdout and child.stdout.readline() == b"ready\n"
-        link.unlink()
-        alive = lambda: child.poll() is None  # noqa: E731
-        for size in (1, 2, 1000, link.main.max_message):
-            message = os.urandom(size - 1) + b"x"
-            link.main.send(message, 20, alive)
-            assert link.main.receive(20, alive) == message[::-1]
-        link.main.send(b"mask 12345", 20, alive)
-        link.main.receive(20, alive)
-        assert link.masks[:5] == b"12345"
-        link.main.send(b"stop")
-        assert child.wait(PATIENCE) == 0
-    finally:
-        child.kill()
-        child.wait()
-        link.unlink()
-        link.close()
+    assert child.stdout and child.stdout.readline() == b"ready\n"
+    link.unlink()
+    yield link, child
+    child.kill()
+    child.communicate()
+    link.close()
 
 
 @modes
-def test_a_killed_peer_is_noticed(prefix: str, futex: bool) -> None:
-    link = create_link(prefix, json_size=SIZE, mask_size=SIZE, futex=futex)
-    mode = "futex" if futex else "semaphores"
-    child = subprocess.Popen([sys.executable, "-c", ECHO, prefix, mode], stdout=subprocess.PIPE)
-    try:
-        assert child.stdout and child.stdout.readline() == b"ready\n"
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        with pytest.raises(ProtocolError, match="gone"):
-            link.main.receive(alive=lambda: child.poll() is None)
-        link.side.send(b"nobody reads this")
-        with pytest.raises(ProtocolError, match="gone"):
-            link.side.send(b"so this cannot be sent", alive=lambda: child.poll() is None)
-    finally:
-        link.unlink()
-        link.close()
+def test_echo_by_another_process(echo: tuple[SharedChannels, subprocess.Popen[bytes]]) -> None:
+    link, child = echo
+    alive = lambda: child.poll() is None  # noqa: E731
+    for size in (1, 2, 1000, link.main.max_message):
+        message = os.urandom(size - 1) + b"x"
+        link.main.send(message, 20, alive)
+        assert link.main.receive(20, alive) == message[::-1]
+    link.main.send(b"mask 12345", 20, alive)
+    link.main.receive(20, alive)
+    assert link.masks[:5] == b"12345"
+    link.main.send(b"stop")
+    assert child.wait(PATIENCE) == 0
+
+
+@modes
+def test_a_killed_peer_is_noticed(echo: tuple[SharedChannels, subprocess.Popen[bytes]]) -> None:
+    link, child = echo
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with pytest.raises(ProtocolError, match="gone"):
+        link.main.receive(alive=lambda: child.poll() is None)
+    link.side.send(b"nobody reads this")
+    with pytest.raises(ProtocolError, match="gone"):
+        link.side.send(b"so this cannot be sent", alive=lambda: child.poll() is None)
 
 
 @modes

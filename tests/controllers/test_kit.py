@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -283,14 +284,18 @@ void aici_mid_process(uint32_t handle) {
 """
 
 
-def test_the_c_helpers_do_what_they_say(client: Client, tmp_path: Path) -> None:
-    made = new_controller("mine", "c", tmp_path)
-    made.first.write_text(C_FEATURES)
+def run_c(client: Client, source: str, folder: Path) -> Any:
+    """What a module in C does with the prompt `Some`. Warnings of the compiler are errors."""
+    made = new_controller("mine", "c", folder)
+    made.first.write_text(source)
     makefile = made.folder / "Makefile"
     makefile.write_text(makefile.read_text().replace("-Wextra", "-Wextra -Werror"))
     _make(made.folder, *_settings("c"))
-    module = client.upload((made.folder / "mine.wasm").read_bytes())
-    items = client.run(module, prompt="Some")
+    return client.run(client.upload((made.folder / "mine.wasm").read_bytes()), prompt="Some")
+
+
+def test_the_c_helpers_do_what_they_say(client: Client, tmp_path: Path) -> None:
+    items = run_c(client, C_FEATURES, tmp_path)
     for index, letter in enumerate("ab"):
         assert last_fork(items, index)["error"] == "", last_fork(items, index)
         assert text_of(items, index).endswith(f"{letter}!? ↩ {letter}"), text_of(items, index)
@@ -342,13 +347,7 @@ void aici_mid_process(uint32_t handle) {
 
 
 def test_a_module_in_c_calls_tools(client: Client, tmp_path: Path) -> None:
-    made = new_controller("mine", "c", tmp_path)
-    made.first.write_text(C_TOOLS)
-    makefile = made.folder / "Makefile"
-    makefile.write_text(makefile.read_text().replace("-Wextra", "-Wextra -Werror"))
-    _make(made.folder, *_settings("c"))
-    module = client.upload((made.folder / "mine.wasm").read_bytes())
-    items = client.run(module, prompt="Some")
+    items = run_c(client, C_TOOLS, tmp_path)
     assert last_fork(items)["error"] == "", last_fork(items)
     expected = '<42<said!unknown tool; available tools: add, say "x"\\n'
     assert text_of(items) == expected
