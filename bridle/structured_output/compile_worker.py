@@ -141,7 +141,7 @@ def _virtual() -> int:
 
 @cache
 def _open_statm() -> int:
-    """Open the kernel's account of this process's memory, for good."""
+    """Open the kernel's account of this process's memory, and keep it open."""
     return os.open("/proc/self/statm", os.O_RDONLY)
 
 
