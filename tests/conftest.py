@@ -13,7 +13,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported anywhere
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches out
-os.environ.pop("SSL_CERT_FILE", None)
+if "SSL_CERT_FILE" in os.environ:
+    os.environ.setdefault("PIP_CERT", os.environ.pop("SSL_CERT_FILE"))
 os.environ["SSL_CERT_DIR"] = os.path.join(os.devnull, "certificates")  # each client would read the system's: 25 ms
 os.environ["BRIDLE_MODELS"] = os.path.join(os.devnull, "models")  # what the user has pulled changes no test
 os.environ.setdefault("BRIDLE_KV_STORE", "off")  # a server of a test finds no KV of another one

@@ -43,7 +43,8 @@ def _made(folder: Path, arguments: Sequence[str], path_line: str | None = None) 
             (site / "layer.pth").write_text(path_line + "\n")
         # Our own pip installs into the other environment: some systems ship no bundled one.
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *arguments]
-        subprocess.run(command, check=True)
+        trusting = {name: value for name, value in os.environ.items() if name != "SSL_CERT_DIR"}
+        subprocess.run(command, check=True, env=trusting)
         done.touch()
     return python
 
