@@ -11,6 +11,7 @@ each input.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from bridle.cpu_kernels.ggml import TYPES, BlockType, SplitBlocks, split_blocks
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
+from bridle.cpu_kernels.threads import num_threads, torch_alone
 
 BLOCK = 32
 #: Numbers that are packed at once: what they become on the way should stay in a processor's cache.
@@ -93,16 +95,23 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _fill(kind: BlockType, blocks: Tensor, lanes: int, zero: int, weights: Tensor, scales: Tensor) -> None:
-    """A few rows at a time: they take several times their room while they are taken apart."""
+    """A few rows at a time: they take several times their room while they are taken apart. Threads take turns: if they
+    shared each of these short operations, waiting for each other would take longer than the work."""
     panels = _up(blocks.shape[0], lanes) // lanes
     weight_rows, scale_rows = weights.view(panels, -1), scales.view(panels, -1)
     step = max(_PACKED_NUMBERS // (blocks.shape[1] // kind.num_bytes * kind.inputs * lanes), 1)
-    for at in range(0, panels, step):
+    infers = torch.is_inference_mode_enabled()  # which is a thread's own
+
+    def fill(at: int) -> None:
         rows = blocks[at * lanes : (at + step) * lanes]
-        split = split_blocks(kind, rows)
-        missing = _up(rows.shape[0], lanes) - rows.shape[0]
-        weight_rows[at : at + step] = _weights(kind, split, lanes, zero, missing)
-        scale_rows[at : at + step] = _scales(split, lanes, missing).flatten(1)
+        with torch_alone(), torch.inference_mode(infers):
+            split = split_blocks(kind, rows)
+            missing = _up(rows.shape[0], lanes) - rows.shape[0]
+            weight_rows[at : at + step] = _weights(kind, split, lanes, zero, missing)
+            scale_rows[at : at + step] = _scales(split, lanes, missing).flatten(1)
+
+    with ThreadPoolExecutor(num_threads(), thread_name_prefix="bridle-pack") as threads:
+        list(threads.map(fill, range(0, panels, step)))
 
 
 def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:

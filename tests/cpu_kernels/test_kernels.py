@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -153,6 +156,25 @@ def test_matrices_are_packed_a_few_rows_at_a_time(form: str, monkeypatch: pytest
     monkeypatch.setattr(packing, "_PACKED_NUMBERS", 1)
     parts = pack_blocks(kind, blocks, 8, 128)
     assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
+
+
+@pytest.mark.parametrize("infers", [False, True])
+def test_threads_pack_the_same_without_waiting_for_each_other(infers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = TYPES["Q4_K"]
+    blocks = torch.from_numpy(random_blocks("Q4_K", 53, 2 * kind.inputs, 5))
+    whole, widths = pack_blocks(kind, blocks, 8, 128), set()
+    monkeypatch.setattr(packing, "_PACKED_NUMBERS", 1)
+    monkeypatch.setattr(packing, "num_threads", lambda: 3)
+
+    def split(*args: Any) -> SplitBlocks:
+        widths.add((threading.current_thread().name[:11], torch.get_num_threads()))
+        return split_blocks(*args)
+
+    monkeypatch.setattr(packing, "split_blocks", split)
+    with torch.inference_mode(infers):
+        parts = pack_blocks(kind, blocks, 8, 128)
+    assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
+    assert widths == {("bridle-pack", 1)}
 
 
 def test_matrices_that_lie_side_by_side_are_one() -> None:
