@@ -50,11 +50,11 @@ class BenchOptions:
         "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
     )
     load_model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "For `load` and `real`: GGUF file or folder to start a server with. Repeatable."
+    "For `load` and `real`: GGUF file or folder to start a server with. For `hybrid`: folder or shape. Repeatable."
     llama_server: Path | None = None
     "For `load` and `real`: path of llama.cpp's `llama-server`, to measure it too."
     llama_bench: Path | None = None
-    "For `real`: path of llama.cpp's `llama-bench`. Default: next to `llama-server`."
+    "For `real` and `hybrid`: path of llama.cpp's `llama-bench`. Default: next to `llama-server`."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 

@@ -1,0 +1,214 @@
+"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits and forks
+beside recomputation.
+
+Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders. With
+`--llama-bench` a GGUF file of a folder, in the same form of weights, is measured as well, in turns with bridle.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.control import print_table
+from bridle.bench.control_programs import GREEDY, KeptExecutor, prompt_of, steps_with
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.real import run_llama_bench
+from bridle.bench.settings import BenchSettings
+from bridle.config import EngineConfig, ModelConfig
+from bridle.controllers import Controller, PythonControllerPool, SequenceView
+from bridle.engine import Branch, Decision, Engine, Request
+from bridle.engine.interfaces import Executor
+from bridle.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ROWS = (1, 16)
+_OUTPUT = GREEDY.with_(max_tokens=1_000)
+_BRANCHES = 8
+_DELTA = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+_LFM2_LAYERS = "ccaccaccacacacac"  # convolutions and attention
+#: Shapes of real models. The last two are for quick trials.
+SHAPES: dict[str, dict[str, Any]] = {
+    "lfm2-350m": {
+        "model_type": "lfm2",
+        "vocab_size": 65_536,
+        "hidden_size": 1024,
+        "intermediate_size": 6656,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": len(_LFM2_LAYERS),
+        "layer_types": ["conv" if each == "c" else "full_attention" for each in _LFM2_LAYERS],
+    },
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 248_320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+        **_DELTA,
+    },
+    "qwen3.5-small": {
+        "model_type": "qwen3_5_text",
+        "vocab_size": 8_192,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_value_heads": 16,
+        **_DELTA,
+    },
+    "mamba2-small": {
+        "model_type": "mamba2",
+        "vocab_size": 8_192,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_heads": 8,
+        "head_dim": 64,
+        "state_size": 128,
+    },
+}
+_QUICK, _FULL = ("qwen3.5-small", "mamba2-small"), ("lfm2-350m", "qwen3.5-0.8b")
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each model takes: it is made, loaded, and run for some hundred steps."""
+    return {name: limits.python(10.0 if settings.quick else 120.0) for name in _names(settings)}
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Measure each model in turn and print a table of it."""
+    figures = {}
+    for name in _names(settings):
+        with phases.part(name), _folder_of(name) as folder:
+            figures[name] = _rows_of(folder, settings)
+        print_table(console, name, figures[name])
+    return figures
+
+
+def _names(settings: BenchSettings) -> tuple[str, ...]:
+    names = settings.models or (_QUICK if settings.quick else _FULL)
+    for name in names:
+        if name not in SHAPES and not Path(name).is_dir():
+            raise InvalidRequest(
+                f"no model is called {name!r}; give a folder, or one of {', '.join(SHAPES)}", "load_model"
+            )
+    return names
+
+
+@contextmanager
+def _folder_of(name: str) -> Iterator[Path]:
+    """A folder with the checkpoint of that name; one that was made is removed."""
+    if name not in SHAPES:
+        yield Path(name)
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(SHAPES[name])
+    config = AutoConfig.for_model(fields.pop("model_type"), bos_token_id=1, eos_token_id=2, **fields)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        yield Path(folder)
+
+
+def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
+    from bridle.model import load_executor
+
+    config = ModelConfig(str(folder), device="cpu", dtype="float32", quantization="q8_0", kv_memory=1 << 30)
+    executor = load_executor(config)
+    try:
+        return _speeds(executor, folder, settings) + _reuse(executor, settings)
+    finally:
+        executor.close()
+
+
+def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
+    """Tokens per second, in turns with llama.cpp where there is a file for it."""
+    length, steps, rounds = _scale(settings)
+    file = next(folder.glob("*.gguf"), None) if settings.llama_bench else None
+    rates: dict[str, list[float]] = {}
+    for number in range(rounds):
+        rates.setdefault("prompt", []).append(length / _first_token(executor, prompt_of(number, length)))
+        for count in _ROWS:
+            rates.setdefault(f"{count} at once", []).append(count / median(_steps(executor, count, steps)))
+        if file is not None:
+            for what, rate in zip(
+                ("prompt", "1 at once"), run_llama_bench(str(file), length, steps, settings), strict=True
+            ):
+                rates.setdefault(f"llama-bench, {what}", []).append(rate)
+    return [{"measured": what, "tokens/s": round(median(values), 1)} for what, values in rates.items()]
+
+
+def _scale(settings: BenchSettings) -> tuple[int, int, int]:
+    """Tokens of a prompt, decoding steps, and rounds."""
+    return (128, 8, 1) if settings.quick else (512, 32, 3)
+
+
+def _engine(executor: Executor) -> Engine:
+    return Engine(KeptExecutor(executor), EngineConfig(), pools=[PythonControllerPool(executor.info.vocab_size)])
+
+
+def _steps(executor: Executor, count: int, steps: int) -> list[float]:
+    """Seconds of decoding steps with `count` sequences."""
+    engine = _engine(executor)
+    for number in range(count):
+        engine.add(Request(f"s{number}", prompt_of(number, 16), _OUTPUT, detokenize=False))
+    steps_with(engine, count, 2)
+    return steps_with(engine, count, steps)
+
+
+def _first_token(executor: Executor, prompt: tuple[int, ...]) -> float:
+    return _finish(_engine(executor), Request("one", prompt, GREEDY.with_(max_tokens=1), detokenize=False))
+
+
+def _finish(engine: Engine, *requests: Request) -> float:
+    """Seconds until all requests are finished."""
+    begin = time.perf_counter()
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - begin
+
+
+# -- states that are used again ----------------------------------------------------------------------------
+
+
+class Forking(Controller):
+    """Some sequences from one prompt, a token each."""
+
+    def next(self, view: SequenceView) -> Decision:
+        if len(view.tokens) == view.num_prompt:
+            return Decision.fork(Branch() for _ in range(_BRANCHES))
+        return Decision.stop()
+
+
+def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
+    """Milliseconds of what copies of states save, beside what it takes without."""
+    length, _, rounds = _scale(settings)
+    times: dict[str, list[float]] = {}
+    for number in range(rounds):
+        prompt = prompt_of(number, length)
+        engine, first = _engine(executor), GREEDY.with_(max_tokens=1)
+        times.setdefault("first token, computed", []).append(_finish(engine, Request("a", prompt, first)))
+        times.setdefault("first token, prefix hit", []).append(_finish(engine, Request("b", prompt, first)))
+        forks = Request("c", prompt, _OUTPUT, controller=Forking(), detokenize=False)
+        times.setdefault(f"{_BRANCHES} forks", []).append(_finish(_engine(executor), forks))
+        others = [Request(f"d{i}", prompt_of(9 * i + number, length), first) for i in range(_BRANCHES)]
+        times.setdefault(f"{_BRANCHES} prompts", []).append(_finish(_engine(executor), *others))
+    return [{"measured": what, "milliseconds": round(1e3 * median(values), 1)} for what, values in times.items()]
