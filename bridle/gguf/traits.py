@@ -215,44 +215,6 @@ def _write_routed_experts(config: Any, put: Put) -> None:
     put("expert_feed_forward_length", config.moe_intermediate_size)
 
 
-def _read_granite_experts(model: GgufModel, arch: str, config: Config) -> None:
-    """Granite 4's: a network that all tokens share, and experts or none."""
-    config["num_local_experts"] = model.integer(f"{arch}.expert_count", 0, 0, 1 << 16)
-    used = model.integer(f"{arch}.expert_used_count", 0, 0, 1 << 16)
-    config["num_experts_per_tok"] = min(used, config["num_local_experts"])
-    shared = model.integer(f"{arch}.expert_shared_feed_forward_length", 0, 0, MAX_SIDE)
-    config["shared_intermediate_size"] = shared or config["intermediate_size"]
-
-
-def _write_granite_experts(config: Any, put: Put) -> None:
-    if not config.num_local_experts:
-        raise UnsupportedModel("a model of this family without experts cannot be written to a GGUF file")
-    put("expert_count", config.num_local_experts)
-    put("expert_used_count", config.num_experts_per_tok)
-    put("expert_shared_feed_forward_length", int(config.shared_intermediate_size))
-
-
-def _read_rotated(model: GgufModel, arch: str, config: Config) -> None:
-    config["position_embedding_type"] = "rope" if model.flag(f"{arch}.rope.scaling.finetuned", True) else None
-
-
-def _write_rotated(config: Any, put: Put) -> None:
-    put("rope.scaling.finetuned", config.position_embedding_type == "rope")
-
-
-def _read_norm_of_mamba(model: GgufModel, arch: str, config: Config) -> None:
-    config |= {"mamba_rms_norm": has(model, "ssm_norm.weight"), "mamba_norm_before_gate": False}
-
-
-def _write_norm_of_mamba(config: Any, put: Put) -> None:
-    if config.mamba_rms_norm and config.mamba_norm_before_gate:
-        raise UnsupportedModel("mamba_norm_before_gate True of this family cannot be stored in a GGUF file")
-
-
-def _write_norms_of_steps(config: Any, put: Put) -> None:
-    put("ssm.dt_b_c_rms", config.model_type == "falcon_mamba")
-
-
 def _read_altered_inputs(model: GgufModel, arch: str, config: Config) -> None:
     """Gemma 3n's: the share of a network's numbers that become 0 is known by its quantile."""
     count = config["num_hidden_layers"]
@@ -277,10 +239,6 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "two rotations": (read_two_rotations, write_two_rotations),
     "altered inputs": (_read_altered_inputs, _write_altered_inputs),
     "routed experts": (_read_routed_experts, _write_routed_experts),
-    "granite experts": (_read_granite_experts, _write_granite_experts),
-    "rotated or not": (_read_rotated, _write_rotated),
-    "norm of mamba": (_read_norm_of_mamba, _write_norm_of_mamba),
-    "norms of steps": (_read_nothing, _write_norms_of_steps),
     "biases": (_read_biases, _nothing),
     "query bias": (_read_query_bias, _write_residual),
     "output bias": (_read_output_bias, _nothing),
