@@ -56,8 +56,9 @@ def test_a_choice_is_the_best_text_as_a_whole(script_pool: RuntimePool) -> None:
     module = Scripts(script_pool, "").upload(standard.load("jsctrl"))
     given, masked_differs = json.dumps(CITIES), 0
     for seed in range(5):
-        text, best = run(script_pool, module, seed, f"{{ choice: {given} }}")
-        assert text == best
+        for name in ("choice", "options"):
+            text, best = run(script_pool, module, seed, f"{{ {name}: {given} }}")
+            assert text == best
         text, best = run(script_pool, module, seed, f"{{ constraint: {{ choice: {given}, scored: false }} }}")
         assert text in CITIES
         masked_differs += text != best

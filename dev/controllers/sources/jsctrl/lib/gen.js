@@ -21,7 +21,8 @@ const CONSTRAINTS = {
   regex: regexConstraint,
   yacc: cfgConstraint,
   substring: (text, options) => substrConstraint(text, options.substringEnd ?? '"'),
-  options: (options) => new ChooseConstraint(options),
+  // the host's constraint, since its engine scores whole texts; of none nothing can come
+  options: (options) => (Array.isArray(options) && options.length ? new HostConstraint({ choice: options }) : new ChooseConstraint(options)),
   choice: (choice) => new HostConstraint({ choice }),
   lark: larkConstraint,
   jsonSchema: jsonConstraint,
