@@ -18,7 +18,7 @@ SAME = frozenset(
     f"BRIDLE_{name}"
     for name in (
         *("AUDIO", "IMAGE", "VIDEO"),  # that go with a prompt, or with the first turn
-        *("CONTROLLER", "CTRL", "JSON", "KEYS", "MAX_TOKENS", "POLICIES", "STATS"),
+        *("CONTROLLER", "CTRL", "JSON", "KEYS", "KV_STORE", "MAX_TOKENS", "POLICIES", "STATS"),
         *("DRAFT_MAX", "NUM_SPECULATIVE_TOKENS", "SPECULATE"),
         *("DTYPE", "PORT", "SHARDS", "TEMPERATURE", "TOOL_PROMPT", "WARM_UP"),
     )
