@@ -17,6 +17,8 @@ MAX_TOKENS_LIMIT = 1 << 31
 MAX_LOGIT_BIAS = 1 << 20
 _MANY_BIASES = 256  # more are packed
 MAX_BIAS_TEXTS = 256
+#: The most options of a choice that are scored as a whole, and the most tokens of all of them together.
+MAX_SCORED, MAX_OPTION_TOKENS = 4_096, 16_384
 #: The least number above 0.
 TINY = math.ulp(0.0)
 

@@ -9,17 +9,15 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridle.engine.control.decision import MAX_OPTION_TOKENS
 from bridle.engine.request import Request
 from bridle.engine.sampling.choice_scoring import RESTRICTING
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.sampling import SamplingParams
+from bridle.sampling_values import MAX_OPTION_TOKENS, MAX_SCORED
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.spec import Choice, Constraint, JsonSchema
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: The most options that are scored.
-MAX_SCORED = 4_096
 #: Keywords of a schema that do not restrict an enum further.
 _IGNORED = frozenset({"title", "description", "$schema", "default", "examples"})
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridle.structured_output.finite import MAX_SCORED
+from bridle.sampling_values import MAX_SCORED
 from tests.http.harness import NAME, scripted_model, served
 
 CITIES = ["Paris", "Rome", "Madrid"]

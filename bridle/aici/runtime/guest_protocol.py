@@ -17,7 +17,6 @@ from msgspec import UNSET, Struct, UnsetType
 from bridle.aici.protocol import Count, TokenId
 from bridle.aici.replies import BranchReply, PreResult, SpliceReply
 from bridle.aici.runtime.instance import Instance
-from bridle.engine.control.decision import mask_allows
 from bridle.errors import ControllerError, ControllerTrap
 
 
@@ -206,7 +205,7 @@ class Guest2(_Guest):
         options, mask = self.instance.mask_options.get(branch.sample_mask), self.instance.masks[branch.sample_mask]
         awaited = [token for splice in branch.splices for token in splice.when_sampled]
         is_idle = all(splice.when_sampled for splice in branch.splices) and not any(
-            mask_allows(mask, token) for token in awaited
+            token < 8 * len(mask) and mask[token >> 3] >> (token & 7) & 1 for token in awaited
         )
         if options is not None and is_idle:
             branch.options, branch.splices = options, []

@@ -13,10 +13,9 @@ import msgspec
 
 from bridle.aici.runtime.vocabulary import RuntimeVocabulary
 from bridle.aici.runtime.wasm import GuestFault
-from bridle.engine.control.decision import MAX_OPTION_TOKENS
 from bridle.errors import InvalidRequest
+from bridle.sampling_values import MAX_OPTION_TOKENS, MAX_SCORED
 from bridle.structured_output import Choice, Constraint, parse
-from bridle.structured_output.finite import MAX_SCORED
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance

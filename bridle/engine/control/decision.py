@@ -13,8 +13,6 @@ from bridle.sampling import SamplingParams
 
 #: The most tokens that a branch may propose to draft.
 MAX_PROPOSED = 4096
-#: The most tokens of all options of a choice together.
-MAX_OPTION_TOKENS = 16_384
 
 #: Variables of the request, each with the version that it must exceed: only these can end a wait.
 WaitsFor = tuple[tuple[str, int], ...]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridle.engine.control.decision import MAX_OPTION_TOKENS, MAX_PROPOSED, Branch, Decision, Options, mask_words
+from bridle.engine.control.decision import MAX_PROPOSED, Branch, Decision, Options, mask_words
 from bridle.engine.multimodal.multimodal_inputs import splits
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sequence import Sequence
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.sampling import MAX_LOGPROBS
+from bridle.sampling_values import MAX_OPTION_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from bridle.http.openai.responses_common import usage_shape
 from bridle.http.openai.schemas import MAX_MESSAGES, JsonObjects, Prompts, objects, texts
 from bridle.http.state import json_response, serving_of
 from bridle.sampling import SamplingParams
+from bridle.sampling_values import MAX_SCORED
 from bridle.serving import raise_first_error
 from bridle.serving.lifecycle.generation import Generation
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.option_scores import option_scores
 from bridle.serving.requests.steering import Steering
-from bridle.structured_output.finite import MAX_SCORED
 from bridle.structured_output.spec import Choice
 
 router = APIRouter(route_class=BoundedRoute)
