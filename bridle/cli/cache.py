@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Store = Annotated[str, Parameter(name="--kv-store")]
 app = App(
     name="cache",
-    help="List and clear what is kept so that models load sooner and prompts are not computed again.",
+    help="List and clear what is kept of earlier loads and prompts.",
     help_epilogue=epilogue("cache"),
 )
 

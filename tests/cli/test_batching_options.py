@@ -21,7 +21,7 @@ KNOBS: dict[str, Any] = {
     "max_input_tokens": 100,
     "max_total_tokens": 200,
 }
-EXPECTED = EngineConfig(**KNOBS, max_num_seqs=9, chunked_prefill=False)
+EXPECTED = EngineConfig(**KNOBS, max_num_seqs=9, chunked_prefill=False, kv_store="off")
 
 
 @pytest.fixture
