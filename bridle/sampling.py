@@ -203,6 +203,8 @@ class SamplingParams:
         _freeze_collections(self)
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
+            if type(value) is type(low) and low <= value <= high:
+                continue  # as most are
             if value is not None or name not in _OPTIONAL:
                 check_number(name, value, low, high)
         if self.logprobs_mode not in ("raw", "processed"):
@@ -283,7 +285,7 @@ def _freeze_collections(params: SamplingParams) -> None:
         object.__setattr__(params, name, tuple(getattr(params, name) or ()))
     object.__setattr__(params, "bad_words_ids", tuple(map(tuple, params.bad_words_ids or ())))
     object.__setattr__(params, "bias_texts", tuple((text, addend) for text, addend in params.bias_texts or ()))
-    bias, texts = split_biases(params.logit_bias or {})
+    bias, texts = split_biases(params.logit_bias) if params.logit_bias else ({}, ())
     object.__setattr__(params, "bias_texts", (*params.bias_texts, *texts))
     object.__setattr__(params, "logit_bias", bias)
     if params.watermark is not None:

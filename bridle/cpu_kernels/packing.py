@@ -24,7 +24,7 @@ from bridle.cpu_kernels.threads import num_threads, torch_alone
 
 BLOCK = 32
 #: Numbers that are packed at once: what they become on the way should stay in a processor's cache.
-_PACKED_NUMBERS = 1 << 18
+PACKED_NUMBERS = 1 << 18
 #: Numbers of the kinds in sources/linear.h.
 _NAMES = ("int8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "float32", "Q4_1", "Q5_0", "Q5_1")
 KINDS = {name: number for number, name in enumerate(_NAMES)}
@@ -99,7 +99,7 @@ def _fill(kind: BlockType, blocks: Tensor, lanes: int, zero: int, weights: Tenso
     shared each of these short operations, waiting for each other would take longer than the work."""
     panels = _up(blocks.shape[0], lanes) // lanes
     weight_rows, scale_rows = weights.view(panels, -1), scales.view(panels, -1)
-    step = max(_PACKED_NUMBERS // (blocks.shape[1] // kind.num_bytes * kind.inputs * lanes), 1)
+    step = max(PACKED_NUMBERS // (blocks.shape[1] // kind.num_bytes * kind.inputs * lanes), 1)
     infers = torch.is_inference_mode_enabled()  # which is a thread's own
 
     def fill(at: int) -> None:

@@ -89,7 +89,7 @@ class Engine:
         self._scheduler = scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
-        self._stored = scheduler.stored = StoredBlocks.over(scheduler.blocks, store, executor)
+        self.stored = scheduler.stored = StoredBlocks.over(scheduler.blocks, store, executor)
         self._progress = progress = OutputProcessor(scheduler, self._statistics, decoder, self._on_finish)
         self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media)
         self._steering = steering = ControllerManager(
@@ -222,7 +222,7 @@ class Engine:
     def rest(self) -> float | None:
         """Do what an engine without work has to do. Returns the seconds until the next call, or None if only a request
         changes anything."""
-        pauses = [self.expire_retained_kv(), None if self._stored is None else self._stored.rest(self.clock())]
+        pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 
     def close(self) -> None:
@@ -235,8 +235,8 @@ class Engine:
             self._rotation.close()
             self._scheduler.speculation.guessing.close()
             self._media.close()
-            if self._stored is not None:
-                self._stored.close()
+            if self.stored is not None:
+                self.stored.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Engine:
             num_parks_given_way=blocks.parking.num_given_way,
             **self._rotation.counts(),
             **self._media.counts(),
-            **({} if self._stored is None else self._stored.counts()),
+            **({} if self.stored is None else self.stored.counts()),
         )
 
     def check_integrity(self) -> None:

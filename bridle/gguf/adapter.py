@@ -93,7 +93,7 @@ def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> d
 
 def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Each layer with its A [rank, in] and B [out, rank], rows in the library's order."""
-    places = dict(_places(family, config))
+    places = dict(places_of(family, config))
     for name in model.tensors:
         stem = name.removesuffix(_A).removesuffix(_B)
         if stem == name or stem not in places or {stem + _A, stem + _B} - model.tensors.keys():
@@ -117,7 +117,7 @@ def _ordered(matrix: Tensor, order: Order, dim: int, config: Mapping[str, Any]) 
     return matrix if rows is None else matrix.index_select(dim, rows)
 
 
-def _places(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
+def places_of(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
     """The file's names of layers -> the library's, and their rules."""
     num_layers = int(config.get("num_hidden_layers") or len(config.get("layers_block_type") or ()))
     for rule in family.rules:

@@ -37,17 +37,17 @@ class SegmentStore:
         self._own = folder / scope
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.segment_bytes = min(limit // NUM_SEGMENTS, _MAX_SEGMENT_BYTES)
-        self._index: dict[bytes, tuple[Segment, int]] = {}
+        self.index: dict[bytes, tuple[Segment, int]] = {}
         self._segments: dict[Path, tuple[Segment, list[bytes]]] = {}
         self._lock = threading.Lock()
         self._writer: SegmentWriter | None = None
         self.refresh()
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._index
+        return key in self.index
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.index)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -67,18 +67,18 @@ class SegmentStore:
         for position, header in segment.scan():
             if header.key != ERASED:
                 keys.append(header.key)
-                self._index[header.key] = segment, position
+                self.index[header.key] = segment, position
 
     def _forget(self, path: Path) -> None:
         segment, keys = self._segments.pop(path)
         for key in keys:
-            if (place := self._index.get(key)) is not None and place[0] is segment:
-                del self._index[key]
+            if (place := self.index.get(key)) is not None and place[0] is segment:
+                del self.index[key]
 
     def read(self, key: bytes, into: memoryview) -> bool:
         """Read a block into memory of its size. Returns whether it is there and undamaged; a damaged one is not found
         again."""
-        place = self._index.get(key)
+        place = self.index.get(key)
         if place is None:
             return False
         segment, position = place
@@ -86,8 +86,8 @@ class SegmentStore:
             segment.note_use()
             return True
         with self._lock:
-            if self._index.get(key) == place:
-                del self._index[key]
+            if self.index.get(key) == place:
+                del self.index[key]
         return False
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class SegmentStore:
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
         """Write a block unless it is there. Returns whether it is there now; it is not if the disk is full or the limit
         too small."""
-        if key in self._index:
+        if key in self.index:
             return True
         size = HEADER_BYTES + len(block)
         if size > self.segment_bytes:
@@ -114,7 +114,7 @@ class SegmentStore:
             if self._writer.path not in self._segments:
                 self._segments[self._writer.path] = Segment(self._writer.path), []
             self._scan(*self._segments[self._writer.path])
-        return key in self._index
+        return key in self.index
 
     def _begin_segment(self) -> SegmentWriter | None:
         self._end_segment()

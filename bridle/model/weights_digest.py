@@ -35,7 +35,7 @@ def weights_digest(folder: Path) -> str:
     with ThreadPoolExecutor(_THREADS, "bridle-digest") as threads:
         for path in paths:
             digest.update(f"{path.name} {path.stat().st_size} ".encode())
-            for piece in threads.map(_digest_piece, *zip(*_pieces(path), strict=True)):
+            for piece in threads.map(digest_piece, *zip(*_pieces(path), strict=True)):
                 digest.update(piece)
     found = digest.hexdigest()
     files.write(place, found.encode(), [])
@@ -53,6 +53,6 @@ def _pieces(path: Path) -> Iterator[tuple[Path, int]]:
         yield path, start
 
 
-def _digest_piece(path: Path, start: int) -> bytes:
+def digest_piece(path: Path, start: int) -> bytes:
     with path.open("rb") as file:
         return blake2b(os.pread(file.fileno(), _PIECE_BYTES, start), digest_size=16).digest()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bridle.os_sandbox import kernel
 from bridle.os_sandbox.syscalls import SystemCalls, system_calls
 
-_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, IF_EQUAL, _IF_AT_LEAST, _IF_ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _KILL, _PERMIT = 0x80000000, 0x7FFF0000
 _ERRNO = 0x00050000
 _MODE_FILTER = 2
@@ -70,7 +70,7 @@ def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
     """Return the program of a process that may fork, or may only start threads."""
     program = [
         Instruction(_LOAD, _ARCHITECTURE),
-        Instruction(_IF_EQUAL, calls.audit, if_true=1),
+        Instruction(IF_EQUAL, calls.audit, if_true=1),
         Instruction(_RETURN, _KILL),
         Instruction(_LOAD, _NUMBER),
         Instruction(_IF_AT_LEAST, _X32, if_false=1),
@@ -81,7 +81,7 @@ def make_filter(calls: SystemCalls, *, may_fork: bool) -> list[Instruction]:
     program += _each(calls.fatal, _KILL)
     for name, number in calls.checked.items():
         check = list(_check(name, may_fork=may_fork))
-        program += [Instruction(_IF_EQUAL, number, if_false=len(check)), *check]
+        program += [Instruction(IF_EQUAL, number, if_false=len(check)), *check]
     return [*program, Instruction(_RETURN, _ERRNO | errno.ENOSYS)]
 
 
@@ -96,7 +96,7 @@ def install(program: Sequence[Instruction]) -> None:
 
 def _each(numbers: Mapping[str, int], verdict: int) -> Iterator[Instruction]:
     for number in numbers.values():
-        yield Instruction(_IF_EQUAL, number, if_false=1)
+        yield Instruction(IF_EQUAL, number, if_false=1)
         yield Instruction(_RETURN, verdict)
 
 
@@ -131,7 +131,7 @@ def _without(argument: int, flags: int, error: int) -> Iterator[Instruction]:
 def _one_of(argument: int, values: Iterable[int]) -> Iterator[Instruction]:
     yield _argument(argument)
     for value in values:
-        yield Instruction(_IF_EQUAL, value, if_false=1)
+        yield Instruction(IF_EQUAL, value, if_false=1)
         yield Instruction(_RETURN, _PERMIT)
     yield Instruction(_RETURN, _ERRNO | errno.EPERM)
 

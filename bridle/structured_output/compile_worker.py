@@ -83,12 +83,12 @@ def main() -> None:
 
     _statm(0)  # opens what it reads
     os_sandbox.enter()
-    worker = threading.Thread(target=_serve)
+    worker = threading.Thread(target=serve)
     worker.start()
     worker.join()
 
 
-def _serve() -> None:
+def serve() -> None:
     tokenizer = byte_tokenizer()
     for line in sys.stdin.buffer:
         job = json.loads(line)

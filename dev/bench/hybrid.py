@@ -139,7 +139,7 @@ def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
 
 def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     """Tokens per second, in turns with llama.cpp where there is a file for it."""
-    length, steps, rounds = _scale(settings)
+    length, steps, rounds = scale_of(settings)
     file = next(folder.glob("*.gguf"), None) if settings.llama_bench else None
     rates: dict[str, list[float]] = {}
     for number in range(rounds):
@@ -154,7 +154,7 @@ def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[d
     return [{"measured": what, "tokens/s": round(median(values), 1)} for what, values in rates.items()]
 
 
-def _scale(settings: BenchSettings) -> tuple[int, int, int]:
+def scale_of(settings: BenchSettings) -> tuple[int, int, int]:
     """Tokens of a prompt, decoding steps, and rounds."""
     return (128, 8, 1) if settings.quick else (512, 32, 3)
 
@@ -200,7 +200,7 @@ class Forking(Controller):
 
 def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
     """Milliseconds of what copies of states save, beside what it takes without."""
-    length, _, rounds = _scale(settings)
+    length, _, rounds = scale_of(settings)
     times: dict[str, list[float]] = {}
     for number in range(rounds):
         prompt = prompt_of(number, length)

@@ -60,22 +60,22 @@ class PersistentRow:
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
     """A part for each model, server and prompt."""
-    return {_title(*part): limits.python(30.0) + 4e-12 * num_bytes(part[0]) * part[2] for part in _parts(settings)}
+    return {_title(*part): limits.python(30.0) + 4e-12 * num_bytes(part[0]) * part[2] for part in parts_of(settings)}
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Measure each model in turn. Prints a table at the end."""
     rows = []
     load = round(os.getloadavg()[0], 1)
-    for model, server, length in _parts(settings):
-        run, title = _own if server == "bridle" else _peer, _title(model, server, length)
+    for model, server, length in parts_of(settings):
+        run, title = measure_own if server == "bridle" else _peer, _title(model, server, length)
         with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder, phases.part(title):
             rows.append(run(model, Path(folder), length, settings))
     _print(rows, console)
     return {"load_before": load, "rows": [asdict(row) | {"share": round(row.share, 4)} for row in rows]}
 
 
-def _own(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
+def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
     """Measure bridle: the second server begins with what the first one has stored."""
     store = ("--kv-store", str(folder / "kv"), "--kv-store-bytes", "16GiB")
     options = ("--control", "off", "--max-batch-total-tokens", str(length + _OTHER + _SPARE), *store)
@@ -160,7 +160,7 @@ def _prompt(length: int, seed: int) -> list[int]:
     return [rng.randrange(FIRST_ID, FIRST_ID + NUM_IDS) for _ in range(length)]
 
 
-def _parts(settings: BenchSettings) -> list[tuple[str, str, int]]:
+def parts_of(settings: BenchSettings) -> list[tuple[str, str, int]]:
     """Models, servers and lengths of prompts, as far as the settings choose them."""
     servers = ("bridle",) if settings.llama_server is None else ("bridle", "llama-server")
     found = product(models(settings), servers, _QUICK_LENGTHS if settings.quick else _LENGTHS)

@@ -276,7 +276,7 @@ def test_a_runtime_that_dies_before_it_is_known_is_never_the_current_one(monkeyp
         return made[-1]
 
     monkeypatch.setattr(supervisor, "RuntimeProcess", start)
-    monkeypatch.setattr(supervisor, "_BACK_OFF", (0.0, 0.01))
+    monkeypatch.setattr(supervisor, "BACK_OFF", (0.0, 0.01))
     config = RuntimeConfig("none")
     kept = RuntimeSupervisor(config, VOCAB_SIZE)
     monkeypatch.setattr(supervisor, "SideChannel", Stillborn)
@@ -305,7 +305,7 @@ def test_a_bug_at_the_start_does_not_end_the_attempts(monkeypatch: pytest.Monkey
         return made[-1]
 
     monkeypatch.setattr(supervisor, "RuntimeProcess", start)
-    monkeypatch.setattr(supervisor, "_BACK_OFF", (0.0, 0.01))
+    monkeypatch.setattr(supervisor, "BACK_OFF", (0.0, 0.01))
     kept = RuntimeSupervisor(RuntimeConfig("none"), VOCAB_SIZE)
     first = kept.current
     assert first is not None

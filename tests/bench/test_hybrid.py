@@ -17,7 +17,7 @@ TINY = {"model_type": "mamba2", "vocab_size": 8_192, "hidden_size": 32, "num_hid
 
 def test_speeds_and_reuse_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(hybrid.SHAPES, "tiny", {**TINY, "head_dim": 8, "state_size": 8})
-    monkeypatch.setattr(hybrid, "_scale", lambda settings: (40, 2, 1))
+    monkeypatch.setattr(hybrid, "scale_of", lambda settings: (40, 2, 1))
     settings = BenchSettings(quick=True, models=("tiny",), threads=1)
     figures, phases = measured(hybrid, settings, Console(file=io.StringIO()))
     speeds = {row["measured"]: row["tokens/s"] for row in figures["tiny"] if "tokens/s" in row}

@@ -15,15 +15,15 @@ def test_parts_are_chosen_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "llama-server").touch()
     settings = BenchSettings(models=("a.gguf", "b.gguf"), llama_server=tmp_path / "llama-server", parts=("2000",))
     servers = ("bridle", "llama-server")
-    assert persistent._parts(settings) == [(model, name, 2000) for model in settings.models for name in servers]
-    assert persistent._parts(BenchSettings(quick=True, models=("a.gguf",))) == [("a.gguf", "bridle", 500)]
+    assert persistent.parts_of(settings) == [(model, name, 2000) for model in settings.models for name in servers]
+    assert persistent.parts_of(BenchSettings(quick=True, models=("a.gguf",))) == [("a.gguf", "bridle", 500)]
     row = persistent.PersistentRow("a", "bridle", 500, computed=4.0, memory=0.1, disk=0.2)
     assert row.share == pytest.approx(0.05)
 
 
 @pytest.mark.slow
 def test_the_prompt_comes_from_disk(tmp_path: Path) -> None:
-    row = persistent._own(str(demo_model_path()), tmp_path, 1500, BenchSettings(threads=1))
+    row = persistent.measure_own(str(demo_model_path()), tmp_path, 1500, BenchSettings(threads=1))
     assert row.num_tokens == 1500
     assert row.gap is not None
     assert list((tmp_path / "kv").glob("*/*.kv"))

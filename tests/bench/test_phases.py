@@ -81,6 +81,7 @@ def test_every_benchmark_guesses_by_its_work_and_the_machine(
         "schemas": {"folder": folder},
         "cpu": {"model_sizes": ("20m",)},
         "load": {"models": ("model.gguf",)},
+        "persistent": {"models": (str(folder / "2.json"),)},
         "real": {
             "models": (str(folder / "2.json"),),
             "llama_server": folder / "0.json",

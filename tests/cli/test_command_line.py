@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,9 @@ COMMANDS = (
     *("serve", "generate", "chat", "check", "bench", "doctor"),
     *("run", "infer", "upload", "tag", "tags", "replay"),
 )
+
+#: Settings of engines, in a suite that switches the KV store of servers off.
+ENGINE = EngineConfig(kv_store="off")
 
 
 @dataclass
@@ -118,10 +121,10 @@ def test_mistakes_are_one_line(
 
 def test_serve_without_flags_has_the_default_settings(served: Served) -> None:
     assert main(["serve"]) == 0
-    assert served.calls == [ServeSettings(models=ModelSet(allow_pull=True))]
+    assert served.calls == [ServeSettings(models=ModelSet(allow_pull=True), engine=ENGINE)]
     assert main(["serve", "--static"]) == main(["serve", "demo"]) == main(["serve", "--no-allow-pull"]) == 0
-    closed = ServeSettings(models=ModelSet())
-    assert served.calls[1:] == [ServeSettings(models=ModelSet(is_static=True)), closed, closed]
+    closed = ServeSettings(models=ModelSet(), engine=ENGINE)
+    assert served.calls[1:] == [ServeSettings(models=ModelSet(is_static=True), engine=ENGINE), closed, closed]
 
 
 def test_flags_become_settings(served: Served) -> None:
@@ -134,7 +137,7 @@ def test_flags_become_settings(served: Served) -> None:
         ServeSettings(
             model=ModelConfig(model="org/name", revision="v2", kv_memory=1 << 30),
             models=ModelSet(("org/name",)),
-            engine=EngineConfig(max_num_seqs=1000, enable_prefix_caching=False),
+            engine=replace(ENGINE, max_num_seqs=1000, enable_prefix_caching=False),
             http=HttpSettings(max_requests=2000, cors_origins=("*",)),
             port=0,
             name="mine",
@@ -153,7 +156,7 @@ def test_flags_of_models_on_demand_become_settings(served: Served) -> None:
     aliases = (("gpt-4", "one"), ("big", "org/big"))
     models = ModelSet(("one", "two"), aliases, Path("folder"), ("org/name",), max_memory=2 << 30)
     http = HttpSettings(load_timeout=5)
-    assert served.calls == [ServeSettings(model=ModelConfig("one"), models=models, http=http)]
+    assert served.calls == [ServeSettings(model=ModelConfig("one"), models=models, engine=ENGINE, http=http)]
 
 
 def test_flags_of_access_and_control_become_settings(served: Served) -> None:
@@ -183,7 +186,7 @@ def test_flags_of_limits_become_settings(served: Served, monkeypatch: pytest.Mon
 def test_the_defaults_of_limits_are_those_of_the_settings(served: Served) -> None:
     assert main(["serve"]) == 0
     (settings,) = served.calls
-    assert LimitOptions().add_to(settings) == settings == ServeSettings(models=ModelSet(allow_pull=True))
+    assert LimitOptions().add_to(settings) == settings == ServeSettings(models=ModelSet(allow_pull=True), engine=ENGINE)
 
 
 def test_environment_fills_in(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_matrices_are_packed_a_few_rows_at_a_time(form: str, monkeypatch: pytest
     kind = TYPES[form]
     blocks = torch.from_numpy(random_blocks(form, 53, 2 * kind.inputs, 5))
     whole = pack_blocks(kind, blocks, 8, 128)
-    monkeypatch.setattr(packing, "_PACKED_NUMBERS", 1)
+    monkeypatch.setattr(packing, "PACKED_NUMBERS", 1)
     parts = pack_blocks(kind, blocks, 8, 128)
     assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
 
@@ -163,7 +163,7 @@ def test_threads_pack_the_same_without_waiting_for_each_other(infers: bool, monk
     kind = TYPES["Q4_K"]
     blocks = torch.from_numpy(random_blocks("Q4_K", 53, 2 * kind.inputs, 5))
     whole, widths = pack_blocks(kind, blocks, 8, 128), set()
-    monkeypatch.setattr(packing, "_PACKED_NUMBERS", 1)
+    monkeypatch.setattr(packing, "PACKED_NUMBERS", 1)
     monkeypatch.setattr(packing, "num_threads", lambda: 3)
 
     def split(*args: Any) -> SplitBlocks:

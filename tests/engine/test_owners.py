@@ -21,7 +21,7 @@ OWNERS = {
     "control": {"controller_manager", "controller_output", "input_processor"},
     "draws": {"sample_planner"},
     "drafts": {"speculation", "proposer_selection", "proposers"},
-    "output": {"output_processor", "policy_enforcement", "output_holdback"},
+    "output": {"output_processor", "policy_enforcement", "output_holdback", "constraint_floor"},
     "trace": {"trace_recorder"},
 }
 ALWAYS = {"sequence", "sequence_state"}

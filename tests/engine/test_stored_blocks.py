@@ -27,7 +27,7 @@ from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.programs import VOCAB
 from tests.engine.random_labs import SEED, random_request
 from tests.engine.support import Lab, Replay, check_against_reference, make_request
-from tests.kv_store.test_store import DAMAGES, damage
+from tests.kv_store.kit import DAMAGES, damage
 from tests.waiting import PATIENCE, until
 
 BLOCK = 4
@@ -50,10 +50,10 @@ class StoreLab(Lab):
 
     def step(self) -> list[Event]:
         events = super().step()
-        stored = self.engine._stored
+        stored = self.engine.stored
         assert stored is not None
         if self.waits:
-            until(lambda: all(each.load.is_done for each in stored._loads), "what is being read")
+            until(lambda: all(each.load.is_done for each in stored.loads), "what is being read")
         elif stored.is_loading:
             time.sleep(0.0005)  # a bounded number of steps waits for it
         return events

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from bridle import LLM, SamplingParams
 from bridle.cli import main
 from bridle.errors import AdapterRefused, InvalidRequest
-from bridle.gguf.adapter import _places, unpack_adapter
+from bridle.gguf.adapter import places_of, unpack_adapter
 from bridle.gguf.families import BY_MODEL_TYPE
 from bridle.lora import open_adapter
 from bridle.serving import parse_adapters
@@ -161,5 +161,5 @@ def test_rows_and_columns_of_a_delta_rule_are_put_in_order(tmp_path: Path) -> No
 
 def test_layers_are_counted_by_their_kinds() -> None:
     """Nemotron's configuration has no number of layers."""
-    places = dict(_places(BY_MODEL_TYPE["nemotron_h"], {"layers_block_type": ["mlp", "mlp"]}))
+    places = dict(places_of(BY_MODEL_TYPE["nemotron_h"], {"layers_block_type": ["mlp", "mlp"]}))
     assert places["blk.1.ffn_up"][0] == "model.layers.1.mixer.up_proj"

@@ -12,7 +12,7 @@ import pytest
 
 from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore, background
 from bridle.testing.clock import FakeClock
-from tests.kv_store.test_store import BLOCK, LIMIT, block_of, found_in, key_of, tag
+from tests.kv_store.kit import BLOCK, LIMIT, block_of, found_in, key_of, tag
 from tests.waiting import PATIENCE, until
 
 
@@ -54,7 +54,7 @@ def test_a_load_ends_at_the_first_block_that_is_not_right(tmp_path: Path) -> Non
     for number in range(6):
         offer(target, number)
     assert target.flush(time.monotonic() + PATIENCE)
-    segment, position = target.store._index[key_of(3)]
+    segment, position = target.store.index[key_of(3)]
     file = os.open(segment.path, os.O_WRONLY)
     os.pwrite(file, b"wrong", position + 500)
     os.close(file)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,41 +21,9 @@ from hypothesis import strategies as st
 from bridle.errors import InvalidRequest
 from bridle.kv_store import SegmentStore, forget_tenant, settings, store
 from bridle.kv_store.records import HEADER_BYTES, MAX_BLOCK_BYTES, Header, block_digest, pack_header, read_header
-from bridle.kv_store.records import tenant_tag as tag
 from bridle.kv_store.segment import SegmentWriter
 from bridle.kv_store.store import list_segments
-
-BLOCK = 5000
-LIMIT = 16 * 4 * (BLOCK + HEADER_BYTES)  # 16 segments of four blocks
-
-
-def block_of(number: int, size: int = BLOCK) -> bytes:
-    return Random(number).randbytes(size)
-
-
-def key_of(number: int) -> bytes:
-    return (number + 1).to_bytes(16, "little")
-
-
-def fill(target: SegmentStore, numbers: range, tenant: str = "") -> None:
-    for number in numbers:
-        assert target.append(key_of(number), tag(tenant), block_of(number))
-
-
-def found_in(target: SegmentStore, numbers: Iterable[int]) -> set[int]:
-    """The blocks that can be read. Each must be right."""
-    found = set()
-    for number in numbers:
-        memory = bytearray(BLOCK)
-        if target.read(key_of(number), memoryview(memory)):
-            assert bytes(memory) == block_of(number)
-            found.add(number)
-    return found
-
-
-def total(folder: Path) -> int:
-    return sum(size for _, size, _ in list_segments(folder))
-
+from tests.kv_store.kit import BLOCK, DAMAGES, LIMIT, block_of, damage, fill, found_in, key_of, tag, total
 
 # -- records ---------------------------------------------------------------------------------------------------
 
@@ -181,31 +148,6 @@ def test_whatever_happens_to_the_files_a_block_is_right_or_missing(
         reader.close()
 
 
-DAMAGES = ("flip", "cut", "zeros", "garbage", "remove", "swap")
-
-
-def damage(path: Path, kind: str, seed: int) -> None:
-    if not path.exists() or not path.stat().st_size:
-        return
-    content, random = bytearray(path.read_bytes()), Random(seed)
-    at = random.randrange(len(content))
-    if kind == "flip":
-        content[at] ^= 1 << random.randrange(8)
-    elif kind == "cut":
-        del content[at:]
-    elif kind == "zeros":
-        content[at : at + 4096] = bytes(len(content[at : at + 4096]))
-    elif kind == "garbage":
-        content += random.randbytes(200)
-    elif kind == "swap":  # two records change places, half of each
-        middle = (HEADER_BYTES + BLOCK) // 2
-        content[:middle], content[middle : 2 * middle] = content[middle : 2 * middle], content[:middle]
-    if kind == "remove":
-        path.unlink()
-    else:
-        path.write_bytes(content)
-
-
 @pytest.mark.parametrize("after", [0, 1, 50, HEADER_BYTES, 2000])
 def test_a_disk_that_fills_up_in_the_middle_of_a_record_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -235,7 +177,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_record_leaves_none(
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.kv_store.test_store import LIMIT, fill
+from tests.kv_store.kit import LIMIT, fill
 from bridle.kv_store import SegmentStore
 target = SegmentStore(Path(sys.argv[1]), "model", LIMIT)
 print("ready", flush=True)

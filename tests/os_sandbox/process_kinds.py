@@ -33,8 +33,8 @@ _GUESTS = GuestEnvironment(RuntimeVocabulary([b"\0"], 0, lambda text: [0]), DEFA
 
 def worker(attack: Work) -> None:
     """A process that hosts Wasm controllers."""
-    with patch.object(fork_server, "_be_worker", lambda *_: attack()):
-        fork_server._child("worker", [], _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
+    with patch.object(fork_server, "be_worker", lambda *_: attack()):
+        fork_server.run_child("worker", [], _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
 
 
 def compiler(attack: Work) -> None:
@@ -43,7 +43,7 @@ def compiler(attack: Work) -> None:
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target, ours:
         descriptors = [source.fileno(), target.fileno(), theirs.detach()]
         with patch.object(module_compiler, "compile_module", lambda *_: attack()):
-            fork_server._child("compiler", descriptors, _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
+            fork_server.run_child("compiler", descriptors, _GUESTS, Sandbox(DEFAULT_LIMITS), Path("compiled"))
 
 
 def template(attack: Work) -> None:
@@ -58,7 +58,7 @@ def template(attack: Work) -> None:
 
 def grammar(attack: Work) -> None:
     """A process that compiles a client's grammar, in a thread."""
-    with patch.object(compile_worker, "_serve", attack):
+    with patch.object(compile_worker, "serve", attack):
         compile_worker.main()
 
 

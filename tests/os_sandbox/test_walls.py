@@ -68,7 +68,7 @@ def test_a_call_that_nobody_makes_ends_the_process_and_the_log_says_why() -> Non
 def test_the_log_tells_of_a_child_that_the_sandbox_ended(caplog: pytest.LogCaptureFixture) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSYS)"
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
-    until(lambda: fork_server._bury(0, None) or caplog.records)
+    until(lambda: fork_server.bury_children(0, None) or caplog.records)
     assert f"runtime process {pid} ended: it made a system call that the sandbox forbids" in caplog.text
 
 
@@ -77,7 +77,7 @@ def test_a_process_that_may_not_fork_has_no_call_for_it() -> None:
     calls = system_calls()
     assert calls is not None
     alone, forking = (set(seccomp.make_filter(calls, may_fork=may_fork)) for may_fork in (False, True))
-    wait = seccomp.Instruction(seccomp._IF_EQUAL, calls.forking["wait4"], if_false=1)
+    wait = seccomp.Instruction(seccomp.IF_EQUAL, calls.forking["wait4"], if_false=1)
     assert wait in forking and wait not in alone
 
 

@@ -47,6 +47,12 @@ def folder_of(kind: str, folder: Path) -> Path:
     return folder
 
 
+def is_opened(found: Tokenizer | None) -> bool:
+    """Return whether the tokenizer itself was read."""
+    assert found is not None
+    return vars(found)["_opened"] is not None
+
+
 def knowledge(found: Tokenizer) -> Any:
     """All that is known without tokenizing."""
     ids = range(-1, found.vocab_size + 1)
@@ -82,9 +88,9 @@ def test_tokens_are_known_without_reading_the_tokenizer(kind: str, tmp_path: Pat
     first, again = Tokenizer.load(folder), Tokenizer.load(folder)
     assert knowledge(again) == knowledge(first)
     assert again.decode(first.encode(SENTENCES[0])) == first.decode(first.encode(SENTENCES[0]))
-    assert vars(again)["_opened"] is None
+    assert not is_opened(again)
     assert again.id_of("no such token") is None
-    assert vars(again)["_opened"] is not None
+    assert is_opened(again)
 
 
 def test_the_scores_of_a_unigram_model_are_not_rounded_by_a_cache(tmp_path: Path, reads: list[Path]) -> None:
@@ -115,10 +121,10 @@ def test_what_has_changed_is_read_again(change: str, tmp_path: Path, reads: list
 def test_guests_get_the_same_tokens(tmp_path: Path) -> None:
     folder = folder_of("byte_fallback", tmp_path / "model")
     first, again = load_vocabulary(str(folder)), load_vocabulary(str(folder))
-    assert vars(again.tokenizer)["_opened"] is None
+    assert not is_opened(again.tokenizer)
     assert (again.tokens, again.eos, again.special) == (first.tokens, first.eos, first.special)
     again.prepare()
-    assert vars(again.tokenizer)["_opened"] is not None
+    assert is_opened(again.tokenizer)
     assert [again.encode(text) for text in SENTENCES] == [first.encode(text) for text in SENTENCES]
 
 
@@ -126,8 +132,8 @@ def test_guests_get_the_same_tokens(tmp_path: Path) -> None:
 def test_an_unpacked_file_is_known_before_its_tokenizer_is_read(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = resolve_model(str(pair(family)[1]))
     found, guests = Tokenizer.load(folder), load_vocabulary(str(folder))
-    assert vars(found)["_opened"] is None
-    assert vars(guests.tokenizer)["_opened"] is None
+    assert not is_opened(found)
+    assert not is_opened(guests.tokenizer)
     monkeypatch.setattr(vocabulary_cache, "LEAST_BYTES", 1 << 30)
     wanted, whole = Tokenizer.load(folder), load_vocabulary(str(folder))
     assert knowledge(found) == knowledge(wanted)

@@ -22,7 +22,7 @@ from bridle.errors import BridleError, ControllerUnavailable
 _log = logging.getLogger(__name__)
 
 #: Pauses between attempts to start a runtime again, in seconds; the last one repeats.
-_BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 #: A runtime that lived for this many seconds did not fail at its start.
 _LIVED_WELL = 10.0
 
@@ -113,7 +113,7 @@ class RuntimeSupervisor:
     def _restart(self, lost: RuntimeInstance) -> None:
         lost.process.kill()
         attempt = max(self._early_deaths - 1, 0)
-        while not self._rest(_BACK_OFF[min(attempt, len(_BACK_OFF) - 1)]):
+        while not self._rest(BACK_OFF[min(attempt, len(BACK_OFF) - 1)]):
             attempt += 1
             try:
                 self._start()

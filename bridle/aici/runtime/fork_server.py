@@ -169,7 +169,7 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -
     os_sandbox.preload()
     os_sandbox.leave_namespaces()
     die_with_parent()
-    signal.signal(signal.SIGCHLD, _bury)
+    signal.signal(signal.SIGCHLD, bury_children)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     sandbox = Sandbox(surroundings.limits)
@@ -187,14 +187,14 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -
         else:
             if pid == 0:
                 sock.close()
-                _child(kind.decode(), descriptors, surroundings, sandbox, readable)
+                run_child(kind.decode(), descriptors, surroundings, sandbox, readable)
             send_frame(sock, str(pid).encode(), [handle])
             os.close(handle)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _bury(_number: int, _frame: FrameType | None) -> None:
+def bury_children(_number: int, _frame: FrameType | None) -> None:
     """Take the exit statuses of ended children, and log one that the sandbox caused."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -203,7 +203,9 @@ def _bury(_number: int, _frame: FrameType | None) -> None:
                 _log.error("runtime process %d ended: %s", ended[0], why)
 
 
-def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox, readable: Path) -> None:
+def run_child(
+    kind: str, descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox, readable: Path
+) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies of a worker need no burial
         die_with_parent()
@@ -211,7 +213,7 @@ def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sa
             with contextlib.suppress(OSError):
                 own_memory()  # while the sandbox lets it be opened
             os_sandbox.enter(readable=[readable], may_fork=True)
-            _be_worker(descriptors, surroundings, sandbox)
+            be_worker(descriptors, surroundings, sandbox)
         elif kind == _OUR_COMPILER:
             os.nice(_NICE)
             limits = surroundings.limits
@@ -224,7 +226,7 @@ def _child(kind: str, descriptors: list[int], surroundings: GuestEnvironment, sa
         os._exit(1)
 
 
-def _be_worker(descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox) -> None:
+def be_worker(descriptors: list[int], surroundings: GuestEnvironment, sandbox: Sandbox) -> None:
     from bridle.aici.runtime.worker import Worker
 
     memory, bell, side, *storage = descriptors

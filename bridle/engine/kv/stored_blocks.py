@@ -46,7 +46,7 @@ class StoredBlocks:
 
     def __init__(self, blocks: BlockManager, store: BlockStore, device: KVBlocks) -> None:
         self._blocks, self._store, self._device = blocks, store, device
-        self._loads: list[_Loading] = []
+        self.loads: list[_Loading] = []
         self._loading: dict[bytes, _Loading] = {}
         self._num_saved = 0  # blocks that had been published when all of them were offered
         self._idle_since: float | None = None
@@ -108,7 +108,7 @@ class StoredBlocks:
         """Publish what was read, and begin to read what the sequences that are next in line lack. `is_busy` says
         whether others are computed meanwhile."""
         self._idle_since = None
-        if self._loads:
+        if self.loads:
             self._finish_loads()
         for seq in next_in_line:
             if not (seq.kv.is_looked_up or seq.queue.awaits_kv or self._look_up(seq, is_busy)):
@@ -124,7 +124,7 @@ class StoredBlocks:
             seq.queue.awaits_kv = True
             return True
         found = missing[: self._store.count_present(missing)]
-        if found and (len(self._loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free):
+        if found and (len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free):
             return False
         seq.kv.is_looked_up = True
         if found:
@@ -140,12 +140,12 @@ class StoredBlocks:
         ]
         loading = _Loading(seq.request.tenant, digests, held, taken, self._store.load(wanted, is_busy), [seq])
         seq.queue.awaits_kv = True
-        self._loads.append(loading)
+        self.loads.append(loading)
         self._loading.update(dict.fromkeys(digests, loading))
 
     def _finish_loads(self) -> None:
-        for loading in [each for each in self._loads if each.load.is_done]:
-            self._loads.remove(loading)
+        for loading in [each for each in self.loads if each.load.is_done]:
+            self.loads.remove(loading)
             num_loaded = 0 if loading.is_stale else loading.load.num_loaded
             for digest in loading.digests:
                 if self._loading.get(digest) is loading:
@@ -162,11 +162,11 @@ class StoredBlocks:
     @property
     def is_loading(self) -> bool:
         """Return whether blocks are being read."""
-        return bool(self._loads)
+        return bool(self.loads)
 
     def forget_content(self) -> None:
         """All KV is lost. What is being read follows nothing any more."""
-        for loading in self._loads:
+        for loading in self.loads:
             loading.is_stale = True
 
     def close(self) -> None:

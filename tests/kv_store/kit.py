@@ -1,0 +1,68 @@
+"""Blocks of bytes whose content follows from their number, stores that hold them, and damage to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from random import Random
+
+from bridle.kv_store import SegmentStore
+from bridle.kv_store.records import HEADER_BYTES
+from bridle.kv_store.records import tenant_tag as tag
+from bridle.kv_store.store import list_segments
+
+BLOCK = 5000
+LIMIT = 16 * 4 * (BLOCK + HEADER_BYTES)  # 16 segments of four blocks
+
+
+def block_of(number: int, size: int = BLOCK) -> bytes:
+    return Random(number).randbytes(size)
+
+
+def key_of(number: int) -> bytes:
+    return (number + 1).to_bytes(16, "little")
+
+
+def fill(target: SegmentStore, numbers: range, tenant: str = "") -> None:
+    for number in numbers:
+        assert target.append(key_of(number), tag(tenant), block_of(number))
+
+
+def found_in(target: SegmentStore, numbers: Iterable[int]) -> set[int]:
+    """The blocks that can be read. Each must be right."""
+    found = set()
+    for number in numbers:
+        memory = bytearray(BLOCK)
+        if target.read(key_of(number), memoryview(memory)):
+            assert bytes(memory) == block_of(number)
+            found.add(number)
+    return found
+
+
+def total(folder: Path) -> int:
+    return sum(size for _, size, _ in list_segments(folder))
+
+
+DAMAGES = ("flip", "cut", "zeros", "garbage", "remove", "swap")
+
+
+def damage(path: Path, kind: str, seed: int) -> None:
+    if not path.exists() or not path.stat().st_size:
+        return
+    content, random = bytearray(path.read_bytes()), Random(seed)
+    at = random.randrange(len(content))
+    if kind == "flip":
+        content[at] ^= 1 << random.randrange(8)
+    elif kind == "cut":
+        del content[at:]
+    elif kind == "zeros":
+        content[at : at + 4096] = bytes(len(content[at : at + 4096]))
+    elif kind == "garbage":
+        content += random.randbytes(200)
+    elif kind == "swap":  # two records change places, half of each
+        middle = (HEADER_BYTES + BLOCK) // 2
+        content[:middle], content[middle : 2 * middle] = content[middle : 2 * middle], content[:middle]
+    if kind == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(content)
