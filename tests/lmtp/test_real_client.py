@@ -12,21 +12,25 @@ from typing import Any
 import pytest
 
 from bridle.demo import demo_model_path
-from tests.lmtp.real_client.programs import run_program, serving
+from tests.lmtp.real_client.programs import python, run_program, serving  # noqa: F401 -- a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 QUERIES = Path(__file__).parent / "real_client" / "queries.py"
 START = "Once upon a time"
 
 
-def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any]:
+def ask(python: Path, folder: Path, endpoint: str, *names: str) -> dict[str, Any]:  # noqa: F811
     """Return the result of each query. The model's folder is a tokenizer that LMQL loads without a network."""
     words = (endpoint, "demo", str(demo_model_path()), str(folder / "certificate.json"), *names)
     return run_program(python, folder, QUERIES, *words)
 
 
 @pytest.fixture(scope="module", params=["serve-model", "serve"])
-def results(request: pytest.FixtureRequest, python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(
+    request: pytest.FixtureRequest,
+    python: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
     """All queries, to both ways of serving."""
     with serving(request.param, "demo", "--port", "0") as endpoint:
         return ask(python, tmp_path_factory.mktemp("queries"), endpoint)
@@ -90,7 +94,7 @@ def test_certificate_names_the_model(results: dict[str, Any]) -> None:
     assert event["data"]["model"]["model"] == "demo" and event["data"]["model"]["model_type"] == "bridle"
 
 
-def test_it_is_found_where_lmql_looks(python: Path, tmp_path: Path, story: str) -> None:
+def test_it_is_found_where_lmql_looks(python: Path, tmp_path: Path, story: str) -> None:  # noqa: F811
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
