@@ -172,23 +172,17 @@ MAMBA_FAMILIES = (
         lacks=frozenset({"rope"}),
         lists_heads=True,
     ),
-    GgufFamily(
-        "mamba",
-        "mamba",
-        (*_BACKBONE, *_in_backbone((_NORM, *_first_mamba("mixer")))),
-        norm_field="layer_norm_epsilon",
-        reads=("mamba", "norms of steps"),
-        lacks=_ALONE,
-        layout="none",
-    ),
-    GgufFamily(
-        "mamba",
-        "falcon_mamba",
-        (*_BACKBONE, *_in_backbone((_NORM, *_first_mamba("mixer")))),
-        norm_field="layer_norm_epsilon",
-        reads=("mamba", "norms of steps"),
-        lacks=_ALONE,
-        layout="none",
+    *(
+        GgufFamily(
+            "mamba",
+            name,
+            (*_BACKBONE, *_in_backbone((_NORM, *_first_mamba("mixer")))),
+            norm_field="layer_norm_epsilon",
+            reads=("mamba", "norms of steps"),
+            lacks=_ALONE,
+            layout="none",
+        )
+        for name in ("mamba", "falcon_mamba")
     ),
     GgufFamily(
         "mamba2",

@@ -156,7 +156,7 @@ def _write_shared_width(config: Any, put: Put) -> None:
 
 
 def _read_shared_by_width(model: GgufModel, arch: str, config: Config) -> None:
-    """How many experts all tokens share, of which a file has the width together."""
+    """Read the number of experts that all tokens share. A file has their width together."""
     width = model.integer(f"{arch}.{_SHARED_WIDTH}", 0, 0, MAX_SIDE)
     if width % config["moe_intermediate_size"]:
         raise UnsupportedModel(f"{model.path}: shared experts have {width} numbers, which are no whole experts")

@@ -38,8 +38,8 @@ class PackedRow:
 
     @property
     def spans(self) -> list[Span]:
-        """Where positions 0 to `context - 1` lie in the cache. Only kernels of CPUs read it: a sequence in scattered
-        blocks has many."""
+        """Return the places of positions 0 to `context - 1` in the cache. Only kernels of CPUs read them: a sequence in
+        scattered blocks has many."""
         if not self._spans:
             self._spans = self.mirror.spans(0, self.context, self.block_size)
         return self._spans

@@ -126,7 +126,7 @@ class _Chain:
 
 
 def _followed(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> _Chain:
-    """What the grammar forces after a token. The matcher is left as it was."""
+    """Return the text that the grammar forces after a token. The matcher does not change."""
     walk.commit((token,))
     forced = b"" if walk.is_complete else walk.forced_bytes()
     is_whole = bool(forced) and vocabulary.text_of(walk.forced()) == forced

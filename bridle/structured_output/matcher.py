@@ -115,7 +115,7 @@ class Matcher:
         return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
 
     def _spellable(self, row: bytes) -> bytes:
-        """Where the next bytes are certain, allow only tokens that agree with them. Llguidance looks beyond the bytes
+        """Allow only tokens that agree with the next bytes, if these are certain. Llguidance looks beyond the bytes
         that must come, and assumes that some token spells them."""
         must = self.backend.compute_ff_bytes()
         if not must:

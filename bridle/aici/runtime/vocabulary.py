@@ -137,7 +137,7 @@ def _load_tokenizer(name: str, revision: str | None) -> Tokenizer:
 
 
 def _outline(folder: Path) -> TokenizerFiles | None:
-    """What is known of a tokenizer that bridle wrote without reading it."""
+    """Return the facts of a tokenizer that bridle wrote, without reading it; None for one of others."""
     if weights_of(folder) is None:
         return None
     return TokenizerFiles(lambda: _read(folder).backend, _roles(folder), stored_chat_template(folder))
