@@ -38,6 +38,13 @@ def test_a_call_is_told_apart(llm: LLM) -> None:
     assert output.message.content == "" and "get_weather" in output.text
 
 
+def test_a_prompt_does_not_show_that_a_function_is_strict(llm: LLM) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    shown = "{{ tools | tojson }}{{ messages[0].content }}"
+    (plain,), (other,) = (llm.chat(QUESTION, tools=tools, chat_template=shown) for tools in (TOOLS, strict))
+    assert other.prompt_token_ids == plain.prompt_token_ids
+
+
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 def test_a_call_can_be_demanded(llm: LLM, choice: str) -> None:
     sampling = GREEDY.with_(temperature=2.0, seed=3)

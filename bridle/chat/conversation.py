@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.chat.files import with_files
 from bridle.chat.reasoning import SWITCHES
-from bridle.chat.tool_choice import ToolChoice, offer_of
+from bridle.chat.tool_choice import ToolChoice, offer_of, shown_tools
 from bridle.chat.tool_parsers.formats import is_hermes
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
@@ -166,7 +166,7 @@ def prompt_text(
     Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
-    given = conversation.tools if offer.functions or not conversation.reads_calls else None
+    given = shown_tools(conversation.tools) if offer.functions or not conversation.reads_calls else None
     if conversation.template is None:
         wanted, reads_calls = conversation.tool_prompt, conversation.reads_calls
         explains = not given or not reads_calls or is_hermes(model.tokenizer)

@@ -61,6 +61,19 @@ def offer_of(
     return ToolChoice(kept, mode == "required", 1 if is_single else max_calls)
 
 
+def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Tools as a chat template shows them: without `strict`, which tells the server and not the model. So a prompt,
+    and what the prefix cache holds of it, does not depend on it."""
+    return None if tools is None else [_without_strict(tool) for tool in tools]
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or "strict" not in function:
+        return dict(tool)
+    return {**tool, "function": {name: value for name, value in function.items() if name != "strict"}}
+
+
 def _function(tool: Mapping[str, Any], where: str) -> Function:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
