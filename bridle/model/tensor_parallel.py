@@ -238,7 +238,7 @@ class VocabParallelHead(nn.Module):
             gather(whole, part)
         else:
             whole[self._rank * num_rows :][:num_rows] = part
-        logits = whole.view(self._count, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
+        logits = whole.view(self._count, num_rows, size).transpose(0, 1).reshape(num_rows, self._count * size)
         logits = logits[:, : self.out_features].contiguous()
         return logits.view(*rows.shape[:-1], self.out_features)
 

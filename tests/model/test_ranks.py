@@ -80,6 +80,13 @@ def test_a_heads_tokens_are_spread_over_ranks(count: int) -> None:
         torch.testing.assert_close(alone[:, rank * size :][:, :size], head(rows)[:, rank * size :][:, :size])
 
 
+def test_a_head_of_ranks_takes_a_step_without_logits() -> None:
+    """The first chunk of a long prompt asks for none."""
+    head = torch.nn.Linear(8, 11).requires_grad_(False)
+    for logits in Ranks(2).run(lambda rank: VocabParallelHead(head, rank, 2)(torch.zeros(0, 8))):
+        assert logits.shape == (0, 11)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_ranks_need_not_have_the_same_form_of_layers(family: str) -> None:
     """One whose trial failed still takes part in the same sums."""
