@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridle.tokenizer import Detokenizer, Tokenizer
@@ -120,6 +120,7 @@ def test_copies_are_independent(data: st.DataObject, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "gemma_like"])
 @given(text=st.text(max_size=40))
+@example(text="a\u2581b")
 def test_text_that_is_encoded_comes_back_character_by_character(kind: str, text: str) -> None:
     tokenizer = make(kind)
     prompt = tokenizer.encode("the dog", add_special_tokens=True)
@@ -128,7 +129,8 @@ def test_text_that_is_encoded_comes_back_character_by_character(kind: str, text:
         return  # the text joined the prompt's last token
     state = Detokenizer(tokenizer).open(prompt, False)
     pieces = [state.push(token) for token in tokens]
-    assert "".join(pieces) + state.flush() == text
+    # SentencePiece spells a space as U+2581, so that its vocabularies read U+2581 itself as a space.
+    assert "".join(pieces) + state.flush() == (text if kind == "byte_level" else text.replace("\u2581", " "))
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
 
 
