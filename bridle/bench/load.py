@@ -1,13 +1,16 @@
-"""Measures a server from its command to `/health`, for a new model and for a cached one, and llama.cpp's server if its
-path is given. It reports seconds, processor seconds, memory, and the cost of an idle server.
+"""Measures a server from its command to `/health` and to its first answer, for a new model and for a cached one, and
+llama.cpp's server if its path is given. It reports seconds, processor seconds, memory, and the cost of an idle server.
 
-Processor time and memory are those of the server with all processes that it starts. Memory that processes share is
-counted once, where the system tells (Linux); the peak of the server's own process is reported, too.
+The first request is sent as soon as `/health` answers, so work that a server puts off until then counts. Memory and
+idle time are measured once no work is left in the background. Processor time and memory are those of the server with
+all processes that it starts. Memory that processes share is counted once, where the system tells (Linux); the peak of
+the server's own process is reported, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -33,16 +36,26 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.02  # between two looks at `/health`
 IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
 _MOST_SECONDS = 600.0
+#: A server has settled once it takes less than this share of a core for a while; one that never does is measured then.
+_SETTLED_SHARE, _SETTLED_SECONDS, _MOST_SETTLING = 0.05, 0.5, 30.0
+#: Requests for one token: a chat, and a plain prompt for models without a chat template.
+_ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
+}
 _WAYS = ("first", "again")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One start of a server. `peak_mb` is that of its own process, `memory_mb` what all processes have at the end."""
+    """One start of a server. `seconds` and `cpu_seconds` are to `/health`, `first_token_seconds` to the answer of the
+    request that follows at once. `peak_mb` is that of its own process, `memory_mb` what all processes have at the
+    end."""
 
     model: str
     server: str
     seconds: float
+    first_token_seconds: float
     cpu_seconds: float
     peak_mb: int
     memory_mb: int
@@ -97,6 +110,7 @@ class StartedServer:
     process: psutil.Process
     port: int
     seconds: float
+    began: float  # by `time.perf_counter`
 
 
 @contextlib.contextmanager
@@ -114,19 +128,21 @@ def started_server(
     began = time.perf_counter()
     with _running(command, environment, log) as process:
         _await_health(process, port, log)
-        yield StartedServer(process, port, time.perf_counter() - began)
+        yield StartedServer(process, port, time.perf_counter() - began, began)
 
 
 def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFigures:
     """Start a server and end it again. `first` has an empty cache in `folder`, which the next ones use."""
     with started_server(model, way, folder, settings) as server:
         process = server.process
-        cpu, peak, memory = _cpu_seconds(process), _peak(process), _memory(process)
-        time.sleep(1.0)  # what is left to be done behind `/health`
-        before, idle = _cpu_seconds(process), IDLE_SECONDS[settings.quick]
-        time.sleep(idle)
-        share = 100 * (_cpu_seconds(process) - before) / idle
-    return LoadFigures(Path(model).name, way, round(server.seconds, 2), round(cpu, 2), peak, memory, round(share, 2))
+        cpu = _cpu_seconds(process)
+        _await_token(server.port)
+        answered = time.perf_counter() - server.began
+        _await_settled(process)
+        share = 100 * _share_of_core(process, IDLE_SECONDS[settings.quick])
+        peak, memory = _peak(process), _memory(process)
+    times = (round(value, 2) for value in (server.seconds, answered, cpu))
+    return LoadFigures(Path(model).name, way, *times, peak, memory, round(share, 2))
 
 
 @contextlib.contextmanager
@@ -149,6 +165,34 @@ def _await_health(process: psutil.Process, port: int, log: Path) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(_LOOK_SECONDS)
     raise EngineClosed(f"the server did not come up: {log.read_text(errors='replace')[-2000:]}")
+
+
+def _await_token(port: int) -> None:
+    """Ask for one token. Raises `EngineClosed` if the server refuses."""
+    for path, body in _ASKED.items():
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_MOST_SECONDS) as answer:  # noqa: S310
+                answer.read()
+                return
+        except urllib.error.HTTPError as error:
+            refused = error.read().decode(errors="replace")
+    raise EngineClosed(f"the server answered a request for one token with an error: {refused[:500]}")
+
+
+def _await_settled(process: psutil.Process) -> None:
+    """Wait for the work that a server does in the background after its first answer."""
+    deadline = time.monotonic() + _MOST_SETTLING
+    while _share_of_core(process, _SETTLED_SECONDS) > _SETTLED_SHARE and time.monotonic() < deadline:
+        pass
+
+
+def _share_of_core(process: psutil.Process, seconds: float) -> float:
+    before = _cpu_seconds(process)
+    time.sleep(seconds)
+    return (_cpu_seconds(process) - before) / seconds
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:
@@ -194,7 +238,7 @@ def _print(rows: Sequence[LoadFigures], console: Console) -> None:
     from rich.table import Table
 
     table = Table()
-    for name in ("model", "server", "s to /health", "CPU s", "peak MB", "all MB", "idle %"):
+    for name in ("model", "server", "s to /health", "s to 1st token", "CPU s", "peak MB", "all MB", "idle %"):
         table.add_column(name, justify="left" if name in ("model", "server") else "right")
     for row in rows:
         table.add_row(*(str(value) for value in asdict(row).values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,20 @@ from bridle.errors import EngineClosed, InvalidRequest
 
 #: A server of no model, as llama.cpp's is called.
 _PEER = """#!{python}
-import sys
+import json, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        until = time.process_time() + {work}
+        while time.process_time() < until:
+            pass
+        self.send_response(200 if asked["max_tokens"] == 1 and self.path in {paths} else 400)
         self.end_headers()
 
 assert sys.argv[1] == "-m" and sys.argv[-2] == "--port"
@@ -31,8 +40,9 @@ HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
 _BROKEN = "#!{python}\nraise SystemExit('it does not start')\n"
 
 
-def _program(path: Path, text: str) -> Path:
-    path.write_text(text.format(python=sys.executable))
+def _program(path: Path, text: str, work: float = 0.0, paths: Sequence[str] = ("/v1/chat/completions",)) -> Path:
+    """A peer that computes for `work` seconds before it answers a request to one of `paths`."""
+    path.write_text(text.format(python=sys.executable, work=work, paths=list(paths)))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
@@ -55,9 +65,28 @@ def test_each_start_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is
     ]
     assert list(guesses) == ["demo, first", "demo, again", "demo, llama-server"]
     for row in rows:
-        assert row["seconds"] > 0 and row["cpu_seconds"] >= 0 and row["peak_mb"] > 0 and row["memory_mb"] > 0
+        assert row["first_token_seconds"] >= row["seconds"] > 0
+        assert row["cpu_seconds"] >= 0 and row["peak_mb"] > 0 and row["memory_mb"] > 0
     assert not is_real or rows[0]["peak_mb"] > rows[2]["peak_mb"], "of the process that serves"
-    assert "s to /health" in console.file.getvalue()  # type: ignore[attr-defined]
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "s to /health" in printed and "s to 1st token" in printed
+
+
+@pytest.mark.parametrize("paths", [("/v1/chat/completions",), ("/v1/completions",)], ids=str)
+def test_work_before_the_first_answer_counts_and_the_idle_server_is_measured_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: Sequence[str]
+) -> None:
+    monkeypatch.setattr(load, "IDLE_SECONDS", {True: 0.1})
+    settings = BenchSettings(quick=True, llama_server=_program(tmp_path / "peer", _PEER, 0.3, paths))
+    row = load.start("demo", "llama-server", tmp_path, settings)
+    assert row.first_token_seconds >= row.seconds + 0.29
+    assert row.idle_percent < 50
+
+
+def test_a_server_that_refuses_the_first_request_is_told(tmp_path: Path) -> None:
+    settings = BenchSettings(quick=True, llama_server=_program(tmp_path / "peer", _PEER, paths=()))
+    with pytest.raises(EngineClosed, match="one token"):
+        load.start("demo", "llama-server", tmp_path, settings)
 
 
 def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:
