@@ -141,8 +141,8 @@ def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFi
         _await_settled(process)
         share = 100 * _share_of_core(process, IDLE_SECONDS[settings.quick])
         peak, memory = _peak(process), _memory(process)
-    times = (round(value, 2) for value in (server.seconds, answered, cpu))
-    return LoadFigures(Path(model).name, way, *times, peak, memory, round(share, 2))
+    seconds, answered, cpu = (round(value, 2) for value in (server.seconds, answered, cpu))
+    return LoadFigures(Path(model).name, way, seconds, answered, cpu, peak, memory, round(share, 2))
 
 
 @contextlib.contextmanager
