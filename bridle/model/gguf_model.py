@@ -33,6 +33,7 @@ from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import ReorderedInputs, packed_matrix
+from bridle.model.plain_decoder import PlainConfig, PlainDecoder
 from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
 
@@ -47,20 +48,15 @@ _SIDE_BY_SIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 def read_gguf_model(
     source: GgufModel,
-    settings: PreTrainedConfig,
+    settings: PreTrainedConfig | PlainConfig,
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
     """The model of a file. On a CPU packed matrices stay packed; elsewhere all weights become numbers of type
     `dtype`. Raises `UnsupportedModel` if file and model do not fit each other."""
-    from transformers import AutoModelForCausalLM
-
-    attention.register()
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype
-        )
+    is_plain = isinstance(settings, PlainConfig)
+    model: Any = PlainDecoder(settings, dtype) if is_plain else _library_model(settings, dtype)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
     fill_buffers(model, filling.rules)
     filling.run(progress)
@@ -68,6 +64,14 @@ def read_gguf_model(
         _divide_frequencies(model, source)
     model.requires_grad_(False)
     return move_model(model.eval(), device)  # type: ignore[no-any-return]
+
+
+def _library_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype)
 
 
 class _Filling:

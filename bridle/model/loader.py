@@ -82,7 +82,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
         report("arranged weights are there", 0.95)
         return kept
     checkpoint = inspect_checkpoint(folder)
-    settings = support_checks.read_config(checkpoint)
+    settings = support_checks.serving_config(checkpoint)
     dtype = choose_dtype(config, settings, device)
     support_checks.choose_max_model_len(settings, config.max_model_len)  # refused before weights are read
     num_ranks = tensor_parallel.num_ranks()

@@ -45,7 +45,9 @@ def weights_of(config: ModelConfig) -> int:
 
 
 def _settings(checkpoint: Checkpoint) -> PreTrainedConfig:
-    return support_checks.read_config(checkpoint, pools=read_pooling(checkpoint.folder) is not None)
+    if read_pooling(checkpoint.folder) is not None:
+        return support_checks.read_config(checkpoint, pools=True)
+    return support_checks.serving_config(checkpoint)
 
 
 def free_on(config: ModelConfig) -> int:

@@ -115,6 +115,9 @@ VISION_FAMILIES = frozenset(
 #: The same for sound.
 HEARING_FAMILIES = frozenset({"voxtral"})
 
+#: Families of text alone, for which the library's tables are not asked.
+TEXT_FAMILIES = frozenset({"gemma3_text", "llama", "qwen2", "qwen3"})
+
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 #: Layers that keep a state of each sequence, whether or not beside keys and values.
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"})
@@ -161,6 +164,15 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
     return config
 
 
+def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """The configuration for a model that is to be served: bridle's own where it needs no library, which has the fields
+    of the library's; otherwise as `read_config`."""
+    from bridle.model.plain_decoder import read_plain_config
+
+    plain: Any = read_plain_config(checkpoint)
+    return read_config(checkpoint) if plain is None else plain
+
+
 def _other_config(fields: Mapping[str, Any]) -> PreTrainedConfig | None:
     """The configuration of a model type that is read as another one; None for all others."""
     from transformers import CONFIG_MAPPING
@@ -189,6 +201,8 @@ def _multimodal_families() -> set[str]:
 
 def takes_media(config: PreTrainedConfig) -> bool:
     """Return whether the model belongs to a family that takes images or sound besides text."""
+    if config.model_type in TEXT_FAMILIES:
+        return False
     return config.model_type in _multimodal_families()
 
 

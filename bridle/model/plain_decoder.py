@@ -1,0 +1,329 @@
+"""Decoders of common GGUF files under the library's names of modules, for which the library need not be imported: that
+takes longer than to read a small model.
+
+They have what the families here share: Llama's layers, with biases, Qwen's and Gemma's norms of heads, and windows. A
+configuration that says anything else is left to the library. `bridle.model.dense_layer` puts lean layers in place of
+these as it does with the library's own.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from bridle.model.attention import bridle_attention
+from bridle.model.checkpoint import Checkpoint
+
+
+class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rotary positions; `rope_type` is `default` or `linear`."""
+
+    rope_theta: float
+    rope_type: str = "default"
+    factor: float = 1.0
+
+
+class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a `config.json` that these decoders know, under the library's names."""
+
+    model_type: str
+    max_position_embeddings: int
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    tie_word_embeddings: bool
+    rope_parameters: dict[str, Rope]  # by the types of layers; "" for all
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] = ()
+    query_pre_attn_scalar: float | None = None
+    final_logit_softcapping: float | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    dtype = None  # of the checkpoint, which is for GPUs to know
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.model_type == "gemma3_text"
+
+
+#: Families, and the optional fields that their configurations may have.
+_COMMON = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
+_FAMILIES = {
+    "llama": _COMMON | {"attention_bias", "mlp_bias"},
+    "qwen2": _COMMON,
+    "qwen3": _COMMON,
+    "gemma3_text": _COMMON | {"sliding_window", "layer_types", "query_pre_attn_scalar", "final_logit_softcapping"},
+}
+_REQUIRED = frozenset(PlainConfig.__struct_fields__[: -len(PlainConfig.__struct_defaults__)])
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def read_plain_config(checkpoint: Checkpoint) -> PlainConfig | None:
+    """The configuration of a GGUF file whose decoder is known here, on a machine without a GPU; None for others."""
+    fields = checkpoint.config
+    optional = _FAMILIES.get(str(fields.get("model_type")))
+    if checkpoint.gguf is None or optional is None or torch.cuda.is_available() or fields.keys() - _REQUIRED - optional:
+        return None
+    ropes = fields.get("rope_parameters", {})
+    try:
+        config = msgspec.convert(
+            {**fields, "rope_parameters": {"": ropes} if "rope_theta" in ropes else ropes}, PlainConfig
+        )
+    except msgspec.ValidationError:
+        return None
+    return config if _is_whole(config) else None
+
+
+def _is_whole(config: PlainConfig) -> bool:
+    ropes = config.rope_parameters
+    if any(rope.rope_type not in ("default", "linear") for rope in ropes.values()):
+        return False
+    if not config.is_gemma:
+        return "" in ropes
+    return (
+        len(config.layer_types) == config.num_hidden_layers
+        and set(config.layer_types) <= _LAYER_TYPES & ropes.keys()
+        and config.query_pre_attn_scalar is not None
+        and config.sliding_window is not None
+    )
+
+
+class PlainDecoder(nn.Module):
+    """Embedding, layers, norm and head. Its weights have no memory: who reads them puts them there."""
+
+    def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self._dtype = config, dtype
+        self.model = _Body(config, dtype)
+        self.lm_head = _linear(config.hidden_size, config.vocab_size, False, dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.norm.parameters()).device
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False, logits_to_keep: Tensor | None = None
+    ) -> Any:
+        """Ids and positions [1, T], R indices into T (None: all) -> an object with `logits` [1, R, V]. Attention is
+        computed by the handler that is set, as with the library's models."""
+        rows = self.model(input_ids, position_ids)
+        logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
+        if (cap := self.config.final_logit_softcapping) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return SimpleNamespace(logits=logits)
+
+
+class _Body(nn.Module):
+    def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        scale = config.hidden_size**0.5 if config.is_gemma else None
+        self.embed_tokens = _Embedding(config.vocab_size, config.hidden_size, scale, dtype)
+        self.layers = nn.ModuleList(_Layer(config, number, dtype) for number in range(config.num_hidden_layers))
+        self.norm = _norm(config, config.hidden_size, dtype)
+        self.rotary_emb = _RotaryByType(config) if config.layer_types else _Rotary(config)
+        self._types: list[tuple[str, ...]] = [(name,) for name in config.layer_types] or [()] * config.num_hidden_layers
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Ids and positions [1, T] -> [1, T, hidden]"""
+        rows = self.embed_tokens(ids)
+        for layer, named in zip(self.layers, self._types, strict=True):
+            rows = layer(rows, position_embeddings=self.rotary_emb(rows, positions, *named))
+        return self.norm(rows)  # type: ignore[no-any-return]
+
+
+class _Embedding(nn.Embedding):
+    """Rows of numbers, multiplied by a scale if there is one."""
+
+    def __init__(self, size: int, width: int, scale: float | None, dtype: torch.dtype) -> None:
+        super().__init__(size, width, _weight=_unread(dtype, size, width))
+        number = None if scale is None else torch.tensor(scale, dtype=dtype)
+        self.register_buffer("embed_scale", number, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., hidden]"""
+        rows, scale = super().forward(ids), self.embed_scale
+        return rows if scale is None else rows * scale.to(rows.dtype)  # type: ignore[operator]
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: PlainConfig, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _Attention(config, number, dtype), _Mlp(config, dtype)
+        names = ["input_layernorm", "post_attention_layernorm"]
+        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if config.is_gemma else []
+        for name in names:
+            self.add_module(name, _norm(config, config.hidden_size, dtype))
+        self._norms = names
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **unused: Any
+    ) -> Tensor:  # as the library calls its layers
+        """[1, T, hidden] -> [1, T, hidden]"""
+        before, *rest = (self.get_submodule(name) for name in self._norms)
+        attended = self.self_attn(before(hidden_states), position_embeddings)
+        if len(rest) == 1:
+            rows = hidden_states + attended
+            return rows + self.mlp(rest[0](rows))  # type: ignore[no-any-return]
+        after, mlp_before, mlp_after = rest
+        rows = hidden_states + after(attended)
+        return rows + mlp_after(self.mlp(mlp_before(rows)))  # type: ignore[no-any-return]
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: PlainConfig, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer_idx, self.head_dim = number, config.head_dim
+        is_sliding = bool(config.layer_types) and config.layer_types[number] == "sliding_attention"
+        self.window = config.sliding_window if is_sliding else None
+        self.scaling = (config.query_pre_attn_scalar or config.head_dim) ** -0.5
+        width, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+        keys, has_bias = config.num_key_value_heads * config.head_dim, config.attention_bias
+        is_biased = has_bias or config.model_type == "qwen2"
+        self.q_proj = _linear(width, heads, is_biased, dtype)
+        self.k_proj = _linear(width, keys, is_biased, dtype)
+        self.v_proj = _linear(width, keys, is_biased, dtype)
+        self.o_proj = _linear(heads, width, has_bias, dtype)
+        has_norms = config.model_type in ("qwen3", "gemma3_text")
+        self.q_norm, self.k_norm = (_norm(config, config.head_dim, dtype) if has_norms else None for _ in range(2))
+
+    def forward(self, rows: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        """[1, T, hidden] -> [1, T, hidden]"""
+        query, key, value = (
+            linear(rows).unflatten(-1, (-1, self.head_dim)) for linear in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
+        heads, _ = bridle_attention(
+            self,
+            _rotated(query, *table),
+            _rotated(key, *table),
+            value,
+            None,
+            scaling=self.scaling,
+            sliding_window=self.window,
+        )
+        return self.o_proj(heads.flatten(2))  # type: ignore[no-any-return]
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        width, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = _linear(width, inner, has_bias, dtype)
+        self.up_proj = _linear(width, inner, has_bias, dtype)
+        self.down_proj = _linear(inner, width, has_bias, dtype)
+        self.act_fn: nn.Module = GELUTanh("tanh") if config.is_gemma else nn.SiLU()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden]"""
+        return self.down_proj(self.act_fn(self.gate_proj(rows)) * self.up_proj(rows))  # type: ignore[no-any-return]
+
+
+class GELUTanh(nn.GELU):
+    """The activation under the name by which lean layers know it."""
+
+
+class _RmsNorm(nn.Module):
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(_unread(dtype, size)), eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., n] -> [..., n]"""
+        return self.weight * self._normed(rows).to(rows.dtype)
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        wide = rows.float()
+        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+class GemmaRmsNorm(_RmsNorm):
+    """The norm whose factor is 1 and its weight, under a name by which lean layers know it."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., n] -> [..., n]"""
+        return (self._normed(rows) * (1.0 + self.weight.float())).type_as(rows)
+
+
+def _linear(inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype) -> nn.Linear:
+    """A layer whose weights are not set: for those without memory that would import torch's compiler."""
+    made = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(made)
+    made.in_features, made.out_features = inputs, outputs
+    made.weight = nn.Parameter(_unread(dtype, outputs, inputs))
+    made.register_parameter("bias", nn.Parameter(_unread(dtype, outputs)) if has_bias else None)
+    return made
+
+
+def _unread(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _norm(config: PlainConfig, size: int, dtype: torch.dtype) -> _RmsNorm:
+    return (GemmaRmsNorm if config.is_gemma else _RmsNorm)(size, config.rms_norm_eps, dtype)
+
+
+class _Rotary(nn.Module):
+    """Cosines and sines of positions."""
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        self.attention_scaling = 1.0
+        self.register_buffer("inv_freq", _frequencies(config, ""), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions [1, T] -> 2 x [1, T, D]"""
+        return _table(self.inv_freq, x, position_ids)  # type: ignore[arg-type]
+
+
+class _RotaryByType(nn.Module):
+    """The same by the type of a layer."""
+
+    def __init__(self, config: PlainConfig) -> None:
+        super().__init__()
+        for name in sorted(set(config.layer_types)):
+            self.register_buffer(f"{name}_inv_freq", _frequencies(config, name), persistent=False)
+            setattr(self, f"{name}_attention_scaling", 1.0)
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+        """Positions [1, T] -> 2 x [1, T, D]"""
+        return _table(self.get_buffer(f"{layer_type}_inv_freq"), x, position_ids)
+
+
+def _frequencies(config: PlainConfig, layer_type: str) -> Tensor:
+    rope = config.rope_parameters[layer_type]
+    steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    found = 1.0 / (rope.rope_theta ** (steps / config.head_dim))
+    return found / rope.factor if rope.rope_type == "linear" else found
+
+
+def _table(frequencies: Tensor, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    freqs = positions[..., None].float() * frequencies
+    angles = torch.cat((freqs, freqs), -1)
+    return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """[1, H, T, D] -> the same"""
+    first, second = heads.chunk(2, -1)
+    return heads * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
