@@ -16,7 +16,8 @@ class CompositeMember:
     """One of the controllers on one output. `untold` are changes that it was not shown yet, and `ahead` changes that
     it was shown before the others. While it has a `script` (forced tokens), it is not asked, and its `answer` is not
     sent: alone it would not have been asked yet. One that `is_lenient` can be asked for alternatives if others do
-    not allow its forced tokens. One that `may_go` is left out if it fails."""
+    not allow its forced tokens. One that `may_go` is left out if it fails. After a fork the member `is_forked`: it is
+    asked in the same step as its copies, as it would be alone, because a runtime forks only what it is asked about."""
 
     id: int
     pool: ControllerPool
@@ -26,6 +27,7 @@ class CompositeMember:
     decision: Decision | None = None
     script: Splice | None = None
     is_asked: bool = False
+    is_forked: bool = False
     untold: Ask | None = None
     ahead: tuple[int, ...] = ()
     answer: Answer | None = None
@@ -67,12 +69,14 @@ class CompositeMember:
     def is_due(self) -> bool:
         """Return whether the member has to be asked now."""
         news = self.untold
-        if self.is_asked or (news is None and self.decision is not None):
+        if self.is_asked or (news is None and self.decision is not None and not self.is_forked):
             return False
         if news is not None and news.parent is not None:
             return True
         return self.script is None and (
-            self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
+            self.is_forked
+            or self.decision is None
+            or (news is not None and bool(news.tokens or news.backtrack))
         )
 
     def relent(self) -> bool:
@@ -91,7 +95,7 @@ class CompositeMember:
         ask = self.untold or Ask(self.id)
         if final or turns > 1 or self.has_relented:
             ask = replace(ask, final=final, turns=turns, may_force=not self.has_relented)
-        self.untold, self.decision, self.is_asked = None, None, True
+        self.untold, self.decision, self.is_asked, self.is_forked = None, None, True, False
         return ask
 
 

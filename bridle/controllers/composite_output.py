@@ -68,6 +68,7 @@ class CompositeSequence:
         numbers = branch_numbers(self.counts, ask.branch or 0)
         parts = []
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
+            part.is_forked = True
             news = part.untold or Ask(part.id)
             born = replace(news, seq_id=part_id, parent=part.id, branch=number, index=ask.index)
             parts.append(

@@ -136,6 +136,12 @@ class _Guest:
         return self.instance.broke(ControllerTrap(text))
 
 
+def own_number(seq_id: int) -> int:
+    """The number of a sequence as `aici_host_self_seq_id` returns it to its guest. Guests have 32 bits for it; the higher
+    bits tell the controllers of one output apart."""
+    return seq_id & 0xFFFFFFFF
+
+
 class Guest2(_Guest):
     """A guest of dialect 2."""
 
@@ -153,7 +159,7 @@ class Guest2(_Guest):
             "backtrack": backtrack,
             "tokens": tokens,
             "sampled": sampled,
-            "fork_group": fork_group,
+            "fork_group": [own_number(seq_id) for seq_id in fork_group],
         }
         if candidates is not None:
             argument["candidates"] = candidates
@@ -270,7 +276,7 @@ class Guest1(_Guest):
         return PreResult(False, result.num_forks, result.ff_tokens)
 
     def mid(self, fork_group: Sequence[int], budget_ms: float) -> MidResult1:
-        argument = msgspec.json.encode({"fork_group": fork_group})
+        argument = msgspec.json.encode({"fork_group": [own_number(seq_id) for seq_id in fork_group]})
         data = self.instance.callback("aici_mid_process", argument, budget_ms)
         result: str | _Mid1 = self._decode(_mid1_decoder, data, "aici_mid_process")
         masks = self.instance.masks
