@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
 from bridle.config import ModelConfig
 from bridle.serving import load_model
+from bridle.serving.controller_runtime import ControlSettings
+from tests.http.browser import chromium, opened
 from tests.http.harness import saying, scripted_model, served
 
 REPLY = "Hello there, é and the end."
@@ -45,3 +48,24 @@ def client(server: str) -> Iterator[openai.OpenAI]:
 def random_client(random_server: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=random_server + "/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the demo model, with programs."""
+    control = ControlSettings("on", store=tmp_path_factory.mktemp("store"))
+    with served(load_model(ModelConfig("demo", kv_memory=64 << 20), control=control)) as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: Any, playground_url: str) -> Iterator[Any]:
+    """The playground, with nothing stored in the browser."""
+    with opened(browser, playground_url) as made:
+        yield made

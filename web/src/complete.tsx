@@ -1,12 +1,11 @@
 // Continuing a text: a prompt, and what became of it, in as many choices as were asked for.
 
-import { signal } from "@preact/signals"
 import { TextBox } from "./parts"
+import { prompt, promptTextOf } from "./programs"
 import { current, newRun, start, stop } from "./runs"
 import { RunView } from "./runview"
 import { model, samplingFields, sampling, seedOrNew } from "./settings"
 
-export const prompt = signal("Once upon a time")
 const STARTERS = ["Once upon a time", "The capital of France is", "1, 2, 3,", "Dear diary,\n"]
 
 export function complete(text: string): void {
@@ -25,7 +24,7 @@ export function Complete() {
   const go = () => !isBusy && complete(prompt.value)
   const more = () => {
     const line = run!.story.line(run!.selected.value)
-    prompt.value = run!.story.prompt.map(piece => piece.text).filter(text => !/^<\|.*\|>$/.test(text)).join("") + line.text
+    prompt.value = promptTextOf(run!) + line.text
     complete(prompt.value)
   }
   return (

@@ -1,30 +1,40 @@
-// Another token at one place of a text: the request that forks there and goes on.
+// Another token at one place of a text: the request that forks there and goes on. Or the same text, and more of it.
 //
 // Without a program the prompt and the tokens up to there, with the chosen one, are a prompt. With one, it runs again from
-// its beginning, and a second controller beside it lets those tokens alone be drawn at their places.
+// its beginning, and a second controller beside it lets those tokens alone be sampled at their places.
 
+import { Past, Paths } from "./paths"
+import type { TokenRecord, TraceRecord } from "./records"
 import { type Run, newRun, retell, start } from "./runs"
 import { seedOrNew } from "./settings"
 import type { Inherited, Line } from "./story"
 
 const STEERING = ["controller", "controllers", "constraint", "regex", "response_format"]
+const YOU = "you"
 
 export const isSteered = (body: Record<string, unknown>) => STEERING.some(name => body[name] !== undefined)
 
-function guide(tokens: number[]): string {
-  return `import { MidProcessResult, NextToken, TokenSet, getTokens, start } from "aici"
+function guide(wanted: Record<string, number[][]>): string {
+  return `import { MidProcessResult, NextToken, TokenSet, selfSeqId, start } from "aici"
 
-const wanted = ${JSON.stringify(tokens)}
-let first = -1
+const wanted = ${JSON.stringify(wanted)}
+let path = ""
+let at = 0
 
 class Guided extends NextToken {
   midProcess() {
-    if (first < 0) first = getTokens().length
-    const at = getTokens().length - first
     const set = new TokenSet()
-    if (at < wanted.length) set.add(wanted[at])
+    const allowed = wanted[path]?.[at]
+    if (allowed) for (const token of allowed) set.add(token)
     else set.setAll(true)
     return MidProcessResult.bias(set)
+  }
+  postProcess(backtrack, tokens, told) {
+    if (told.fork_group.length > 1) {
+      path += "." + told.fork_group.indexOf(selfSeqId())
+      at = 0
+    }
+    at += tokens.length
   }
 }
 
@@ -34,46 +44,80 @@ start(async () => {
 `
 }
 
-/** The tokens of a line before token `at`, and then `chosen`. */
-function tokensTo(line: Line, at: number, chosen: number): number[] {
-  return [...line.alive.slice(0, at).map(number => line.pieces[number].token ?? 0), chosen]
+/** Where a run goes on from: token `at` of an output, which becomes `chosen`. Without one it goes on after its end. */
+export interface Place { output: number; at: number; chosen?: number; text?: string; before?: TokenRecord }
+
+interface Options { isFree?: boolean; changes?: Record<string, unknown>; onEnd?: () => void }
+
+/** Whether the run goes on under its program or constraint, which then runs again from its beginning. */
+function isGuided(run: Run, isFree: boolean): boolean {
+  return isSteered(run.request.body) && !isFree
 }
 
-/** The request that goes on from there. */
-export function forkedRequest(run: Run, line: Line, at: number, chosen: number): Record<string, any> {
-  const tokens = tokensTo(line, at, chosen)
-  const body: Record<string, any> = { ...run.request.body, n: undefined, seed: run.request.body.seed ?? seedOrNew() }
-  if (isSteered(body) && !line.parent) {
-    const further = { controller: "jsctrl", controller_arg: guide(tokens) }
-    return { ...body, controllers: [...(body.controllers ?? []), further], rewind: "event" }
-  }
+function plainBody(run: Run, line: Line, { at, chosen }: Place): Record<string, any> {
+  const body: Record<string, any> = { ...run.request.body }
   for (const name of [...STEERING, "controller_arg", "rewind", "messages", "max_completion_tokens"]) delete body[name]
-  return { ...body, prompt: [...run.story.promptTokens, ...tokens] }
+  const tokens = line.alive.slice(0, at).map(number => line.pieces[number].token ?? 0)
+  return { ...body, prompt: [...run.story.promptTokens, ...tokens, ...(chosen === undefined ? [] : [chosen])] }
 }
 
-/** Forks a run's text at a token, and goes on. */
-export function forkAt(run: Run, output: number, at: number, chosen: number, text: string, onEnd?: () => void): Run {
-  const line = run.story.line(output)
-  const body = forkedRequest(run, line, at, chosen)
-  const isGuided = body.controllers !== undefined
-  const path = isGuided ? run.request.path : "v1/completions"
-  const inherited = isGuided ? null : inheritance(run, line, at, chosen, text)
-  const forked = newRun(run.kind === "trace" ? "complete" : run.kind, run.title, { path, body }, {
-    ancestor: { made: run.made, at, chosen: text, inherited },
-    program: run.program,
-  })
+function guidedBody(run: Run, past: Past, chosen?: number): Record<string, any> {
+  const further = { controller: "jsctrl", controller_arg: guide(past.wanted(chosen)) }
+  const others = (run.request.body.controllers ?? []).filter((each: unknown) => !isGuide(each))
+  return { ...run.request.body, controllers: [...others, further], rewind: "event" }
+}
+
+/** A fork of a fork follows the whole text before it: the older guide has nothing to add. */
+const isGuide = (each: any) => typeof each.controller_arg === "string" && each.controller_arg.includes("class Guided extends")
+
+/** Shows the tokens before the fork as they were: the guide alone left them no choice. */
+function amended(past: Past, place: Place): (record: TraceRecord) => TraceRecord {
+  const paths = new Paths()
+  const { path, at } = past.end
+  return record => {
+    const now = paths.add(record)
+    if (!now || record.type !== "token") return record
+    const before = past.recordAt(now)
+    if (before) return { ...record, draw: before.draw, forced: before.forced, by: before.by, drafted: before.drafted }
+    if (place.chosen === undefined || now.path !== path || now.at !== at) return record
+    return { ...record, draw: place.before?.draw ?? record.draw, forced: true, by: YOU }
+  }
+}
+
+/** Goes on from one place of a run's text, as another run. */
+export function forkAt(run: Run, place: Place, { isFree = false, changes = {}, onEnd }: Options = {}): Run {
+  const line = run.story.line(place.output)
+  const piece = line.pieces[line.alive[place.at]]
+  const from = { made: run.made, at: place.at, chosen: place.text ?? "", isFree: isFree && isSteered(run.request.body) }
+  const common = { n: undefined, seed: run.request.body.seed ?? seedOrNew(), ...changes }
+  const kind = run.kind === "trace" ? "complete" : run.kind
+  if (isGuided(run, isFree)) {
+    const past = new Past(run.records, place.output, place.chosen === undefined ? undefined : piece?.record)
+    const body = { ...guidedBody(run, past, place.chosen), ...common }
+    const forked = newRun(kind, run.title, { path: run.request.path, body }, { ancestor: { ...from, inherited: null }, program: run.program })
+    forked.amend = amended(past, { ...place, before: piece?.record?.type === "token" ? piece.record : undefined })
+    forked.selected.value = place.output
+    void start(forked, onEnd)
+    return forked
+  }
+  const inherited = inheritance(run, line, place)
+  const request = { path: "v1/completions", body: { ...plainBody(run, line, place), ...common } }
+  const forked = newRun(kind, run.title, request, { ancestor: { ...from, inherited }, program: isFree ? null : run.program })
   retell(forked)
-  if (inherited) forked.content = forked.story.line(0).text
+  forked.content = forked.story.line(0).text
   void start(forked, onEnd)
   return forked
 }
 
 /** What was there before the fork, as it was, although it is part of the new request's prompt. */
-function inheritance(run: Run, line: Line, at: number, chosen: number, text: string): Inherited {
+function inheritance(run: Run, line: Line, { at, chosen, text = "" }: Place): Inherited {
   const { prompt, promptTokens, promptRecord } = run.story
-  const before = line.alive[at] === undefined ? undefined : line.pieces[line.alive[at]].record
-  const record = { type: "token" as const, output: 0, step: before?.step ?? 0, token: chosen, text, spelled: text,
-    forced: true, by: "you", draw: before?.draw }
   const kept = line.alive.slice(0, at).map(number => line.pieces[number])
-  return { prompt, promptTokens, promptRecord, pieces: [...kept, { text, origin: "forced", record, token: chosen }] }
+  const before = line.pieces[line.alive[at]]?.record
+  if (chosen !== undefined) {
+    const record = { type: "token" as const, output: 0, step: before?.step ?? 0, token: chosen, text, spelled: text,
+      forced: true, by: YOU, draw: before?.draw }
+    kept.push({ text, origin: "forced", record, token: chosen })
+  }
+  return { prompt, promptTokens, promptRecord, pieces: kept }
 }

@@ -1,72 +1,48 @@
-// What there is to say about one token: where it came from, what it was drawn from, what the mask left, how long it took.
-// The alternatives are buttons: the text forks there and goes on with another token.
+// What there is to say about one token: where it came from, its candidates before and after the mask, how long it took.
 
+import { effect } from "@preact/signals"
 import { forkAt } from "./fork"
-import { Icon } from "./icons"
-import type { Draw, Odds } from "./records"
+import { Candidates, type Choose, percent, visible } from "./odds"
+import type { Draw } from "./records"
 import { type Run, beside, current } from "./runs"
 import { forkInChat } from "./talk"
-import { type Looked, looked } from "./tokens"
+import { type Looked, looked, pinned } from "./tokens"
 
-export const percent = (logprob: number) => {
-  const value = 100 * Math.exp(Math.min(logprob, 0))
-  return value >= 99.95 ? "100 %" : value >= 0.1 ? `${value.toFixed(1)} %` : value >= 5e-4 ? `${value.toFixed(3)} %` : "≈ 0 %"
-}
 const millis = (seconds: number | undefined) => (seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms`)
 
-/** A token as it can be seen: spaces, line ends and nothing at all have signs. */
-export function visible(text: string): string {
-  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅"
-}
-
 const WORDS: Record<string, string> = {
-  prompt: "Part of the prompt", cached: "Part of the prompt, found in the cache", sampled: "Drawn by the model",
-  drafted: "Drawn, and guessed ahead", forced: "Forced", fought: "Drawn against the model's wish", rewound: "Taken back",
+  prompt: "Part of the prompt", cached: "Part of the prompt, found in the cache", sampled: "Sampled by the model",
+  drafted: "Sampled, and predicted as a draft token", forced: "Forced",
+  fought: "Sampled where the mask removed most of the probability", rewound: "Rolled back",
 }
 
-function forkFrom({ run, line, number }: Looked, token: number, text: string): void {
+/** Forks at the token that is looked at, and then looks at the one that was chosen. */
+function forkFrom({ run, line, number }: Looked, token: number, text: string, isFree: boolean): void {
   const at = line!.alive.indexOf(number)
   if (at < 0) return
-  if (run.kind === "chat") return forkInChat(run, line!.index, at, token, text)
-  const forked = forkAt(run, line!.index, at, token, text)
+  const place = { output: line!.index, at, chosen: token, text }
+  const forked = run.kind === "chat" ? forkInChat(run, place, isFree) : forkAt(run, place, { isFree })
+  if (!forked) return
   if (run.kind === "steer") current.steer.value = forked
-  else current.complete.value = forked
+  else if (run.kind !== "chat") current.complete.value = forked
   if (beside.left.value === run) beside.right.value = forked
+  lookAtChosen(forked, looked.value)
 }
 
-function Alternatives({ odds, token, title, onChoose }: {
-  odds: Odds; token?: number; title: string; onChoose: ((token: number, text: string) => void) | null
-}) {
-  return (
-    <section>
-      <h2>{title}</h2>
-      <ol class="odds">
-        {(odds.top ?? []).map(([each, logprob], number) => {
-          const text = odds.texts?.[number] ?? String(each)
-          const row = (
-            <>
-              <i class="bar" style={{ width: `${100 * Math.exp(Math.min(logprob, 0))}%` }} />
-              <code>{visible(text)}</code>{onChoose && each !== token && <Icon name="fork" />}<span class="share">{percent(logprob)}</span>
-            </>
-          )
-          const isThis = each === token
-          return (
-            <li key={each}>
-              {onChoose && !isThis
-                ? <button class="odd" title="Fork here, and go on with this token" onClick={() => onChoose(each, text)}
-                    aria-label={`Fork here and go on with ${visible(text)}, ${percent(logprob)}`}>{row}</button>
-                : <div class={isThis ? "odd this" : "odd"} aria-current={isThis ? "true" : undefined}>{row}</div>}
-            </li>
-          )
-        })}
-      </ol>
-    </section>
-  )
+/** Looks at the token that made a run a fork, as soon as it is there, unless its reader has looked elsewhere. */
+function lookAtChosen(run: Run, before: Looked | null): void {
+  pinned.value = null
+  const end = effect(() => {
+    run.version.value
+    if (looked.value !== before) return void queueMicrotask(() => end())
+    const line = run.story.lines.get(run.selected.value)
+    const number = line?.pieces.findIndex(piece => piece.record?.type === "token" && piece.record.by === "you") ?? -1
+    if (number < 0 || !line) return
+    looked.value = pinned.value = { run, line, number, piece: line.pieces[number] }
+  })
 }
 
-function Drawn({ draw, token, onChoose }: {
-  draw: Draw; token?: number; onChoose: ((token: number, text: string) => void) | null
-}) {
+function Drawn({ draw, token, hasBiases, onChoose }: { draw: Draw; token?: number; hasBiases: boolean; onChoose: Choose | null }) {
   const { before, after, num_allowed: allowed, taken = 0 } = draw
   return (
     <>
@@ -74,10 +50,9 @@ function Drawn({ draw, token, onChoose }: {
         <dt>Probability</dt><dd>{percent((after ?? before).logprob)}{(after ?? before).rank ? `, rank ${(after ?? before).rank}` : ""}</dd>
         {after && <><dt>Without steering</dt><dd>{percent(before.logprob)}{before.rank ? `, rank ${before.rank}` : ""}</dd></>}
         <dt>Allowed</dt><dd>{allowed == null ? "all tokens" : `${allowed.toLocaleString("en")} token${allowed === 1 ? "" : "s"}`}</dd>
-        {allowed != null && <><dt>Mask took</dt><dd>{percent(Math.log(taken))}</dd></>}
+        {allowed != null && <><dt>Mask removed</dt><dd>{percent(Math.log(taken))}</dd></>}
       </dl>
-      {after && <Alternatives odds={after} token={token} title="What was left" onChoose={onChoose} />}
-      <Alternatives odds={before} token={token} title={after ? "What the model wanted" : "Alternatives"} onChoose={onChoose} />
+      <Candidates draw={draw} token={token} hasBiases={hasBiases} onChoose={onChoose} />
     </>
   )
 }
@@ -99,7 +74,7 @@ export function Inspector() {
   const record = piece.record
   const token = record?.type === "token" ? record : null
   const cost = token?.cost
-  const choose = canFork(run, now) ? (id: number, text: string) => forkFrom(now, id, text) : null
+  const choose: Choose | null = canFork(run, now) ? (id: number, text: string, isFree: boolean) => forkFrom(now, id, text, isFree) : null
   return (
     <div class="inspector" id="inspector" tabIndex={-1} role="region" aria-label="Token">
       <header>
@@ -108,7 +83,7 @@ export function Inspector() {
       <p class="origin" aria-live="polite">
         {WORDS[piece.origin]}{record?.by ? ` by ${record.by}` : ""}<small> · token {piece.token ?? "?"}</small>
       </p>
-      {record?.draw && <Drawn draw={record.draw} token={piece.token} onChoose={choose} />}
+      {record?.draw && <Drawn draw={record.draw} token={piece.token} hasBiases={!!token?.num_biases} onChoose={choose} />}
       {token && (
         <dl class="facts">
           <dt>Step</dt><dd>{token.step}{cost ? `, with ${cost.num_rows} sequence${cost.num_rows === 1 ? "" : "s"}` : ""}</dd>

@@ -11,8 +11,8 @@ export type State = "running" | "done" | "stopped" | "failed"
 
 export interface Request { path: string; body: Record<string, any> }
 /** Where a run came from: another one, by when it was made, with a token chosen by hand. `inherited` is what stood before
- *  that token, which the run's own records do not tell. */
-export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null }
+ *  that token, which the run's own records do not tell. `isFree` runs go on without the rules of the other one. */
+export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null; isFree?: boolean }
 
 export interface Run {
   id: number
@@ -35,6 +35,8 @@ export interface Run {
   program: { language: string; text: string } | null
   abort: AbortController | null
   header: Header | null
+  /** Makes of the records that come what they are for this run. */
+  amend: ((record: TraceRecord) => TraceRecord) | null
 }
 
 const COMPILING_PAUSE = 1500
@@ -53,7 +55,8 @@ export function newRun(kind: Kind, title: string, request: Request, more: Partia
   const run: Run = {
     id: ++lastId, kind, title, made: lastMade, request, story: new Story(), records: [], version: signal(0),
     state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
-    firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null, ...more,
+    firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null,
+    amend: null, ...more,
   }
   runs.value = [run, ...runs.value].sort((a, b) => b.made - a.made).slice(0, MAX_RUNS)
   return run
@@ -136,7 +139,8 @@ function take(run: Run, event: any): void {
       run.content += choice.delta?.content ?? choice.text ?? ""
       run.thoughts += choice.delta?.reasoning_content ?? ""
     }
-    for (const record of choice.trace ?? []) {
+    for (const each of choice.trace ?? []) {
+      const record: TraceRecord = run.amend ? run.amend(each) : each
       run.records.push(record)
       run.story.add(record)
     }

@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks"
 import { Menu, Notice } from "./parts"
+import { openRun } from "./programs"
 import { type Run, beside, runs, stop, summary, traceText } from "./runs"
 import { type Colours, colours, folds, view } from "./settings"
 import { type Shape, asProgram, copy, download } from "./share"
@@ -13,7 +14,7 @@ import { Said, Tree } from "./tree"
 
 const ORIGINS: [Origin, string][] = [
   ["prompt", "prompt"], ["cached", "cached"], ["sampled", "sampled"], ["drafted", "drafted"], ["forced", "forced"],
-  ["fought", "against the mask"], ["rewound", "taken back"],
+  ["fought", "mask removed most"], ["rewound", "rolled back"],
 ]
 
 export function Legend({ run, line }: { run: Run; line: Line }) {
@@ -31,7 +32,7 @@ export function Legend({ run, line }: { run: Run; line: Line }) {
       <span class="spring" />
       {found.rewound > 0 && (
         <label class="check"><input type="checkbox" checked={folds.value}
-          onChange={event => (folds.value = event.currentTarget.checked)} /> fold what was taken back</label>
+          onChange={event => (folds.value = event.currentTarget.checked)} /> fold what was rolled back</label>
       )}
       <select aria-label="Colours" value={colours.value} onChange={choose}>
         <option value="origin">by origin</option><option value="probability">by probability</option>
@@ -71,9 +72,16 @@ export function RunActions({ run }: { run: Run }) {
 
 export function Ancestry({ run }: { run: Run }) {
   if (!run.ancestor) return null
-  const { made, at, chosen } = run.ancestor
+  const { made, at, chosen, isFree } = run.ancestor
   const from = runs.value.find(each => each.made === made)
-  return <p class="ancestry">Forked from {from ? `run ${from.id}` : "an earlier run"} at token {at + 1}, with <code>{chosen}</code></p>
+  const state = from?.state.value === "running" ? ", which is still writing" : ""
+  return (
+    <p class="ancestry">
+      {chosen ? "Forked from " : "Continues "}
+      {from && from.kind !== "chat" ? <button class="link" onClick={() => openRun(from)}>run {from.id}</button> : "an earlier run"}{state}
+      {chosen && <> at token {at + 1}, with <code>{chosen}</code></>}{isFree && ", without its rule"}
+    </p>
+  )
 }
 
 interface Props { run: Run; marks?: (line: Line) => Set<number> | null; isSmall?: boolean }
@@ -96,7 +104,7 @@ export function RunView({ run, marks, isSmall = false }: Props) {
       <Legend run={run} line={line} />
       {hasForks && <Tree run={run} />}
       <TokenText key={line.index} run={run} line={line} marks={marks?.(line)} label={hasForks ? `Fork ${line.index}` : "Text"} />
-      <Spoken run={run} line={line} />
+      <Spoken key={`${run.id} ${line.index}`} run={run} line={line} />
       <Timeline run={run} line={line} />
       <Said line={line} />
     </article>

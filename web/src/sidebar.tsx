@@ -3,21 +3,10 @@
 import { useRef, useState } from "preact/hooks"
 import { Icon } from "./icons"
 import { Notice } from "./parts"
-import { type Run, current, openTraces, runs } from "./runs"
+import { openRun } from "./programs"
+import { openTraces, runs } from "./runs"
 import { view } from "./settings"
-import { showProgram } from "./steer"
 import { type Talk, beginTalk, forget, talk, talks } from "./talk"
-
-export function openRun(run: Run): void {
-  if (run.kind === "steer") {
-    current.steer.value = run
-    if (run.program) showProgram(run.program)
-    view.value = "steer"
-  } else {
-    current.complete.value = run
-    view.value = "complete"
-  }
-}
 
 function Talks({ onDone }: { onDone: () => void }) {
   const open = (each: Talk) => {

@@ -1,4 +1,4 @@
-// What a screen reader is told of a text that grows: whole sentences, one after the other, what was taken back, the end.
+// What a screen reader is told of a text that grows: whole sentences, one after the other, what was rolled back, the end.
 
 import { useEffect, useRef, useState } from "preact/hooks"
 import type { Run } from "./runs"
@@ -33,7 +33,7 @@ export function Spoken({ run, line }: { run: Run; line: Line }) {
     const said: string[] = []
     if (last.line !== line) Object.assign(last, { line, text: isOver ? text : "" })
     if (!text.startsWith(last.text)) {
-      said.push("Taken back.")
+      said.push("Rolled back.")
       let kept = 0
       while (kept < text.length && text[kept] === last.text[kept]) kept++
       last.text = text.slice(0, kept)

@@ -4,23 +4,12 @@ import { signal } from "@preact/signals"
 import { Editor } from "./editor"
 import { LANGUAGES, type Language } from "./examples"
 import { Notice, TextBox } from "./parts"
+import { chosen, language, programs, promptOf, prompts, textOf } from "./programs"
 import { current, newRun, start, stop } from "./runs"
 import { RunView } from "./runview"
-import { kept, model, samplingFields, seedOrNew } from "./settings"
+import { model, samplingFields, seedOrNew } from "./settings"
 
-const language = kept<string>("language", "javascript")
-const programs = kept<Record<string, string>>("programs", {})
-const prompts = kept<Record<string, string>>("prompts", {})
 const wrong = signal("")
-
-const chosen = (): Language => LANGUAGES.find(each => each.id === language.value) ?? LANGUAGES[0]
-const textOf = (of: Language) => programs.value[of.id] ?? of.examples[0].text
-const promptOf = (of: Language) => prompts.value[of.id] ?? of.prompt
-
-export function showProgram(program: { language: string; text: string }): void {
-  language.value = program.language
-  programs.value = { ...programs.value, [program.language]: program.text }
-}
 
 /** The fields that say how a text is steered. Throws for what is no JSON. */
 function steering(of: Language, text: string): Record<string, unknown> {
@@ -82,14 +71,13 @@ export function Steer() {
         <div class="steer-prompt">
           <span>Prompt</span>
           <TextBox id="steer-prompt" value={promptOf(of)} label="Prompt" placeholder={of.controller ? "none" : "A text to continue"}
-            onInput={text => (prompts.value = { ...prompts.value, [of.id]: text })} onSend={run} />
+            onInput={text => (prompts.value = { ...prompts.value, [of.id]: text })} onSend={() => !isBusy && run()} />
         </div>
       </section>
       <section class="outcome" aria-label="Outcome">
-        {wrong.value && <Notice text={wrong.value} />}
-        {made ? <RunView run={made} /> : (
+        {wrong.value ? <Notice text={wrong.value} /> : made ? <RunView run={made} /> : (
           <div class="welcome small"><p>The program decides what may come next, and the model chooses among it. Run it to see
-            which tokens were drawn, forced, taken back, and where the text forked.</p></div>
+            which tokens were sampled, forced and rolled back, and where the text forked.</p></div>
         )}
       </section>
     </div>

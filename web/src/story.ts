@@ -1,4 +1,4 @@
-// What records add up to: for each output its tokens in the order in which they came, those that were taken back too,
+// What records add up to: for each output its tokens in the order in which they came, those that were rolled back too,
 // with logs, variables and the place in the tree of forks. It grows record by record; nothing here knows the page.
 
 import type { EndRecord, PromptRecord, ReplacedRecord, TokenRecord, TraceRecord, WaitRecord } from "./records"
@@ -85,7 +85,7 @@ export class Line {
     this.versions[this.starts.length - 1]++
   }
 
-  /** Takes over everything of a line from which nothing was taken back. */
+  /** Takes over everything of a line from which nothing was rolled back. */
   private copy(from: Line): void {
     this.pieces = from.pieces.slice()
     this.alive = from.alive.slice()
@@ -101,7 +101,7 @@ export class Line {
     }
   }
 
-  /** Shows or folds what was taken back from piece `number` on. */
+  /** Shows or folds what was rolled back from piece `number` on. */
   toggle(number: number): void {
     if (!this.opened.delete(number)) this.opened.add(number)
     this.versions[this.chunkOf(number)]++

@@ -3,7 +3,7 @@
 
 import { signal } from "@preact/signals"
 import { nameOf, partOf } from "./files"
-import { forkAt } from "./fork"
+import { type Place, forkAt } from "./fork"
 import { type Run, newRun, start } from "./runs"
 import { model, sampling, samplingFields, seedOrNew } from "./settings"
 import { all, put, remove } from "./store"
@@ -127,12 +127,13 @@ function finish(of: Talk, message: Message, run: Run): void {
 }
 
 /** Forks an answer at one of its tokens: the fork is a sibling of it. */
-export function forkInChat(run: Run, output: number, at: number, token: number, text: string): void {
+export function forkInChat(run: Run, place: Place, isFree: boolean): Run | null {
   const of = talk.value
   const before = Object.values(of.messages).find(message => runOf.get(message.id) === run)
-  if (!before) return
+  if (!before) return null
   const message = add(of, before.parent!, { role: "assistant", model: before.model })
-  const forked = forkAt(run, output, at, token, text, () => finish(of, message, forked))
+  const forked = forkAt(run, place, { isFree, onEnd: () => finish(of, message, forked) })
   runOf.set(message.id, forked)
   keep(of)
+  return forked
 }

@@ -49,7 +49,7 @@ class Chunk extends Component<ChunkProps> {
         const count = number - first + 1
         made.push(
           <button key={`f${first}`} class="fold" data-fold={first} aria-expanded={isShown}
-            aria-label={`${count} tokens taken back`}>{isShown ? "−" : `+${count}`}</button>,
+            aria-label={`${count} tokens rolled back`}>{isShown ? "−" : `+${count}`}</button>,
         )
         if (!isShown) continue
         for (let each = first; each <= number; each++)

@@ -1,0 +1,127 @@
+"""Helpers for tests of the playground in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sources import ROOT
+
+#: What marks each of these test files: they take long, and one browser at a time is enough.
+MARKS = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+WEB = ROOT / "web"
+VIEWS = ("Chat", "Complete", "Steer", "Compare")
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script><b>bold</b> &lt;i&gt;"
+
+
+def go(page: Any, name: str) -> None:
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
+def settle(page: Any, state: str = "done") -> None:
+    page.locator("main .state").first.wait_for()
+    page.wait_for_selector(f"main .state.{state} >> nth=0")
+
+
+def text_of(page: Any, index: int = 0) -> str:
+    """The text of a run without its prompt."""
+    chunks = page.locator(".tokens").nth(index).locator(":scope > .chunk")
+    return "".join(chunks.all_text_contents())
+
+
+def complete(page: Any, prompt: str = "Once upon a time") -> None:
+    go(page, "Complete")
+    page.get_by_label("Prompt").fill(prompt)
+    page.keyboard.press("Control+Enter")
+    settle(page)
+
+
+def steer(page: Any, language: str, example: str) -> None:
+    go(page, "Steer")
+    page.get_by_label("Language").select_option(label=language)
+    page.get_by_label("Example").select_option(label=example)
+    page.get_by_role("button", name="Run", exact=True).click()
+
+
+def write(page: Any, text: str) -> None:
+    """Replace the program."""
+    page.locator(".editor .cm-content").click()
+    page.keyboard.press("Control+a")
+    page.locator(".editor .cm-content").evaluate(PASTE, text)
+
+
+PASTE = """(element, text) => {
+  const clipboardData = new DataTransfer()
+  clipboardData.setData("text/plain", text)
+  element.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }))
+}"""
+
+
+def ask(page: Any, text: str) -> None:
+    """Say something in the chat, and wait for the answer."""
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Regenerate").last.wait_for()
+
+
+SHOWN = """chunks => chunks.map(chunk => [...chunk.childNodes].filter(node => !node.matches?.(".fold, .rewound"))
+    .map(node => node.textContent).join(""))"""
+
+
+KEPT = """count => new Promise(done => {
+  const asked = indexedDB.open("bridle-playground", 1)
+  asked.onsuccess = () => {
+    const counted = asked.result.transaction("runs").objectStore("runs").count()
+    counted.onsuccess = () => { asked.result.close(); done(counted.result >= count) }
+  }
+})"""
+
+
+def answer_with(page: Any, num_tokens: int) -> None:
+    """Let each completion have the given number of tokens, all of them at once."""
+    odds = {"logprob": -0.7, "rank": 1, "top": [[1, -0.7], [2, -1.2]], "texts": [" dog", " cat"]}
+    record = {"type": "token", "output": 0, "step": 1, "token": 1, "text": " dog", "spelled": " dog"}
+    prompt = {"type": "prompt", "output": 0, "step": 1, "tokens": [7], "texts": ["Once"]}
+
+    def event(trace: dict[str, Any]) -> str:
+        choice = {"index": 0, "text": trace.get("text", ""), "trace": [trace], "finish_reason": None}
+        return "data: " + json.dumps({"choices": [choice]}) + "\n\n"
+
+    body = event(prompt) + event(record | {"draw": {"before": odds}}) * num_tokens + "data: [DONE]\n\n"
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def hostile_trace() -> str:
+    lines: list[dict[str, Any]] = [
+        {"type": "header", "version": 1, "request_id": HOSTILE, "model": HOSTILE},
+        {"type": "prompt", "output": 0, "step": 1, "tokens": [1], "texts": [HOSTILE]},
+        {"type": "token", "output": 0, "step": 1, "token": 2, "text": HOSTILE, "spelled": HOSTILE, "by": HOSTILE,
+         "draw": {"before": {"logprob": -1.0, "rank": 2, "top": [[3, -0.5]], "texts": [HOSTILE]}}},
+        {"type": "fork", "output": 1, "step": 1, "parent": 0, "num_tokens": 1},
+        {"type": "log", "output": 0, "step": 1, "text": HOSTILE},
+        {"type": "variable", "output": 0, "step": 1, "name": HOSTILE, "value": "PGltZz4="},
+        {"type": "end", "output": 0, "step": 2, "reason": HOSTILE, "error": HOSTILE},
+    ]  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+#: Where pictures for the documentation go, if anybody wants them.
+PICTURES = os.environ.get("BRIDLE_PICTURES")
+
+
+def picture(page: Any, name: str) -> None:
+    """Take one, and reduce its colours, since it stands in the repository."""
+    import io
+
+    from PIL import Image
+
+    data = page.screenshot(animations="disabled")
+    assert len(data) > 5_000
+    if PICTURES:
+        image = Image.open(io.BytesIO(data)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+        image.save(Path(PICTURES) / f"playground-{name}.png", optimize=True)

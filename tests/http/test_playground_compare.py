@@ -1,0 +1,67 @@
+"""Two runs side by side, and traces as files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from bridle.traces import Trace, TraceHeader, encode_trace, parse
+from tests.http.playground_kit import MARKS, complete, settle, text_of
+
+pytestmark = MARKS
+
+
+def test_two_runs_stand_side_by_side(page: Any) -> None:
+    page.get_by_role("tab", name="Settings").click()
+    page.locator("input[name=temperature]").fill("1.5")
+    complete(page)
+    page.get_by_role("button", name="Compare").last.click()
+    seed = re.search(r"seed (\d+)", page.get_by_label("Left run").locator("option:checked").inner_text())
+    assert seed is not None
+    page.get_by_label("Seed of the second run").fill(seed[1])
+    page.get_by_role("button", name="Run beside").click()
+    page.get_by_text("The texts are the same").wait_for()
+    page.get_by_label("Seed of the second run").fill(str(int(seed[1]) + 1))
+    page.get_by_role("button", name="Run beside").click()
+    page.get_by_text("tokens differ").wait_for()
+    assert page.locator(".t.differs").count() > 0
+
+
+def test_the_second_run_may_have_another_adapter(page: Any) -> None:
+    """Adapters are only claimed here; what is sent is what matters."""
+    row = {"object": "model", "state": "loaded", "task": "generate", "parent": None}
+    rows = [row | {"id": "demo"}, row | {"id": "terse", "parent": "demo"}, row | {"id": "other", "parent": "another"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": rows}))
+    page.reload()
+    complete(page)
+    page.get_by_role("button", name="Compare").last.click()
+    choice = page.get_by_label("Adapter of the second run")
+    assert choice.locator("option").all_inner_texts() == ["the same adapter", "no adapter", "terse"]
+    for chosen, sent in (("terse", "terse"), ("no adapter", None), ("the same adapter", None)):
+        choice.select_option(label=chosen)
+        with page.expect_request("**/v1/completions") as asked:
+            page.get_by_role("button", name="Run beside").click()
+        body = asked.value.post_data_json
+        assert (body.get("adapter"), body["model"]) == (sent, "demo")
+        settle(page, "failed" if sent else "done")
+
+
+def test_traces_are_saved_and_opened(page: Any, tmp_path: Path) -> None:
+    complete(page)
+    text = text_of(page)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save trace").click()
+    path = tmp_path / "trace.jsonl"
+    saved.value.save_as(path)
+    (trace,) = parse(path.read_bytes())
+    assert trace.header.model == "demo"
+    page.get_by_label("Trace file").set_input_files(path)
+    page.get_by_label("History").get_by_text("trace.jsonl").wait_for()
+    assert text_of(page) == text
+    path.write_text("no trace\n")
+    page.get_by_label("Trace file").set_input_files(path)
+    page.get_by_text("Line 1 is not JSON").wait_for()
+    path.write_bytes(encode_trace(Trace(TraceHeader("runtime-1", runtime={"dialect": 2}))))
+    page.get_by_label("Trace file").set_input_files(path)
+    page.get_by_text("Line 1 begins the trace of a control runtime").wait_for()
