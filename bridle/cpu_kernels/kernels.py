@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bridle.cpu_kernels.ggml import BlockType
 from bridle.cpu_kernels.packing import BLOCK, KINDS, PackedMatrix, packed_sizes
 from bridle.cpu_kernels.threads import is_parallel
 from bridle.errors import InternalError
 
 #: The version of the C functions' arguments.
-VERSION = 7
+VERSION = 8
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20
@@ -82,6 +83,7 @@ class Kernels:
         #: Query rows of a chunk of attention.
         self.queries: int = library.bridle_queries()
         self._linear = self.function("bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
+        self._pack = self.function("bridle_pack", *[c_void_p] * 3, *[c_int] * 4)
         self.threads = 1
 
     def function(self, name: str, *arguments: Any) -> Any:
@@ -93,6 +95,16 @@ class Kernels:
     def use_threads(self, threads: int) -> None:
         """Compute with this many threads from now on, unless there are more already."""
         self.threads = self._library.bridle_threads(threads)
+
+    def pack(self, kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
+        """Bring rows of blocks [out, bytes] into the order of the products, in memory of whole panels."""
+        outputs, inputs = blocks.shape[0], blocks.shape[1] // kind.num_bytes * kind.inputs
+        sizes = packed_sizes(kind.name, -(-outputs // self.lanes) * self.lanes, inputs)
+        check_tensor(blocks, torch.uint8, outputs * kind.row_bytes(inputs), "blocks")
+        check_tensor(weights, torch.uint8, sizes[0], "weights")
+        check_tensor(scales, torch.uint8, sizes[1], "scales")
+        pointers = (blocks.data_ptr(), weights.data_ptr(), scales.data_ptr())
+        self._pack(*pointers, KINDS[kind.name], outputs, inputs, is_parallel())
 
     def matrix(self, packed: PackedMatrix, bias: Tensor | None) -> Matrix:
         return Matrix(packed, bias, self.lanes)

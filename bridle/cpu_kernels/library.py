@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.cpu_kernels.features import cpu_features
-from bridle.cpu_kernels.ggml import TYPES, dequantize, quantize
+from bridle.cpu_kernels.ggml import TYPES, BlockType, dequantize, quantize
 from bridle.cpu_kernels.isa_targets import MANIFEST, TARGETS, IsaTarget
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.layers import AttentionRows, LayerKV, attend
-from bridle.cpu_kernels.packing import pack_blocks, pack_float32, pack_int8
+from bridle.cpu_kernels.packing import pack_blocks, pack_float32, pack_int8, plain_fill
 from bridle.cpu_kernels.plain_recurrence import PlainRecurrences
 from bridle.cpu_kernels.recurrence import RecurrenceKernels, Stretch
 from bridle.cpu_kernels.sampling import COLUMNS, SamplingKernels
@@ -101,10 +101,12 @@ def try_out(found: Kernels) -> None:
     want = (torch.round(rows / scale) @ integers.float().t()) * scale  # sums below 2^24: exact in float32, too
     if not torch.equal(found.linear(ones, rows), want):
         raise InternalError("its 8-bit product differs from torch's")
+    for kind in TYPES.values():
+        _try_packing(found, kind, generator)
     for name in ("Q8_0", "Q4_0"):
         kind = TYPES[name]
         blocks = quantize(kind, weight)
-        matrix = found.matrix(pack_blocks(kind, blocks, found.lanes, found.zero), None)
+        matrix = found.matrix(pack_blocks(kind, blocks, found.lanes, found.pack), None)
         want = rows @ dequantize(kind, blocks).t()
         _compare(found.linear(matrix, rows), want, _TRIAL_TOLERANCE, f"{name} product")
     floats = found.matrix(pack_float32(weight, found.lanes), None)
@@ -112,6 +114,15 @@ def try_out(found: Kernels) -> None:
     _try_attention(found, generator)
     _try_sampling(SamplingKernels(found), generator)
     _try_recurrences(RecurrenceKernels(found), generator)
+
+
+def _try_packing(found: Kernels, kind: BlockType, generator: torch.Generator) -> None:
+    blocks = torch.randint(256, (found.lanes + 1, 2 * kind.num_bytes), generator=generator, dtype=torch.uint8)
+    have, want = (
+        pack_blocks(kind, blocks, found.lanes, fill) for fill in (found.pack, plain_fill(found.lanes, found.zero))
+    )
+    if not (torch.equal(have.weights, want.weights) and torch.equal(have.scales, want.scales)):
+        raise InternalError(f"it packs {kind.name} in another order than torch does")
 
 
 def _try_attention(found: Kernels, generator: torch.Generator) -> None:

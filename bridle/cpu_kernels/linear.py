@@ -210,7 +210,7 @@ def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
     found, first = kernels(), layers[0]
     if first.native is not None or found is None or first.in_features > MAX_INPUTS:
         return first.native is not None
-    packed = pack_side_by_side(first.kind, [layer.blocks for layer in layers], found.lanes, found.zero)
+    packed = pack_side_by_side(first.kind, [layer.blocks for layer in layers], found.lanes, found.pack)
     for layer, own in zip(layers, packed, strict=True):
         layer._take(own, found)
     return True

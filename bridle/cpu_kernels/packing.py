@@ -10,8 +10,7 @@ each input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,11 +19,8 @@ from torch import Tensor
 
 from bridle.cpu_kernels.ggml import TYPES, BlockType, SplitBlocks, split_blocks
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
-from bridle.cpu_kernels.threads import num_threads, torch_alone
 
 BLOCK = 32
-#: Numbers that are packed at once: what they become on the way should stay in a processor's cache.
-PACKED_NUMBERS = 1 << 18
 #: Numbers of the kinds in sources/linear.h.
 _NAMES = ("int8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "float32", "Q4_1", "Q5_0", "Q5_1")
 KINDS = {name: number for number, name in enumerate(_NAMES)}
@@ -70,18 +66,22 @@ def pack_float32(weight: Tensor, lanes: int) -> PackedMatrix:
     return PackedMatrix("float32", _flat(weights), torch.empty(0, dtype=torch.uint8), num_outputs, given, given)
 
 
-def pack_blocks(kind: BlockType, blocks: Tensor, lanes: int, zero: int) -> PackedMatrix:
-    """Rows of blocks [out, bytes] for kernels that want `zero` added to 8-bit weights."""
-    return pack_side_by_side(kind, [blocks], lanes, zero)[0]
+#: Brings rows of blocks [out, bytes] of a kind into the order, in memory for the weights and for the scales.
+Fill = Callable[[BlockType, Tensor, Tensor, Tensor], None]
 
 
-def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, zero: int) -> list[PackedMatrix]:
+def pack_blocks(kind: BlockType, blocks: Tensor, lanes: int, fill: Fill) -> PackedMatrix:
+    """Rows of blocks [out, bytes]."""
+    return pack_side_by_side(kind, [blocks], lanes, fill)[0]
+
+
+def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, fill: Fill) -> list[PackedMatrix]:
     """As `pack_blocks`, with the bytes of several matrices one behind the other."""
     inputs = parts[0].shape[1] // kind.num_bytes * kind.inputs
     sizes = [packed_sizes(kind.name, _up(part.shape[0], lanes), inputs) for part in parts]
     weights, scales = _side_by_side([size for size, _ in sizes]), _side_by_side([size for _, size in sizes])
     for part, own_weights, own_scales in zip(parts, weights, scales, strict=True):
-        _fill(kind, part, lanes, zero, own_weights, own_scales)
+        fill(kind, part, own_weights, own_scales)
     return [
         PackedMatrix(kind.name, own_weights, own_scales, part.shape[0], inputs, inputs)
         for part, own_weights, own_scales in zip(parts, weights, scales, strict=True)
@@ -94,24 +94,16 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
     return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def _fill(kind: BlockType, blocks: Tensor, lanes: int, zero: int, weights: Tensor, scales: Tensor) -> None:
-    """A few rows at a time: they take several times their room while they are taken apart. Threads take turns: if they
-    shared each of these short operations, waiting for each other would take longer than the work."""
-    panels = _up(blocks.shape[0], lanes) // lanes
-    weight_rows, scale_rows = weights.view(panels, -1), scales.view(panels, -1)
-    step = max(PACKED_NUMBERS // (blocks.shape[1] // kind.num_bytes * kind.inputs * lanes), 1)
-    infers = torch.is_inference_mode_enabled()  # which is a thread's own
+def plain_fill(lanes: int, zero: int) -> Fill:
+    """Return what the kernels' own `pack` does in plain torch, for kernels with so many lanes that want `zero` added to
+    8-bit weights. It is what they are tried against, and takes many times as long."""
 
-    def fill(at: int) -> None:
-        rows = blocks[at * lanes : (at + step) * lanes]
-        with torch_alone(), torch.inference_mode(infers):
-            split = split_blocks(kind, rows)
-            missing = _up(rows.shape[0], lanes) - rows.shape[0]
-            weight_rows[at : at + step] = _weights(kind, split, lanes, zero, missing)
-            scale_rows[at : at + step] = _scales(split, lanes, missing).flatten(1)
+    def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
+        split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
+        weights.copy_(_weights(kind, split, lanes, zero, missing).flatten())
+        scales.copy_(_scales(split, lanes, missing).flatten())
 
-    with ThreadPoolExecutor(num_threads(), thread_name_prefix="bridle-pack") as threads:
-        list(threads.map(fill, range(0, panels, step)))
+    return fill
 
 
 def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:

@@ -55,6 +55,16 @@ static void try_linear(int kind, int outputs, int given, int rows) {
     free(x); free(out); free(scratch); drop(m);
 }
 
+static void try_packing(int kind, int outputs, int blocks) {
+    const traits t = TRAITS[kind];
+    const int groups = t.has_factor ? SUPER : 1, inputs = blocks * groups * BLOCK;
+    const size_t panels = (size_t)(outputs + LANES - 1) / LANES;
+    uint8_t *from = filled((size_t)outputs * blocks * LAYOUTS[kind].bytes);
+    uint8_t *weights = malloc(panels * blocks * groups * block_bytes(t)), *scales = malloc(panels * scale_bytes(t, (size_t)blocks * groups));
+    bridle_pack(from, weights, scales, kind, outputs, inputs, 1);
+    free(from); free(weights); free(scales);
+}
+
 static void *pool(int kv, size_t n) {       // keys or values of a type
     float *x = floats(n);
     if (kv == KV_FLOAT32) return x;
@@ -204,6 +214,7 @@ int main(int count, char **arguments) {
     for (int kind = 0; kind < NUM_KINDS; kind++)
         for (int outputs = 1; outputs < 50; outputs += 7)
             for (int rows = 1; rows < 30; rows += rows < 6 ? 1 : 5)
+                if (rows < 2 && LAYOUTS[kind].bytes) try_packing(kind, outputs, 1 + rows % 3);
                 try_linear(kind, outputs, kind == INT8 || kind == FLOAT32 ? 5 * outputs : 512, rows);
     const int shapes[][5] = {{1, 0, 2, 1, 64}, {1, 200, 7, 1, 64}, {5, 63, 8, 2, 32}, {40, 3, 4, 4, 128}, {3, 130, 32, 1, 16}, {2, 9, 2, 2, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)

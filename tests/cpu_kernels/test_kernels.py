@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.cpu_kernels import packing
 from bridle.cpu_kernels.ggml import TYPES, SplitBlocks, dequantize, split_blocks
 from bridle.cpu_kernels.kernels import Kernels
 from bridle.cpu_kernels.library import try_out
@@ -20,6 +16,7 @@ from bridle.cpu_kernels.packing import (
     pack_float32,
     pack_int8,
     pack_side_by_side,
+    plain_fill,
     unpack_blocks,
     unpack_float32,
     unpack_int8,
@@ -48,7 +45,7 @@ def make(found: Kernels, form: str, num_outputs: int, num_inputs: int, seed: int
         return found.matrix(packed, bias), weight.double()
     kind = TYPES[form]
     blocks = torch.from_numpy(random_blocks(form, num_outputs, num_inputs, seed))
-    return found.matrix(pack_blocks(kind, blocks, found.lanes, found.zero), bias), dequantize(kind, blocks).double()
+    return found.matrix(pack_blocks(kind, blocks, found.lanes, found.pack), bias), dequantize(kind, blocks).double()
 
 
 def rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
@@ -136,7 +133,7 @@ def test_integers_are_packed_wherever_they_lie(shape: tuple[int, int], lanes: in
 def test_unpacking_undoes_packing(form: str, lanes: int, zero: int) -> None:
     kind, rows = TYPES[form], torch.tensor([20, 0, 7, 8, 7])
     blocks = torch.from_numpy(random_blocks(form, 21, 2 * kind.inputs, 5))
-    packed = pack_blocks(kind, blocks, lanes, zero)
+    packed = pack_blocks(kind, blocks, lanes, plain_fill(lanes, zero))
     _check_same(unpack_blocks(kind, packed, lanes, zero), split_blocks(kind, blocks))
     _check_same(unpack_rows(kind, packed, lanes, zero, rows), split_blocks(kind, blocks[rows]))
 
@@ -148,46 +145,37 @@ def _check_same(have: SplitBlocks, want: SplitBlocks) -> None:
         assert its is None or (mine.dtype == its.dtype and torch.equal(mine.flatten(), its.flatten()))
 
 
+@pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("form", TYPES)
-def test_matrices_are_packed_a_few_rows_at_a_time(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = TYPES[form]
-    blocks = torch.from_numpy(random_blocks(form, 53, 2 * kind.inputs, 5))
-    whole = pack_blocks(kind, blocks, 8, 128)
-    monkeypatch.setattr(packing, "PACKED_NUMBERS", 1)
-    parts = pack_blocks(kind, blocks, 8, 128)
-    assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
+@pytest.mark.parametrize(("outputs", "blocks"), [(1, 1), (53, 2), (16, 3), (640, 1)])
+def test_kernels_pack_as_plain_torch_does(name: str, form: str, outputs: int, blocks: int) -> None:
+    found, kind = kernels(name), TYPES[form]
+    rows = torch.from_numpy(random_blocks(form, outputs, blocks * kind.inputs, 5))
+    have = pack_blocks(kind, rows, found.lanes, found.pack)
+    want = pack_blocks(kind, rows, found.lanes, plain_fill(found.lanes, found.zero))
+    assert torch.equal(have.weights, want.weights) and torch.equal(have.scales, want.scales)
 
 
-@pytest.mark.parametrize("infers", [False, True])
-def test_threads_pack_the_same_without_waiting_for_each_other(infers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = TYPES["Q4_K"]
-    blocks = torch.from_numpy(random_blocks("Q4_K", 53, 2 * kind.inputs, 5))
-    whole, widths = pack_blocks(kind, blocks, 8, 128), set()
-    monkeypatch.setattr(packing, "PACKED_NUMBERS", 1)
-    monkeypatch.setattr(packing, "num_threads", lambda: 3)
-
-    def split(*args: Any) -> SplitBlocks:
-        widths.add((threading.current_thread().name[:11], torch.get_num_threads()))
-        return split_blocks(*args)
-
-    monkeypatch.setattr(packing, "split_blocks", split)
-    with torch.inference_mode(infers):
-        parts = pack_blocks(kind, blocks, 8, 128)
-    assert torch.equal(whole.weights, parts.weights) and torch.equal(whole.scales, parts.scales)
-    assert widths == {("bridle-pack", 1)}
+@pytest.mark.parametrize("changes", [{"blocks": 1}, {"weights": 1}, {"scales": 1}], ids=str)
+def test_packing_into_memory_of_another_size_is_refused(changes: dict[str, int]) -> None:
+    found, kind = kernels(OBJECTS[0]), TYPES["Q4_K"]
+    sizes = {"blocks": 144, "weights": 128 * found.lanes, "scales": 20 * found.lanes}
+    parts = {name: torch.zeros(size - changes.get(name, 0), dtype=torch.uint8) for name, size in sizes.items()}
+    with pytest.raises(InternalError, match=next(iter(changes))):
+        found.pack(kind, parts["blocks"].unsqueeze(0), parts["weights"], parts["scales"])
 
 
 def test_matrices_that_lie_side_by_side_are_one() -> None:
-    kind = TYPES["Q4_1"]
+    kind, fill = TYPES["Q4_1"], plain_fill(8, 0)
     blocks = torch.from_numpy(random_blocks("Q4_1", 45, 64, 5))
-    parts = pack_side_by_side(kind, [blocks[:16], blocks[16:24], blocks[24:]], 8, 0)
-    whole, one = pack_blocks(kind, blocks, 8, 0), joined(parts, 8)
+    parts = pack_side_by_side(kind, [blocks[:16], blocks[16:24], blocks[24:]], 8, fill)
+    whole, one = pack_blocks(kind, blocks, 8, fill), joined(parts, 8)
     assert one is not None and (one.outputs, one.inputs, one.given) == (45, 64, 64)
     assert one.weights.data_ptr() == parts[0].weights.data_ptr()
     assert torch.equal(one.weights, whole.weights) and torch.equal(one.scales, whole.scales)
     assert joined(parts[::-1], 8) is None, "not in this order"
-    assert joined([pack_blocks(kind, blocks[:16], 8, 0), parts[1]], 8) is None, "apart"
-    assert joined([*pack_side_by_side(kind, [blocks[:12], blocks[12:]], 8, 0)], 8) is None, "half a panel"
+    assert joined([pack_blocks(kind, blocks[:16], 8, fill), parts[1]], 8) is None, "apart"
+    assert joined([*pack_side_by_side(kind, [blocks[:12], blocks[12:]], 8, fill)], 8) is None, "half a panel"
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -1,13 +1,14 @@
 // The kernels of one instruction set, as one object without dependencies but the C library. Pointers and sizes are checked
 // by whoever calls (bridle/native/kernels.py): nothing here looks twice.
 #include "layer.h"
+#include "packing.h"
 #include "recurrent.h"
 #include "sampling.h"
 
 // What the object was built for: outputs to a panel, what is added to a stored 8-bit weight, the version of this interface.
 API int bridle_lanes(void) { return LANES; }
 API int bridle_zero(void) { return ZERO8; }
-API int bridle_version(void) { return 7; }
+API int bridle_version(void) { return 8; }
 
 // Scratch for rows that are rounded: bytes of integers, then 4-byte scales, then 4-byte sums.
 // out [rows, outputs] = x [rows, given] . weights + bias
@@ -16,6 +17,12 @@ API void bridle_linear(const matrix *m, const float *x, uint8_t *scratch, float 
     const quantized q = cut(scratch, t, rows, m->inputs);
     quantize_rows(x, (size_t)m->given, rows, m->given, m->inputs, t, q, parallel);
     multiply(*m, q, out, (size_t)m->outputs, rows, 0, parallel);
+}
+
+// Rows of blocks as files have them -> the weights and scales of a matrix
+API void bridle_pack(const uint8_t *blocks, uint8_t *weights, uint8_t *scales, int kind, int outputs, int inputs, int parallel) {
+    const packing p = {blocks, weights, scales, kind, outputs, inputs};
+    run(pack_chunk, &p, (outputs + LANES - 1) / LANES, parallel);
 }
 
 // out [tokens, heads, dim]: what each token of each sequence gets from what it sees
