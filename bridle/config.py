@@ -60,6 +60,8 @@ _ENGINE_COUNTS = (
 )
 #: The share of the KV cache that parked conversations hold at most, by default, and for how many seconds.
 PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
+#: The share of it that a user's retained prefixes hold at most, by default.
+RETAINED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class EngineConfig:
     1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
 
     After a tool call the KV of a conversation is parked for `park_seconds`: it is evicted after all else. What is
-    parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked).
+    parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked). Of that, a
+    user retains `max_retained` prefixes and caches, of `max_retained_tokens` tokens (None: half of what is parked).
 
     Blocks of the KV cache that are evicted, and those in memory when the engine closes, are kept in the folder
     `kv_store` (`auto`: one in the user's cache, if the model can use it; None: nowhere), in at most `kv_store_bytes`
@@ -205,6 +208,8 @@ class EngineConfig:
     speculate: int | None = None
     park_memory: int | None = None
     park_seconds: float = PARK_SECONDS
+    max_retained: int = 64
+    max_retained_tokens: int | None = None
     kv_store: str | None = None
     kv_store_bytes: int | None = None
     unnamed_ids: bool = False
@@ -213,6 +218,9 @@ class EngineConfig:
         _check_positive(self, _ENGINE_COUNTS)
         if self.park_memory is not None and self.park_memory < 0:
             raise InvalidRequest(f"park_memory is {self.park_memory}; must be at least 0", "park_memory")
+        for name, least in (("max_retained", 0), ("max_retained_tokens", 1)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise InvalidRequest(f"{name} is {value}; must be at least {least}", name)
         if not 0 <= self.park_seconds <= 86_400:
             raise InvalidRequest(
                 f"park_seconds is {self.park_seconds}; must be at least 0 and at most 86400", "park_seconds"

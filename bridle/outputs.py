@@ -68,6 +68,7 @@ class Usage:
     shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
     drafted_tokens: int = 0  # guessed and computed before they were drawn
     accepted_tokens: int = 0  # of those, the ones that were drawn
+    retained_tokens: int = 0  # of the prompt, whose KV is kept as the request asked for
     constraint: ConstraintUsage | None = None
 
     @property

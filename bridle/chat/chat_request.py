@@ -8,8 +8,9 @@ format.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import msgspec
@@ -36,7 +37,7 @@ from bridle.chat.tool_choice import ToolChoice
 from bridle.chat.tool_parsers.formats import ToolFormat
 from bridle.chat.tool_parsers.grammar import Function
 from bridle.chat.tool_parsers.harmony import Harmony
-from bridle.engine.request import Request
+from bridle.engine.request import Request, Retention
 from bridle.errors import InvalidRequest
 from bridle.multimodal import has_remote
 from bridle.outputs import ChatMessage, CompletionOutput, FinishReason
@@ -219,6 +220,7 @@ async def prepare_chat(
             "sights": made.sights,
             "parks": marks.format is not None,
             "continues": made.continues,
+            "retains": await _retained(serving, conversation, offer, made),
             "repeats": marks_of(marks.format, marks.tags),
         },
         calls_once=offer.max_calls == 1,
@@ -279,6 +281,22 @@ async def render_prompt(serving: ChatServing, conversation: Conversation) -> Cha
     """The prompt of a conversation, for a request whose output is not told apart."""
     async with serving.bounded("its prompt was made"):
         return await _prompt(serving, conversation, conversation.offer())
+
+
+async def _retained(
+    serving: ChatServing, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
+) -> tuple[Retention, ...]:
+    """What the breakpoints of a conversation retain: the blocks that its prompt has in common with theirs. With images,
+    which are not read twice, the whole prompt is retained. A beginning that the template refuses alone is not."""
+    if made.sights.runs:
+        return tuple(Retention(len(made.tokens), seconds) for _, seconds in conversation.breakpoints[-1:])
+    found, size = [], max(serving.model.info.block_size, 1)
+    for cut, seconds in conversation.breakpoints:
+        with suppress(InvalidRequest):
+            pairs = zip(made.tokens, (await _prompt(serving, cut, offer)).tokens, strict=False)
+            num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            found.append(Retention(num_common // size * size, seconds))
+    return tuple(found)
 
 
 async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolChoice) -> ChatPrompt:

@@ -38,7 +38,8 @@ class Conversation:
     without a limit), and then writes `thinking_budget_message` (None: as the operator says); `is_thinking`
     and `effort` are passed to its template, as are `variables`. `template` is used instead of the model's own. The
     answer continues after `prefill`. Unless one `reads_calls`, tools are for the template alone, in whatever shape it
-    expects. `tool_prompt` replaces the operator's setting of that name."""
+    expects. `tool_prompt` replaces the operator's setting of that name. `breakpoints` are conversations that begin in
+    the same way; what the prompt has in common with each is retained for so many seconds."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -53,6 +54,7 @@ class Conversation:
     prefill: str = ""
     reads_calls: bool = True
     tool_prompt: ToolPrompt | None = None
+    breakpoints: tuple[tuple[Conversation, float], ...] = ()
 
     def offer(self) -> ToolChoice:
         """Return the functions that the model may call."""

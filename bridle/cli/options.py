@@ -164,6 +164,10 @@ class EngineOptions:
     "Maximum KV memory that conversations keep during tool calls; `0` for none. Default: a quarter of the KV cache."
     park_seconds: float = PARK_SECONDS
     "Seconds for which a conversation's KV is kept during a tool call."
+    max_retained: Annotated[int, Parameter(converter=count)] = 64
+    "Maximum number of prompts that a user retains: caches, and breakpoints of `cache_control`."
+    max_retained_tokens: Count = None
+    "Maximum number of tokens in them. Default: half of `--park-memory`."
     kv_store: str | None = None
     (
         "Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` "

@@ -79,7 +79,8 @@ def _cache(engine: Status, used: int) -> str:
     share = f"{cached / prompt:.0%} of prompts from it" if prompt else "no prompts yet"
     kept = f"{engine.get('num_cached_blocks', 0)} kept"
     if parked := engine.get("num_parked", 0):
-        kept += f" ({engine.get('num_parked_blocks', 0)} of them for {parked} parked)"
+        retained = f", {engine['num_retained']} of these retained" if engine.get("num_retained") else ""
+        kept += f" ({engine.get('num_parked_blocks', 0)} of them for {parked} parked{retained})"
     return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {kept}, {share}"
 
 

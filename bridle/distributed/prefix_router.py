@@ -34,9 +34,10 @@ class PrefixChoice(NamedTuple):
 class Router(Protocol):
     """Chooses replicas."""
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
         """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
-        `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`."""
+        `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`. If no replica has the
+        prefix, the one that was last sent a prompt with the same `key` is preferred."""
 
     def forget(self, replica: int) -> None:
         """Note that the replica has lost its cache."""
@@ -62,18 +63,21 @@ class PrefixRouter:
         """The number of blocks that are remembered."""
         return len(self._recent) + len(self._older)
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
         """See `Router`."""
         least = min(loads)
         if least == AWAY:
             return None
         chain = chain_of(prompt, salt, self._block_size)
         chosen, num_blocks = self._home(chain)
+        name = [hash((salt, key, "key"))] if key else []
+        if chosen is None:
+            chosen, _ = self._home(name)
         limit = max(least * _SLACK_FACTOR, least + SLACK_TOKENS) + num_blocks * self._block_size
         if chosen is None or loads[chosen] > limit:
             self._next = chosen = first_from(self._next + 1, loads, least)
             _, num_blocks = self._home(chain, chosen)
-        self._remember(chain, chosen)
+        self._remember([*name, *chain], chosen)
         return PrefixChoice(chosen, num_blocks * self._block_size)
 
     def forget(self, replica: int) -> None:

@@ -163,8 +163,8 @@ class ReplicaSet:
         """Release the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
             number = None if self.homes is None else self.homes.release(request_id)
-            if number is not None and number in self._up:
-                self._links[number].send(Unpark(request_id))
+            for each in self._up if number is None else {number} & self._up.keys():
+                self._links[each].send(Unpark(request_id))
 
     def statistics(self) -> EngineStatistics:
         """Return sums over the replicas, as of their last heartbeats."""
@@ -201,7 +201,7 @@ class ReplicaSet:
         prompt = (*live.request.prompt, *live.tokens)
         assert self.homes is not None
         choice = self.homes.find(prompt, _salt(live.request), self._clock(), live.request.continues)
-        choice = choice or self._router.choose(prompt, _salt(live.request), self.loads)
+        choice = choice or self._router.choose(prompt, _salt(live.request), self.loads, live.request.cache_key)
         if choice is None:
             return
         live.begin_again()

@@ -392,6 +392,7 @@ class Engine:
             num_cut_trace_records=self._progress.tracer.num_cut,
             num_parked=len(blocks.parking),
             num_parked_blocks=blocks.parking.num_blocks,
+            num_retained=blocks.parking.num_retained,
             num_park_hits=blocks.parking.num_hits,
             num_parks_expired=blocks.parking.num_expired,
             num_parks_given_way=blocks.parking.num_given_way,

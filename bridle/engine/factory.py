@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from bridle.config import PARKED_SHARE, EngineConfig
+from bridle.config import PARKED_SHARE, RETAINED_SHARE, EngineConfig
 from bridle.engine.interfaces import Embedder, Executor, ExecutorInfo
 from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
@@ -24,6 +24,13 @@ def max_parked_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
     if config.park_memory is None or (config.park_memory and not info.block_bytes):
         return int(info.num_blocks * PARKED_SHARE)
     return min(config.park_memory // max(info.block_bytes, 1), info.num_blocks)
+
+
+def max_retained_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
+    """Return the maximum number of blocks that a user retains."""
+    if config.max_retained_tokens is None:
+        return int(max_parked_blocks(info, config) * RETAINED_SHARE)
+    return config.max_retained_tokens // max(info.block_size, 1)
 
 
 def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) -> ExecutorInfo:
@@ -59,6 +66,8 @@ def make_scheduler(
         model=info.model,
         max_parked=max_parked_blocks(info, config),
         park_seconds=config.park_seconds,
+        max_retained=config.max_retained,
+        max_asked_blocks=max_retained_blocks(info, config),
         num_states=info.num_states,
     )
     return Scheduler(

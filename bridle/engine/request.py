@@ -99,6 +99,23 @@ class RepeatMarks(NamedTuple):
 
 # -- what was asked for ------------------------------------------------------------------------------------
 
+#: Marks the key of a retained prefix that has a name, where others have the number of an output.
+NAMED = -1
+#: As a number of tokens: all, those of the answer included.
+ALL_TOKENS = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Retain the KV of the first `num_tokens` tokens of a prompt, as far as they fill blocks, for `seconds`.
+
+    An unnamed retention is prolonged whenever a request uses it. A `name`, which must be unique among all users, stands
+    for one prefix: a new one replaces the old one, and no use prolongs it."""
+
+    num_tokens: int
+    seconds: float
+    name: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -113,7 +130,9 @@ class Request:
     are the images of the prompt, `runs` their positions in it. A request that `embeds` asks for the vector of the
     prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
     `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
-    for a while after an output ended by itself; a request that `continues` it uses that KV. `guard` has the operator's
+    for a while after an output ended by itself; a request that `continues` it uses that KV. Beginnings of the prompt
+    that it `retains` are protected, too, however the output ends. Replicas send requests with the same `cache_key` to
+    the same engine while it is not too busy. `guard` has the operator's
     rules for its texts. `healing` says how the output begins in place of what was taken from the prompt. `repeats`
     marks parts of a text that must not come twice. The part of a request that goes to one of several controllers
     `is_composed`.
@@ -139,6 +158,8 @@ class Request:
     tools: tuple[str, ...] | None = None
     client_tools: tuple[str, ...] = ()
     parks: bool = False
+    retains: tuple[Retention, ...] = ()
+    cache_key: str = ""
     repeats: RepeatMarks | None = None
     continues: str = ""
     guard: Guardrails | None = None

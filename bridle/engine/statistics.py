@@ -67,6 +67,7 @@ class EngineStatistics:
     num_blocks_in_store: int = 0
     num_parked: int = 0  # conversations
     num_parked_blocks: int = 0
+    num_retained: int = 0  # of those conversations, the prefixes that clients asked to retain
     num_adapters: int = 0  # that requests may name
     num_adapters_on_host: int = 0
     num_adapters_on_device: int = 0

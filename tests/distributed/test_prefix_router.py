@@ -18,8 +18,10 @@ from tests.engine.support import make_request
 IDLE = [0.0, 0.0, 0.0]
 
 
-def choose(router: PrefixRouter, prompt: Sequence[int], salt: str = "", loads: Sequence[float] = IDLE) -> PrefixChoice:
-    choice = router.choose(prompt, salt, loads)
+def choose(
+    router: PrefixRouter, prompt: Sequence[int], salt: str = "", loads: Sequence[float] = IDLE, key: str = ""
+) -> PrefixChoice:
+    choice = router.choose(prompt, salt, loads, key)
     assert choice is not None
     return choice
 
@@ -30,6 +32,18 @@ def test_the_replica_with_the_beginning_is_chosen() -> None:
     home = choose(router, prompt).replica
     assert all(choose(router, (*prompt, i)).replica == home for i in range(10))
     assert {choose(router, prompt, f"tenant {i}").replica for i in range(9)} == {0, 1, 2}
+
+
+def test_one_key_goes_to_one_replica_unless_another_has_the_prompt_or_it_is_busy() -> None:
+    router = PrefixRouter(3, block_size=4)
+    home = choose(router, range(20), key="k")
+    assert all(choose(router, [i] * 20, key="k") == (home.replica, 0) for i in range(30, 36))
+    other = choose(router, [7] * 20, key="other").replica
+    assert other != home.replica
+    assert choose(router, [7] * 20, key="k") == (other, 16)
+    assert choose(router, [8] * 20, key="k", salt="another user").replica != other  # that has the key now
+    loads = [1_000_000.0 if each == other else 0.0 for each in range(3)]
+    assert choose(router, [9] * 20, key="k", loads=loads).replica != other
 
 
 def test_a_busy_or_absent_home_is_left() -> None:

@@ -16,7 +16,7 @@ from bridle.config import EngineConfig
 from bridle.engine import AsyncEngine
 from bridle.engine.engine import Engine
 from bridle.engine.kv.kv_retention import MAX_OF_USER, KVRetention
-from bridle.engine.request import Request
+from bridle.engine.request import Request, Retention
 from bridle.errors import InvalidRequest, ShardUnavailable
 from bridle.outputs import FinishReason
 from bridle.testing.scripted import ScriptedExecutor
@@ -279,3 +279,96 @@ def test_draining_lets_go_and_parks_nothing_more() -> None:
         assert client.statistics().num_parked == 0
 
     asyncio.run(run())
+
+
+# -- what clients ask for --------------------------------------------------------------------------------------------
+
+
+def retained(lab: Lab, prompt: list[int], *wishes: Retention, **fields: object) -> int:
+    """Return how many tokens a request with these wishes retains."""
+    (got,) = lab.run(make_request(prompt, retains=wishes, max_tokens=2, ignore_eos=True, **fields))
+    return got.first.usage.retained_tokens
+
+
+def test_a_retained_prefix_outlives_its_use_and_ends_with_its_time() -> None:
+    lab = a_lab()
+    prompt = list(range(30))
+    assert retained(lab, prompt, Retention(22, 60.0)) == 20
+    for _ in range(2):
+        flood(lab, 4 * 64 * BLOCK)
+        lab.clock.advance(40.0)  # each use begins its time anew
+        assert go_on(lab, prompt).first.usage.cached_tokens == 20
+    lab.clock.advance(61.0)
+    assert lab.engine.expire_retained_kv() is None
+    assert lab.engine.statistics().num_parked_blocks == 0
+
+
+def test_no_use_prolongs_a_named_prefix_and_its_name_releases_it() -> None:
+    lab = a_lab()
+    prompt, wish = list(range(30)), Retention(99, 60.0, "cache")
+    assert retained(lab, prompt, wish) == 28
+    assert retained(lab, list(range(10, 40)), wish) == 28  # in place of the first
+    assert lab.engine.statistics().num_parked == lab.engine.statistics().num_retained == 1
+    lab.clock.advance(40.0)
+    go_on(lab, list(range(10, 40)))
+    lab.clock.advance(21.0)
+    assert lab.engine.expire_retained_kv() is None
+    retained(lab, prompt, wish)
+    lab.engine.release_retained_kv("cache")
+    assert lab.engine.statistics().num_retained == 0
+
+
+def test_a_cancelled_request_retains_what_it_has_computed() -> None:
+    lab = a_lab()
+    request = make_request(list(range(30)), retains=(Retention(30, 60.0),), max_tokens=20, ignore_eos=True)
+    lab.engine.add(request)
+    lab.step()
+    lab.step()
+    lab.engine.cancel(request.id)
+    lab.drain()
+    assert lab.engine.statistics().num_retained == 1
+
+
+def test_who_retains_too_much_loses_their_own_first() -> None:
+    lab = a_lab(num_blocks=64, park_memory=64 * BLOCK, max_retained=2, max_retained_tokens=10 * BLOCK)
+    assert retained(lab, [1] * 20, Retention(99, 60.0), tenant="small") == 20
+    for number in range(4):
+        assert retained(lab, [number + 2] * 24, Retention(99, 60.0 + number), tenant="big") == 24
+    statistics = lab.engine.statistics()
+    assert (statistics.num_retained, statistics.num_parked_blocks) == (3, 5 + 10)
+    assert retained(lab, [9] * 60, Retention(99, 99.0), tenant="big") == 10 * BLOCK
+    flood(lab, 4 * 64 * BLOCK)
+    assert go_on(lab, [1] * 20, tenant="small").first.usage.cached_tokens == 20
+
+
+@given(st.data())
+def test_budgets_and_counts_hold_whatever_is_asked(data: st.DataObject) -> None:
+    held: set[bytes] = set()
+    most, most_blocks = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    parking = KVRetention(20, 10.0, held.add, held.remove, most, most_blocks)
+    draw, now = data.draw, 0.0
+    for number in range(draw(st.integers(0, 30))):
+        user, chain = draw(st.sampled_from("ab")), draw(st.integers(0, 3))
+        digests = [f"{user} {chain} {i}".encode() for i in range(draw(st.integers(1, 8)))]
+        now += draw(st.floats(0, 5))
+        name = draw(st.sampled_from(["", "", "x"])) and f"x {user}"
+        wish = Retention(99, draw(st.floats(1, 20)), name)
+        match draw(st.integers(0, 5)):
+            case 0:
+                parking.park(user, (str(number), 0), None, digests, now)
+            case 1 | 2:
+                kept = parking.retain(user, None, digests, wish, now)
+                assert set(digests[:kept]) <= held
+            case 3:
+                parking.renew(user, digests, now)
+            case 4:
+                parking.claim(user, digests)
+            case _:
+                until = parking.expire(now)
+                assert until is None or until > now
+        parking.check_integrity()
+        assert held == parking.digests()
+        for each in parking._users.values():
+            stays = [entry for entry in each.parked.values() if entry.stays]
+            assert len(stays) <= most
+            assert len({digest for entry in stays for digest in entry.digests}) <= most_blocks

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from itertools import takewhile
 
 from bridle.engine.kv.free_block_pool import FreeBlocks
-from bridle.engine.kv.kv_retention import KVRetention
+from bridle.engine.kv.kv_retention import MAX_RETAINED, KVRetention
 from bridle.engine.kv.state_manager import StateManager
 from bridle.engine.multimodal.multimodal_inputs import marks
 from bridle.engine.scheduling.step_plan import BlockCopy
@@ -57,6 +57,8 @@ class BlockManager:
         model: str = "",
         max_parked: int = 0,
         park_seconds: float = 0.0,
+        max_retained: int = MAX_RETAINED,
+        max_asked_blocks: int | None = None,
         num_states: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
@@ -71,7 +73,15 @@ class BlockManager:
         self._held: Counter[int] = Counter()  # references that no sequence has
         self.on_evict: Callable[[int, bytes, str], object] | None = None  # block, hash, tenant; before it is reused
         self._pinned: set[bytes] = set()  # hashes that are parked
-        self.parking = KVRetention(max_parked if enable_prefix_caching else 0, park_seconds, self._pin, self._unpin)
+        self.on_retain: Callable[[int, bytes, str], object] | None = None
+        self.parking = KVRetention(
+            max_parked if enable_prefix_caching else 0,
+            park_seconds,
+            self._pin,
+            self._unpin,
+            max_retained,
+            max_asked_blocks,
+        )
         self.states = StateManager(num_states, block_size, self._pinned.__contains__)
         self.num_evicted = self.num_published = 0
         self.num_copied = 0
@@ -360,9 +370,23 @@ class BlockManager:
 
     def park(self, seq: Sequence, now: float) -> None:
         """Protect from eviction the blocks in the prefix cache of `seq`, which is about to end."""
+        request = seq.request
+        self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
+
+    def retain(self, seq: Sequence, now: float) -> int:
+        """Protect what the request of `seq`, which is about to end, retains. Returns the number of tokens that are
+        protected."""
+        request, published, num_blocks = seq.request, self._published(seq), 0
+        for wish in request.retains:
+            held = published[: wish.num_tokens // self.block_size]
+            for digest in held if self.on_retain is not None else ():
+                self.on_retain(self._block_of[digest], digest, request.tenant)
+            num_blocks = max(num_blocks, self.parking.retain(request.tenant, request.adapter, held, wish, now))
+        return num_blocks * self.block_size
+
+    def _published(self, seq: Sequence) -> list[bytes]:
         digests = seq.kv.block_hashes[: min(seq.kv.num_hashed, seq.kv.num_computed // self.block_size)]
-        held = list(takewhile(self._block_of.__contains__, digests))
-        self.parking.park(seq.request.tenant, (seq.request.id, seq.index), seq.request.adapter, held, now)
+        return list(takewhile(self._block_of.__contains__, digests))
 
     def renew(self, seq: Sequence, now: float) -> None:
         """Protect for longer the blocks from which `seq`, which waits in the queue, will continue."""

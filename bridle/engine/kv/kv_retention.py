@@ -6,6 +6,10 @@ they are evicted last. A parked conversation is a list of block hashes. It ends 
 time is over, when its client releases it, or when others need the room. In the last case the user with the most parked
 blocks loses blocks: from the end of its oldest conversation.
 
+A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it, which only begins
+its time anew, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the
+entry that expires first goes.
+
 This module knows hashes, users and times, but not blocks. Users never share a hash: a user's name begins every chain.
 """
 
@@ -14,40 +18,58 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from math import inf
 
+from bridle.engine.request import NAMED, Retention
 from bridle.errors import InternalError
 
 #: How many conversations a user parks at most, and all users together.
 MAX_OF_USER, MAX_PARKED = 256, 4_096
+#: Prefixes that a user asked for and retains at most.
+MAX_RETAINED = 64
 
-Key = tuple[str, int]  # of a request and one of its outputs
+#: A request and one of its outputs, or the name of a retained prefix and `NAMED`, or its user and its last hash.
+Key = tuple[str, int | bytes]
 
 
 @dataclass(slots=True)
 class RetainedPrefix:
-    """One conversation: the hashes of its blocks from the first on, until `until`."""
+    """One conversation: the hashes of its blocks from the first on, kept for `seconds` until `until`."""
 
     user: str
     key: Key
     adapter: str | None
     digests: list[bytes]
     until: float
+    seconds: float
     has_given_way: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Return whether a client asked for it, so that it outlives the request that continues it."""
+        return self.is_named or isinstance(self.key[1], bytes)
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether its client ends it by name, and no use prolongs it."""
+        return self.key[1] == NAMED
 
 
 @dataclass(slots=True)
 class _User:
-    """Parked conversations of one user: the next to expire first, and how many conversations hold each hash."""
+    """Entries of one user, the least recently used first, and how many of them hold each hash; `asked` counts the
+    hashes of those that stay."""
 
     parked: OrderedDict[Key, RetainedPrefix] = field(default_factory=OrderedDict)
     pins: Counter[bytes] = field(default_factory=Counter)
+    asked: Counter[bytes] = field(default_factory=Counter)
     ends: dict[bytes, set[Key]] = field(default_factory=dict)  # by the last hash of each
 
 
 class KVRetention:
     """Holds at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
-    conversation that holds a hash."""
+    conversation that holds a hash. Of what clients asked for, a user retains `max_retained` prefixes with
+    `max_asked_blocks` blocks (None: any number)."""
 
     def __init__(
         self,
@@ -55,11 +77,16 @@ class KVRetention:
         seconds: float,
         on_pin: Callable[[bytes], None],
         on_unpin: Callable[[bytes], None],
+        max_retained: int = MAX_RETAINED,
+        max_asked_blocks: int | None = None,
     ) -> None:
         self.max_blocks, self.seconds = max_blocks, seconds
         self._on_pin, self._on_unpin = on_pin, on_unpin
         self._users: dict[str, _User] = {}
-        self._user_of: dict[Key, str] = {}  # the next to expire first
+        self._max_retained = max_retained
+        self._max_asked_blocks = max_blocks if max_asked_blocks is None else max_asked_blocks
+        self._user_of: dict[Key, str] = {}
+        self._soonest = inf  # nothing expires before
         self._adapters: Counter[str] = Counter()  # of conversations
         self.num_blocks = 0  # distinct ones; each conversation has at least one
         self.num_hits = self.num_expired = self.num_given_way = 0
@@ -71,7 +98,12 @@ class KVRetention:
     @property
     def is_open(self) -> bool:
         """Return whether parking is enabled."""
-        return self.max_blocks > 0 and self.seconds > 0
+        return self.max_blocks > 0
+
+    @property
+    def num_retained(self) -> int:
+        """The number of entries that clients asked for. Safe from any thread."""
+        return sum(isinstance(mark, bytes) or mark == NAMED for _, mark in list(self._user_of))
 
     def close(self) -> None:
         """Release everything and park nothing from now on."""
@@ -87,13 +119,30 @@ class KVRetention:
 
     def park(self, user: str, key: Key, adapter: str | None, digests: Sequence[bytes], now: float) -> None:
         """Park these blocks. Conversations of the user that they continue need no entry of their own any more."""
+        if self.seconds > 0:
+            self._add(RetainedPrefix(user, key, adapter, list(digests), now + self.seconds, self.seconds))
+
+    def retain(self, user: str, adapter: str | None, digests: Sequence[bytes], wish: Retention, now: float) -> int:
+        """Retain these blocks as a client asked for. Returns how many are retained; the budgets may allow fewer."""
+        if not digests or not self._max_retained:
+            return 0
+        key: Key = (wish.name, NAMED) if wish.name else (user, digests[-1])
+        until = now + wish.seconds
+        if not wish.name and key in self._user_of:
+            until = max(until, self._entry(key).until)
+        entry = RetainedPrefix(user, key, adapter, list(digests), until, wish.seconds)
+        self._add(entry)
+        return len(entry.digests) if key in self._user_of else 0
+
+    def _add(self, entry: RetainedPrefix) -> None:
+        user, key, digests, adapter = entry.user, entry.key, entry.digests, entry.adapter
         if not self.is_open or not digests:
             return
         self.drop(key)
         known = self._users.setdefault(user, _User())
-        older = self._continued_by(user, digests)
-        entry = RetainedPrefix(user, key, adapter, list(digests), now + self.seconds)
+        older = [each for each in self._continued_by(user, digests) if _replaces(entry, known.parked[each])]
         known.parked[key] = entry
+        self._soonest = min(self._soonest, entry.until)
         self._user_of[key] = user
         if adapter is not None:
             self._adapters[adapter] += 1
@@ -102,21 +151,28 @@ class KVRetention:
             if known.pins[digest] == 1:
                 self.num_blocks += 1
                 self._on_pin(digest)
+        if entry.stays:
+            known.asked.update(digests)
         known.ends.setdefault(digests[-1], set()).add(key)
         for each in older:
             self.drop(each)
         self._keep_bounds(known)
 
     def _keep_bounds(self, known: _User) -> None:
+        if sum(entry.stays for entry in known.parked.values()) > self._max_retained:
+            self._give_way(_first(known, stays=True))
+        while (excess := len(known.asked) - self._max_asked_blocks) > 0:
+            self._cut(known, _first(known, stays=True), excess)
         if len(known.parked) > MAX_OF_USER:
-            self._note_given_way(next(iter(known.parked.values())))
-            self.drop(next(iter(known.parked)))
+            self._give_way(_first(known))
         elif len(self) > MAX_PARKED:
-            biggest = max(self._users.values(), key=lambda each: len(each.parked))
-            self._note_given_way(next(iter(biggest.parked.values())))
-            self.drop(next(iter(biggest.parked)))
+            self._give_way(_first(max(self._users.values(), key=lambda each: len(each.parked))))
         while self.num_blocks > self.max_blocks:
             self.evict_oldest()
+
+    def _give_way(self, entry: RetainedPrefix) -> None:
+        self._note_given_way(entry)
+        self.drop(entry.key)
 
     # -- going -------------------------------------------------------------------------------------------
 
@@ -125,7 +181,8 @@ class KVRetention:
         parking. Returns whether anything was parked."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
-            self.drop(key)
+            if not self._entry(key).stays:
+                self.drop(key)
         self.num_hits += bool(continued)
         return bool(continued)
 
@@ -133,31 +190,31 @@ class KVRetention:
         """Restart the time of blocks from which a waiting request will continue."""
         for key in self._continued_by(user, digests, request_id):
             known = self._users[user]
-            known.parked[key].until = now + self.seconds
+            entry = known.parked[key]
             known.parked.move_to_end(key)
-            self._user_of[key] = self._user_of.pop(key)
+            if not entry.is_named:
+                entry.until = max(entry.until, now + entry.seconds)
 
     def release(self, request_id: str) -> None:
-        """Release the parked outputs of a request; unknown ids are ignored."""
-        for key in [key for key in self._user_of if key[0] == request_id]:
+        """Release the parked outputs of a request, or a retained prefix by its name; unknown ones are ignored."""
+        for key in [key for key in self._user_of if key[0] == request_id and not isinstance(key[1], bytes)]:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
         """Release entries that are over by `now` or whose adapter was removed. Returns when the next one is over,
         None if nothing is parked."""
-        while self._user_of and self._next.until <= now:
-            self.drop(self._next.key)
-            self.num_expired += 1
+        if now >= self._soonest:
+            entries = [self._entry(key) for key in self._user_of]
+            for entry in entries:
+                if entry.until <= now:
+                    self.drop(entry.key)
+                    self.num_expired += 1
+            self._soonest = min((entry.until for entry in entries if entry.until > now), default=inf)
         for adapter in [each for each in self._adapters if not is_known(each)]:
             for key in [each.key for known in self._users.values() for each in known.parked.values()]:
                 if self._entry(key).adapter == adapter:
                     self.drop(key)
-        return self._next.until if self._user_of else None
-
-    @property
-    def _next(self) -> RetainedPrefix:
-        """The next to expire."""
-        return self._entry(next(iter(self._user_of)))
+        return self._soonest if self._user_of else None
 
     def _entry(self, key: Key) -> RetainedPrefix:
         return self._users[self._user_of[key]].parked[key]
@@ -167,9 +224,12 @@ class KVRetention:
         if not self._users:
             raise InternalError("a parked block is to be given up although none is parked")
         known = max(self._users.values(), key=lambda each: len(each.pins))
-        entry = next(iter(known.parked.values()))
+        self._cut(known, _first(known), 1)
+
+    def _cut(self, known: _User, entry: RetainedPrefix, num_blocks: int) -> None:
+        """Release the last blocks of a conversation."""
         self._note_given_way(entry)
-        self._shorten(known, entry, len(entry.digests) - 1)
+        self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
     def lose(self, user: str, digest: bytes) -> None:
         """Note that the block of this hash is being rewritten, so that what follows it cannot be used any more."""
@@ -209,6 +269,10 @@ class KVRetention:
             self._forget_adapter(entry.adapter)
             if not known.parked:
                 del self._users[entry.user]
+        for digest in cut if entry.stays else ():
+            known.asked[digest] -= 1
+            if not known.asked[digest]:
+                del known.asked[digest]
         for digest in reversed(cut):  # the end is evicted first
             known.pins[digest] -= 1
             if not known.pins[digest]:
@@ -233,10 +297,11 @@ class KVRetention:
         for user, known in self._users.items():
             entries = known.parked.values()
             pins = Counter(digest for entry in entries for digest in entry.digests)
+            asked = Counter(digest for entry in entries if entry.stays for digest in entry.digests)
             ends = {(entry.digests[-1], key) for key, entry in known.parked.items()}
             listed = {(digest, key) for digest, keys in known.ends.items() for key in keys}
             is_owned = all(self._user_of.get(key) == user for key in known.parked)
-            if pins != known.pins or ends != listed or not is_owned or not entries:
+            if pins != known.pins or asked != known.asked or ends != listed or not is_owned or not entries:
                 raise InternalError(f"the parked KV of user {user!r} is counted wrongly")
         num_entries = sum(len(known.parked) for known in self._users.values())
         if num_entries != len(self) or self.num_blocks != len(self.digests()) or self.num_blocks > self.max_blocks:
@@ -244,8 +309,8 @@ class KVRetention:
         parked = [self._entry(key) for key in self._user_of]
         if Counter(each.adapter for each in parked if each.adapter is not None) != self._adapters:
             raise InternalError(f"the adapters of parked KV are counted as {dict(self._adapters)}")
-        if any(one.until > other.until for one, other in pairwise(parked)):
-            raise InternalError("parked KV is not in the order in which it expires")
+        if any(entry.until < self._soonest for entry in parked):
+            raise InternalError("parked KV expires before it is looked at")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
         """The conversations of a user that end at one of these hashes, or that a request has parked, the oldest
@@ -254,4 +319,14 @@ class KVRetention:
         if known is None:
             return []
         keys = {key for digest in digests for key in known.ends.get(digest, ())}
-        return [key for key in known.parked if key in keys or key[0] == request_id]
+        return [key for key, each in known.parked.items() if key in keys or (key[0] == request_id and not each.stays)]
+
+
+def _first(known: _User, stays: bool = False) -> RetainedPrefix:
+    """Return the entry of a user to give up first: the next to expire, of those that stay if `stays`."""
+    return min((each for each in known.parked.values() if each.stays or not stays), key=lambda each: each.until)
+
+
+def _replaces(entry: RetainedPrefix, older: RetainedPrefix) -> bool:
+    """Return whether `entry`, which continues an older one, makes it needless."""
+    return not older.stays or (entry.stays and not older.is_named and older.until <= entry.until)

@@ -1,4 +1,5 @@
-"""Blocks of the prefix cache in a store below memory: written when they are evicted, found before a prompt is computed.
+"""Blocks of the prefix cache in a store below memory: written when they are evicted or a client retains them, found
+before a prompt is computed.
 
 A block is copied before it is reused, so the store never sees what comes after. A waiting sequence whose next blocks
 are stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others.
@@ -51,7 +52,8 @@ class StoredBlocks:
         self._num_saved = 0  # blocks that had been published when all of them were offered
         self._idle_since: float | None = None
         self.num_restored_tokens = 0
-        blocks.on_evict, blocks.model = self._offer, store.store.scope
+        blocks.on_evict = blocks.on_retain = self._offer
+        blocks.model = store.store.scope
 
     @staticmethod
     def over(blocks: BlockManager, store: BlockStore | None, executor: Executor) -> StoredBlocks | None:

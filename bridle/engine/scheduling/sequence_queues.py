@@ -68,6 +68,8 @@ class SequenceQueues:
         """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
         if parks:
             self.blocks.park(seq, self._clock())
+        if seq.request.retains and not seq.index:
+            seq.output.usage.retained_tokens = self.blocks.retain(seq, self._clock())
         if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
         elif seq.queue.status is SequenceStatus.WAITING:

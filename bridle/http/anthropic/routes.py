@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.chat.system_blocks import kept_blocks
+from bridle.http.anthropic.cache_control import breakpoints
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
@@ -19,6 +20,7 @@ from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.typed_sse import named_event, send_events, with_last_event
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.requests.request_builder import EventOptions
 
 #: The header that says how many tokens an answer may have, if that is less than was asked for.
 CAP_HEADER = "x-max-tokens"
@@ -45,7 +47,10 @@ async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
     """Return the answer of a call; complete unless it streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
     whole = not body.stream
-    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **turn.events)
+    cache = body.cache_options(serving.user)
+    retains = (*turn.events["retains"], *cache["retains"])
+    events: EventOptions = {**turn.events, "cache_key": cache["cache_key"], "retains": retains}
+    generation = await serving.prepare([turn.prompt], turn.sampling, turn.steering, run=whole, **events)
     return _Answer(generation, turn, headers)
 
 
@@ -55,7 +60,11 @@ async def _turn(body: MessagesBody, serving: RequestLifecycle) -> ChatRequest:
     )
     chat, prefill = body.to_chat(model.name, model.modalities)
     sampling = chat.filled(chat.sampling(max_tokens=body.max_tokens), model)
-    return await prepare_chat(serving, chat.conversation(prefill), sampling, chat)
+    cuts = [(cut.to_chat(model.name, model.modalities)[0], seconds) for cut, seconds in breakpoints(body)]
+    conversation = replace(
+        chat.conversation(prefill), breakpoints=tuple((cut.conversation(), seconds) for cut, seconds in cuts)
+    )
+    return await prepare_chat(serving, conversation, sampling, chat)
 
 
 @router.post("/v1/messages/count_tokens", summary="How many tokens a message would have (Anthropic's API)")
@@ -132,7 +141,7 @@ class _Answer:
 
     def _usage(self) -> dict[str, Any]:
         num_thinking = self.turn.num_thinking(self.generation.parts[0].outputs[0].token_ids)
-        return usage_fields(self.generation.usage, num_thinking)
+        return usage_fields(self.generation.usage, num_thinking, self.turn.events["retains"])
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         made = message_shape(self.generation.story.id, self.generation.served_name, content, self._usage())

@@ -59,6 +59,7 @@ class MessagesBody(SamplingFields):
     output_config: OutputFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_prompt: ToolPrompt | None = None
+    cache_control: dict[str, Any] | None = None
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[ChatBody, str]:
         """Return the body as a chat with `model`, which reads files of `modalities`, and the beginning of the

@@ -5,20 +5,21 @@ Fields that can be null in Anthropic's schema are always present, because typed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
+from bridle.engine.request import Retention
+from bridle.http.anthropic.cache_control import SHORT_SECONDS
 from bridle.http.openai.responses_common import usage_shape
 from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]
 _NULL_STOP: Event = {"stop_sequence": None, "stop_details": None, "container": None}
-#: Counts of a message that the end of a stream does not repeat. Nobody pays for a place in the cache here.
+#: Counts of a message that the end of a stream does not repeat.
 _NULL_COUNTS: Event = {
-    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
     "inference_geo": None,
     "service_tier": "standard",
     "speed": None,
@@ -63,13 +64,21 @@ def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
     return _NULL_STOP | {"stop_reason": "end_turn"}
 
 
-def usage_fields(usage: Usage, num_thinking: int) -> dict[str, Any]:
-    """Return Anthropic's counts at the end of a stream, in which cached tokens are not input tokens; the details
-    have exact counts."""
+def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] = ()) -> dict[str, Any]:
+    """Return Anthropic's counts at the end of a stream, in which tokens that the cache had are not input tokens, nor
+    those that it retains from now on because of the breakpoints `retains`; the details have exact counts."""
+    cached = usage.cached_tokens
+    end = min(usage.retained_tokens, max((each.num_tokens for each in retains), default=0))
+    long = max((each.num_tokens for each in retains if each.seconds > SHORT_SECONDS), default=0)
+    created, created_long = max(end - cached, 0), max(min(end, long) - cached, 0)
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt_tokens - cached - created,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": created,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created - created_long,
+            "ephemeral_1h_input_tokens": created_long,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": num_thinking}
         | usage_shape(usage, num_thinking)["completion_tokens_details"],

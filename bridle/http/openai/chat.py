@@ -70,7 +70,7 @@ async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
     else:
         sampling = body.filled(turn.sampling, model) if model.defaults else turn.sampling
     tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
-    events: EventOptions = {**turn.events, "tell_resuming": tells_resuming}
+    events: EventOptions = {**turn.events, **body.cache_options(serving.user), "tell_resuming": tells_resuming}
     generation = await serving.prepare([turn.prompt], sampling, steering, run=not body.stream, **events)
     parts = generation.parts
     numbers = ChoiceIndexer(parts, parts[0].request.sampling.n)

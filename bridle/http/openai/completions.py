@@ -33,6 +33,7 @@ from bridle.serving.lifecycle.beam_search import found_beams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.stream_extras import StreamExtras
+from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.steering import Steering
 
 DEFAULT_MAX_TOKENS = 16
@@ -71,8 +72,8 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     tokens = await serving.tokens(body.prompt, truncate, body.add_special_tokens is not False)
     texts = body.prompt if truncate is None else ()
     tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
-    whole = not body.stream
-    generation = await serving.prepare(tokens, sampling, steering, texts=texts, run=whole, tell_resuming=tells_resuming)
+    events: EventOptions = {**body.cache_options(serving.user), "tell_resuming": tells_resuming}
+    generation = await serving.prepare(tokens, sampling, steering, texts=texts, run=not body.stream, **events)
     numbers = ChoiceIndexer(generation.parts, num_wanted)
     return _Answer(generation, body, asked, num_wanted, numbers, int(time.time()), search)
 

@@ -7,16 +7,19 @@ are not listed. Long lists are checked by hand, so that an invalid one gives one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 
 from bridle.chat.conversation import Conversation, Message, continued
+from bridle.engine.request import ALL_TOKENS, Retention
 from bridle.errors import InvalidRequest
 from bridle.http.fields import ControllerFields, Fields, InnerFields
 from bridle.http.openai.sampling_fields import derived_fields
 from bridle.sampling import MAX_STOP_STRINGS, SamplingParams, fields_on
 from bridle.serving.models.loading import LoadedModel
+from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.sampling_defaults import filled
 from bridle.serving.requests.steering import ignores_eos
 from bridle.structured_output import Constraint
@@ -25,6 +28,10 @@ from bridle.tokenizer.chat_settings import ToolPrompt
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
+#: How long a text may be that is returned as it came, or a key of the prompt cache.
+MAX_ECHO_CHARS = 512
+#: Seconds for which `prompt_cache_retention` keeps a conversation.
+DAY = 86_400.0
 
 
 def _refuse(message: str) -> ValueError:
@@ -117,6 +124,15 @@ class ReasoningFields(InnerFields):
 _NO_REASONING = ReasoningFields()
 
 
+def _echo(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_ECHO_CHARS:
+        raise _refuse(f"has {len(value)} characters; at most {MAX_ECHO_CHARS}")
+    return value
+
+
+Echo = Annotated[str | None, BeforeValidator(_echo)]
+
+
 class StreamOptions(InnerFields):
     """Additional content of a stream: usage at the end, and a notice when the device was lost."""
 
@@ -183,6 +199,8 @@ class SamplingFields(ControllerFields, _Derived):
     prediction: Prediction = None
     rewind: Literal["hold", "event", "mark"] | None = None
     trace: bool | str | None = None
+    prompt_cache_key: Echo = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     response_format: dict[str, Any] | None = None
     constraint: dict[str, Any] | None = None
     regex: str | None = None
@@ -199,6 +217,14 @@ class SamplingFields(ControllerFields, _Derived):
     @property
     def wants_stream_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def cache_options(self, user: str) -> EventOptions:
+        """Return what the fields of the prompt cache ask for. A key has one retained conversation, the latest."""
+        key, name = self.prompt_cache_key or "", ""
+        if key:
+            name = "key-" + blake2b(f"{user}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        wish = Retention(ALL_TOKENS, DAY, name)
+        return {"cache_key": key, "retains": (wish,) if self.prompt_cache_retention == "24h" else ()}
 
     def form(self) -> Constraint | None:
         """Return the output constraint; None if no field sets one. Raises `InvalidRequest` that names the field."""

@@ -90,9 +90,9 @@ class AppState:
 
     @property
     def num_parked(self) -> int:
-        """Return the number of parked conversations of all models."""
-        counts = (getattr(model.client.statistics(), "num_parked", 0) for model in self.registry)
-        return sum(counts)
+        """Return the number of parked conversations of all models, without what clients retain for longer."""
+        counts = (model.client.statistics() for model in self.registry)
+        return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)
 
     async def wait_drained(self) -> None:
         """Wait until the running requests are over, and parked conversations if these are awaited."""

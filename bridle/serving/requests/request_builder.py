@@ -16,7 +16,7 @@ from bridle.controllers.composition import parts_of
 from bridle.controllers.reasoning_gate import ReasoningThenGrammar
 from bridle.engine.input_processor import check_drawn, check_task
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
-from bridle.engine.request import RepeatMarks, Request
+from bridle.engine.request import RepeatMarks, Request, Retention
 from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.sampling import SamplingParams
 from bridle.sampling_values import LogitBias
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class EventOptions(TypedDict, total=False):
     """Options for the events of a request: text (default True), only the vector of the prompt, the loss of a device,
     and the provenance of tokens; `sights` are its media; `parks` keeps its KV at the end, and `continues` names the
-    request whose KV it uses; `repeats` marks parts of its text that must not come twice."""
+    request whose KV it uses; `retains` are beginnings of its prompt whose KV is kept, and requests with one `cache_key`
+    go to one replica; `repeats` marks parts of its text that must not come twice."""
 
     detokenize: bool
     embeds: bool
@@ -44,6 +45,8 @@ class EventOptions(TypedDict, total=False):
     trace: bool
     parks: bool
     continues: str
+    retains: tuple[Retention, ...]
+    cache_key: str
     repeats: RepeatMarks | None
 
 
@@ -133,6 +136,8 @@ def make_request(
         client_tools=options.get("client_tools", ()),
         parks=options.get("parks", False),
         continues=options.get("continues", ""),
+        retains=options.get("retains", ()),
+        cache_key=options.get("cache_key", ""),
         repeats=options.get("repeats"),
         metadata=dict(options.get("metadata") or {}),
     )

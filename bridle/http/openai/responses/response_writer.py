@@ -20,6 +20,7 @@ from bridle.outputs import FinishReason
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
+from bridle.serving.requests.request_builder import EventOptions
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: What is told of a request as it came, and of how its tokens are drawn.
@@ -52,7 +53,8 @@ async def begin(
         room = model.max_sequence_tokens - len(turn.prompt)
         sampling = sampling.with_(max_tokens=max(min(most_tokens, room), 1))
     whole = not body.stream
-    return await serving.prepare([turn.prompt], sampling, turn.steering, run=whole, **turn.events), turn
+    events: EventOptions = {**turn.events, **body.cache_options(serving.user)}
+    return await serving.prepare([turn.prompt], sampling, turn.steering, run=whole, **events), turn
 
 
 def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:

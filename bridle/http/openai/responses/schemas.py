@@ -19,6 +19,7 @@ from bridle.http.openai.schemas import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ChatBody,
+    Echo,
     JsonObjects,
     ReasoningFields,
     SamplingFields,
@@ -32,23 +33,12 @@ from bridle.tokenizer.chat_settings import ToolPrompt
 
 #: How many entries `metadata` may have, which is returned with every answer.
 MAX_METADATA = 16
-#: How long a text may be that is returned as it came.
-MAX_ECHO_CHARS = 512
 
 
 def _metadata(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"metadata has {len(value)} entries; at most {MAX_METADATA}")
     return value
-
-
-def _echo(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > MAX_ECHO_CHARS:
-        raise ValueError(f"has {len(value)} characters; at most {MAX_ECHO_CHARS}")
-    return value
-
-
-Echo = Annotated[str | None, BeforeValidator(_echo)]
 
 
 class TextFields(InnerFields):
@@ -84,7 +74,6 @@ class ResponsesBody(SamplingFields):
     top_logprobs: int | None = None
     max_tool_calls: int | None = None
     safety_identifier: Echo = None
-    prompt_cache_key: Echo = None
 
     @cached_property
     def offered(self) -> Tools:
