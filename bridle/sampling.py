@@ -34,6 +34,8 @@ MAX_ALLOWED_TOKENS = 1 << 20
 #: The most tokens that are drafted at once, and the number that leaves it to the engine.
 MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
+#: The most forced tokens after a candidate that count when a token is chosen.
+MAX_LOOKAHEAD = 64
 AUTO_DRAFTS = -1
 #: How a constraint treats tokens that the tokenizer would not write.
 CANONICAL = ("strict", "prefer", "off")
@@ -128,6 +130,7 @@ class SamplingParams:
     `constraint_report` measures what steering took from the model (`Usage.constraint`). `constraint_floor` is a
     log-probability: a run of forced tokens below it is counted (`on_constraint_floor` `flag`), ends the output with an
     error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
+    `lookahead` is the number of forced tokens after a candidate whose probability counts when the candidate is chosen.
 
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
@@ -189,6 +192,7 @@ class SamplingParams:
     constraint_report: bool = _param(False)
     constraint_floor: float | None = _param(None, (-10_000.0, 0.0))
     on_constraint_floor: str = _param("flag")
+    lookahead: int = _param(0, (0, MAX_LOOKAHEAD))
     token_healing: bool = _param(False)
     describe_constraint: bool = _param(False)
 

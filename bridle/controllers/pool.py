@@ -60,7 +60,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
     the tools that controllers call, `encode` makes tokens of text for them.
     """
 
-    capabilities = frozenset[Capability](("lookahead", "draft_masks"))
+    capabilities = frozenset[Capability](("lookahead", "draft_masks", "forced_text"))
 
     def __init__(
         self,
@@ -156,6 +156,15 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         controller's own."""
         known = self.lookahead(seq_id, tokens)
         return known[-1] if known and len(known) == len(tokens) else None
+
+    def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+        """Ask the controller's own `forced_after(token, limit)`. Without one, nothing is known to be forced."""
+        instance = self._live.get(seq_id)
+        told = None if instance is None else getattr(instance.controller, "forced_after", None)
+        try:
+            return [() if told is None else tuple(told(token, limit)) for token in tokens]
+        except Exception:  # it will say so itself when it is asked
+            return [() for _ in tokens]
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
         """Return what a copy logged and stored when it was shown the last of these tokens."""

@@ -51,6 +51,16 @@ class CompiledGrammar:
             return Decision.stop()
         return self._end.draw(matcher, mask)
 
+    def forced_after(self, token: int, limit: int) -> tuple[int, ...]:
+        """Return what the grammar would force after `token`: at most `limit` tokens."""
+        matcher, forced = self.matcher.copy(), tuple[int, ...]()
+        part: tuple[int, ...] = (token,)
+        while part and len(forced) < limit and matcher.num_allowed(part) == len(part):
+            matcher.commit(part)
+            part = () if matcher.is_complete else matcher.forced()
+            forced += part
+        return forced[:limit]
+
     def all_but_ends(self) -> bytes:
         """The mask that allows every token but the end tokens."""
         return end_row(self.vocabulary).translate(_INVERTED)
@@ -124,6 +134,12 @@ class ReasoningThenGrammar(Controller):
         if self._phase is _Phase.GAP:
             return Decision.splice(0, self.gap[self._num_gap :])
         return self.then.decide(view, self.opening if self._phase is _Phase.BEFORE else None)
+
+    def forced_after(self, token: int, limit: int) -> tuple[int, ...]:
+        """Return what would be forced after `token`, if the grammar applies to it."""
+        if self.then is None or self._phase is not _Phase.BOUND:
+            return ()
+        return self.then.forced_after(token, limit)
 
     def _in_free_part(self) -> Decision:
         if self.budget is not None and self._num_free >= self.budget:

@@ -159,6 +159,8 @@ class Engine:
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
             raise InvalidRequest(f"no controller pool of this engine runs a {kind}", "controller")
+        if request.sampling.lookahead:
+            self._steering.check_lookahead(request)
         if request.adapter is not None:
             self._rotation.check(request.adapter)
         if request.media:

@@ -128,6 +128,7 @@ class SamplingOptions(TypedDict, total=False):
     constraint_report: bool
     constraint_floor: float | None
     on_constraint_floor: Literal["flag", "refuse", "rewind"]
+    lookahead: int
     token_healing: bool
     describe_constraint: bool
 

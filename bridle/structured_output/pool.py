@@ -76,7 +76,7 @@ class ConstraintPool(ControllerPool):
     """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, off the engine's
     thread, when the first of them comes. `clock` must be the engine's."""
 
-    capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering"))
+    capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering", "forced_text"))
 
     def __init__(
         self,
@@ -347,6 +347,34 @@ class ConstraintPool(ControllerPool):
             if spent > SLOW_SECONDS:  # the engine waits
                 break
         return known
+
+    def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+        """Follow each of `tokens` on a copy, as long as only one text may come. A slow grammar is not followed."""
+        instance, found = self.live.get(seq_id), list[tuple[int, ...]]()
+        ahead = None
+        for token in tokens:
+            if instance is None or instance.is_slow or seq_id in self.under_way:
+                found.append(())
+                continue
+            ahead = ahead or instance.matcher.copy()
+            num_before = ahead.num_tokens
+            leading = instance.leading(ahead)
+            found.append(self._forced_on(leading, token, limit))
+            instance.is_slow = leading.is_slow
+            try:
+                ahead.rollback(ahead.num_tokens - num_before)
+            except ControllerError:
+                ahead = None
+        return found
+
+    def _forced_on(self, leading: _Instance, token: int, limit: int) -> tuple[int, ...]:
+        forced: tuple[int, ...] = ()
+        answer = self._advance(leading, Ask(-1, (token,), sampled=token))
+        while len(forced) < limit and answer is not None and answer.decision is not None and answer.decision.is_forced:
+            part = answer.decision.branches[0].splices[0].ff_tokens
+            forced += part
+            answer = self._advance(leading, Ask(-1, part))
+        return forced[:limit]
 
     # -- going ---------------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ OTHER: Mapping[str, Any] = {
     "constraint_report": True,
     "constraint_floor": -3.0,
     "on_constraint_floor": "rewind",
+    "lookahead": 8,
     "token_healing": True,
     "describe_constraint": True,
 }

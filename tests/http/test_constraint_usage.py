@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,16 @@ def test_each_route_reports_what_a_mask_took(
         assert report["least_likely_run"]["text"] in ("xx", "yy") and report["least_likely_run"]["logprob"] < 0.0
     silent = client.post(path, json={"model": NAME, **fields}).json()
     assert "constraint" not in silent.get("usage", {})
+
+
+@pytest.mark.parametrize(("path", "fields"), [each[:2] for each in ROUTES if each[0] != "/v1/decide"])
+def test_each_route_takes_lookahead(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    form = "|".join(letter * 4 for letter in string.ascii_lowercase)
+    asked = {"model": NAME, **fields, "regex": f"({form})", "temperature": 0, "constraint_report": True}
+    answers = [client.post(path, json=asked | {"lookahead": most}) for most in (0, 8, 65)]
+    assert [answer.status_code for answer in answers] == [200, 200, 400] and "lookahead" in answers[2].text
+    plain, ahead = (answer.json()["usage"]["constraint"]["least_likely_run"] for answer in answers[:2])
+    assert plain["text"] != ahead["text"] and plain["logprob"] < ahead["logprob"]
 
 
 def test_generate_of_tgi_reports(client: httpx.Client) -> None:

@@ -18,10 +18,11 @@ from bridle.engine.control.decision import DRAW, Branch, Decision
 from bridle.engine.control.decision_validator import DecisionValidator
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, check_pools
 from bridle.engine.outputs.output_processor import OutputProcessor
+from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.speculation import Speculation
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout
+from bridle.errors import BridleError, ControllerDeadlock, ControllerError, ControllerTimeout, UnsupportedFeature
 from bridle.outputs import Finished, FinishReason
 
 Candidates = tuple[tuple[int, float], ...] | None
@@ -56,6 +57,7 @@ class ControllerManager:
         self._rules = DecisionValidator(info.vocab_size, info.unnamed)
         self._max_idle_steps = config.max_idle_steps
         self._speculation = speculation
+        self._is_paged = info.kv == "paged"
         self._watch = DeadlockWatch(config.max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self.words = ControllerOutputs(progress, clock, emit)
@@ -64,6 +66,18 @@ class ControllerManager:
     def pool_for(self, controller: object) -> ControllerPool | None:
         """The pool that runs `controller`, if any does."""
         return next((pool for pool in self.pools if pool.accepts(controller)), None)
+
+    def check_lookahead(self, request: Request) -> None:
+        """Raise `UnsupportedFeature` if what the request's controller forces cannot be known ahead."""
+        pool = None if request.controller is None else self.pool_for(request.controller)
+        if self._is_paged and (pool is None or "forced_text" in pool.capabilities):
+            return
+        why = (
+            "follows a constraint alone, not a controller or one with policies"
+            if self._is_paged
+            else ("needs a backend with a paged KV cache")
+        )
+        raise UnsupportedFeature(f"lookahead: got {request.sampling.lookahead}; it {why}. Leave it out.", "lookahead")
 
     # -- asking ------------------------------------------------------------------------------------------
 

@@ -89,7 +89,8 @@ class Answer:
 #: `take_lookahead_output`), for controllers whose `is_pure`, if they have it, is true. `remote_lookahead`: it predicts
 #: only after tokens that came `ahead` with an ask, because its controllers are far away. `draft_masks`: it says how
 #: draft tokens are drawn (`draft_decision`). `draft_filtering`: it says which tokens may be drafted (`filter_draft`).
-Capability = Literal["lookahead", "remote_lookahead", "draft_masks", "draft_filtering"]
+#: `forced_text`: it says which tokens it would force after a token (`forced_after`).
+Capability = Literal["lookahead", "remote_lookahead", "draft_masks", "draft_filtering", "forced_text"]
 
 
 class ControllerPool(ABC):
@@ -163,6 +164,11 @@ class ControllerPool(ABC):
         from there."""
         return [], False
 
+    def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+        """Return for each of `tokens` the tokens, `limit` at most, that the controller would force if it came next. The
+        controller does not change. Called for a sequence whose last answer was collected."""
+        return [() for _ in tokens]
+
     @abstractmethod
     def close(self, seq_ids: Sequence[int]) -> None:
         """Drop the instances of these sequences, which are over. Unknown ids are ignored."""
@@ -216,6 +222,9 @@ class DelegatingPool(ControllerPool):
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         return self._pool.filter_draft(seq_id, tokens)
+
+    def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+        return self._pool.forced_after(seq_id, tokens, limit)
 
     def close(self, seq_ids: Sequence[int]) -> None:
         self._pool.close(seq_ids)

@@ -99,12 +99,13 @@ class OutputProcessor:
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
         """Append one token; returns whether it ends the output."""
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
+        is_scored = not forced and (logprob is not None or not wants_logprobs)
         seq.tokens.append(token)
         self._count(seq, forced)
         if output.meter is not None:
             if forced:
                 output.meter.add_forced(len(seq.tokens) - 1, token)
-            else:
+            elif is_scored:
                 output.num_scored = len(seq.tokens)
         if output.text is None:
             released = _NO_TEXT
@@ -115,10 +116,10 @@ class OutputProcessor:
         text, stop, num_taken, num_banned, hit = released
         if seq.trace is not None:
             self.tracer.token(seq, token, text, forced=forced)
-        if wants_logprobs and not forced:
+        if wants_logprobs and is_scored:
             output.num_scored = len(seq.tokens)
             logprob = self._spelled(seq, logprob)
-        if output.prompt_sent and not (forced and wants_logprobs):
+        if output.prompt_sent and (is_scored or not wants_logprobs):
             event = TokenEvent(seq.request.id, seq.index, token, text, logprob, forced)
             if output.text is not None and output.text.may_go:
                 self.events += hold(seq, output.text, event)
@@ -148,6 +149,10 @@ class OutputProcessor:
         """Note for the trace and the meter the distribution from which row `number` of a step was sampled."""
         if seq.trace is not None:
             self.tracer.drawn(seq, row, result, number, is_draft=is_draft)
+        self.note_removed(seq, row, result, number)
+
+    def note_removed(self, seq: Sequence, row: SampleRow, result: StepResult, number: int) -> None:
+        """Count for the meter what the mask of row `number` has removed."""
         draw = result.draws[number] if seq.output.meter is not None and row.mask is not None and result.draws else None
         if draw is not None and seq.output.meter is not None:
             seq.output.meter.usage.add_removed(draw.taken)

@@ -9,14 +9,14 @@ are forced. Options of one token each need no probe, and no further step.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.control.controller_manager import ControllerManager
 from bridle.engine.control.decision import Options
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sampling.option_draw import draw_option, probabilities
-from bridle.engine.sampling.token_trie import Probe, TokenTrie
+from bridle.engine.sampling.token_trie import Probe, Tokens, TokenTrie
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
 from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun
 from bridle.engine.sequence import Sequence, fork_key
@@ -40,6 +40,7 @@ class PendingChoice:
     num_tokens: int  # of the prompt, which the options follow
     sampling: SamplingParams | None = None  # the controller's, in place of those of the owners
     probes: dict[int, tuple[Sequence, Probe]] = field(default_factory=dict)
+    take: Callable[[Sequence, Tokens], None] | None = None  # continues an owner by its option; None: it is forced
 
 
 #: For each score of a batch that belongs to a choice: the node that it is for.
@@ -81,6 +82,24 @@ class ChoiceScorer:
         self._add_probes(choice, item.seq)
         return _ask(choice, item.seq.id, item.last_logit, 0, batch)
 
+    def begin_scored(
+        self,
+        parent: Sequence,
+        owners: list[Sequence],
+        options: Mapping[Tokens, float],
+        sampling: SamplingParams | None,
+        take: Callable[[Sequence, Tokens], None],
+    ) -> None:
+        """Begin a choice after the last token of `parent`, among options whose first tokens have known
+        log-probabilities and are all different. One of them at least has more tokens. `take` continues each owner."""
+        trie = TokenTrie(tuple(options))
+        trie.logprobs = {trie.children[0][tokens[0]]: logprob for tokens, logprob in options.items()}
+        choice = PendingChoice(Options(tuple(options)), trie, owners, len(parent.tokens), sampling, take=take)
+        for owner in owners:
+            owner.is_choosing = True
+            self._by_owner[owner.id] = choice
+        self._add_probes(choice, parent)
+
     def _add_probes(self, choice: PendingChoice, parent: Sequence) -> None:
         probes = choice.trie.probes()
         if not probes:
@@ -93,6 +112,7 @@ class ChoiceScorer:
             speculate=0,
             constraint_report=False,
             constraint_floor=None,
+            lookahead=0,
         )
         for probe in probes:
             seq = parent.probe(self._new_id(), bare, sampling)
@@ -149,11 +169,14 @@ class ChoiceScorer:
         for owner in choice.owners.copy():
             self._let_go(choice, owner)
             random = fork_key(owner.key, _ORDINAL + owner.draws.num_draws, 0)
-            number = draw_option(scores, choice.sampling or owner.sampling, random)
+            tokens = choice.options.tokens[draw_option(scores, choice.sampling or owner.sampling, random)]
+            if choice.take is not None:
+                choice.take(owner, tokens)
+                continue
             owner.count_draw()
             if owner.output.meter is not None:
-                owner.output.meter.add_choice(scores, len(choice.options.tokens[number]))
-            self._steering.force(owner, 0, choice.options.tokens[number])
+                owner.output.meter.add_choice(scores, len(tokens))
+            self._steering.force(owner, 0, tokens)
 
     # -- endings -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Vectors
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bridle.engine.control.controller_lookahead import PLAIN
 from bridle.engine.control.controller_manager import ControllerManager
@@ -21,6 +22,7 @@ from bridle.engine.outputs.constraint_floor import apply_floor
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, options_of
+from bridle.engine.sampling.lookahead import candidate_row, looks_ahead, options_with_forced
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
@@ -120,8 +122,12 @@ class SamplePlanner:
             out.choosing.append(seq)
             out.choices += self.choices.begin(item, owners, options, out.batch)
             return
+        look = None
+        if looks_ahead(seq, branches):
+            look = len(out.batch.rows)
+            out.batch.rows.append(candidate_row(draw_row(seq, branches[0], seq.id, item.last_logit)))
         for branch, owner in zip(branches, owners, strict=True):
-            draw = PlannedDraw(owner, branch, None, item)
+            draw = PlannedDraw(owner, branch, None, item, look=look)
             if branch.sample:
                 draw.row = len(out.batch.rows)
                 out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
@@ -192,6 +198,8 @@ class SamplePlanner:
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
         num_right: dict[int, tuple[AcceptedDrafts, int]] = {}
+        if any(draw.look is not None for draw in out.draws):
+            changed |= self._look_ahead(out, result, changed)
         for draw in out.draws:
             if draw.seq.id in changed:
                 continue
@@ -213,6 +221,34 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
         if out.choices:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
+
+    def _look_ahead(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> set[int]:
+        """Begin the choices of tokens after which something is forced. Returns the sequences that wait for them."""
+        by_row: dict[int, list[PlannedDraw]] = {}
+        for draw in out.draws:
+            if draw.look is not None and draw.seq.id not in changed:
+                by_row.setdefault(draw.look, []).append(draw)
+        waiting = set[int]()
+        for look, draws in by_row.items():
+            parent = draws[0].item.seq
+            if not (options := options_with_forced(parent, result.logprobs[look])):
+                continue
+            by_seq = {draw.seq.id: draw for draw in draws}
+            waiting |= by_seq.keys()
+            for draw in draws:
+                if draw.row is not None and draw.seq.is_traced:
+                    self._progress.note_removed(draw.seq, out.batch.rows[draw.row], result, draw.row)
+            owners = [draw.seq for draw in draws]
+            self.choices.begin_scored(
+                parent, owners, options, draws[0].branch.sampling, partial(self._accept_candidate, by_seq)
+            )
+        return waiting
+
+    def _accept_candidate(self, draws: Mapping[int, PlannedDraw], seq: Sequence, tokens: tuple[int, ...]) -> None:
+        """Apply a token that was drawn with regard to what follows. A wanted log-probability is computed later."""
+        self._accept(draws[seq.id], tokens[0], None)
+        if not seq.is_finished:
+            seq.clamp_computed()
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
         """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue otherwise than drawn. A

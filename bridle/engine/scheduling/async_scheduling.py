@@ -237,7 +237,8 @@ class OverlapScheduler:
 
 def _gives_one_token(draw: PlannedDraw) -> bool:
     """Return whether a sample most likely gives its sequence exactly one token."""
-    return draw.row is not None and not draw.ways and draw.seq.control.spliced_at != len(draw.seq.tokens)
+    is_one = draw.row is not None and not draw.ways and draw.look is None
+    return is_one and draw.seq.control.spliced_at != len(draw.seq.tokens)
 
 
 def _is_as_planned(item: Scheduled, size: tuple[int, int]) -> bool:

@@ -30,6 +30,7 @@ class PlannedDraw:
     row: int | None
     item: Scheduled
     ways: list[Branch] = field(default_factory=list)  # along the drafts: draws, and what is forced between them
+    look: int | None = None  # the row of the batch that gives candidates, if what is forced after them counts
 
 
 @dataclass(slots=True)

@@ -1,0 +1,50 @@
+"""Lookahead: the text that a mask forces after a token counts when that token is chosen.
+
+A mask may allow a likely token after which the grammar leaves only one way on, and the model may find that way
+improbable. For a request with `lookahead` a second row of the step gives the best allowed tokens. If something is
+forced after one of them, the candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The
+candidate that is drawn enters the output like any sampled token, and its controller forces the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Vector
+from dataclasses import replace
+
+from bridle.engine.control.decision import Branch
+from bridle.engine.sampling.token_trie import Tokens
+from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.engine.sequence import Sequence
+from bridle.outputs import Logprob
+from bridle.sampling import SamplingParams
+
+#: The most tokens that are compared by what is forced after them.
+NUM_CANDIDATES = 8
+_LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="processed")
+
+
+def looks_ahead(seq: Sequence, branches: Vector[Branch]) -> bool:
+    """Return whether the sequence draws its next token with regard to what is forced after it."""
+    first = branches[0]
+    is_drawn = first.sample and first.mask is not None and not first.splices
+    return is_drawn and seq.sampling.lookahead > 0 and all(branch is first for branch in branches)
+
+
+def candidate_row(row: SampleRow) -> SampleRow:
+    """Return the row that gives the best tokens under mask and bias, from the logits from which `row` draws."""
+    bias = (*row.sampling.logit_bias.items(), *row.bias)
+    return replace(row, sampling=_LOOK, bias=bias, mu=None, num_traced=0)
+
+
+def options_with_forced(seq: Sequence, candidates: Logprob | None) -> dict[Tokens, float]:
+    """Return the candidates, each with the tokens that are forced after it, and the log-probability of the candidate
+    alone. There are none if nothing is forced after any."""
+    pool, room = seq.control.pool, seq.max_len - len(seq.tokens) - 1
+    if candidates is None or pool is None or room <= 0 or not seq.kv.block_table:
+        return {}
+    found = [(token, logprob) for token, logprob in candidates.top if logprob > -math.inf]
+    forced = pool.forced_after(seq.id, [token for token, _ in found], min(seq.sampling.lookahead, room))
+    if len(found) < 2 or not any(forced):
+        return {}
+    return {(token, *after): logprob for (token, logprob), after in zip(found, forced, strict=True)}
