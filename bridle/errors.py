@@ -90,6 +90,12 @@ class UnknownResponse(InvalidRequest):
     code = "response_not_found"
 
 
+class UnknownCache(InvalidRequest):
+    """No prompt cache of that id is kept for this user."""
+
+    code = "cache_not_found"
+
+
 class UnknownStream(InvalidRequest):
     """No stream can be resumed under that key, or not from that position: it is forgotten, or never existed."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Protocol
 
 import msgspec
 
+from bridle.chat.cached_prompt import num_common
 from bridle.chat.constraint_description import with_description
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
 from bridle.chat.exact_history import keep_answers, recalled
@@ -293,9 +293,8 @@ async def _retained(
     found, size = [], max(serving.model.info.block_size, 1)
     for cut, seconds in conversation.breakpoints:
         with suppress(InvalidRequest):
-            pairs = zip(made.tokens, (await _prompt(serving, cut, offer)).tokens, strict=False)
-            num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            found.append(Retention(num_common // size * size, seconds))
+            common = num_common(made.tokens, (await _prompt(serving, cut, offer)).tokens)
+            found.append(Retention(common // size * size, seconds))
     return tuple(found)
 
 

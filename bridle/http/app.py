@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, ollama, openai, playground, request_routes, tgi
+from bridle.http import admin, anthropic, info_routes, ollama, openai, playground, prompt_caches, request_routes, tgi
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.api_route import refusing_for
@@ -37,6 +37,7 @@ ROUTERS = (
     anthropic.router,
     *ollama.routers,
     request_routes.router,
+    prompt_caches.router,
     playground.router,
 )
 

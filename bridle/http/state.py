@@ -19,6 +19,7 @@ from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES, HttpSettings
 from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
+from bridle.serving.prompt_caches import PromptCaches
 from bridle.serving.tenancy.socket_tickets import SocketTickets
 from bridle.serving.tracing.trace_store import HEADER, wish_of
 
@@ -28,8 +29,8 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be
-    parsed at a time, so that parsers do not delay other requests.
+    them), `prompt_caches` of clients, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds.
+    `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -39,6 +40,7 @@ class HttpState(AppState):
     fronts: list[WebSocketFrontend] = field(default_factory=list)
     responses: ResponseStore = field(default_factory=ResponseStore)
     passing: ResponseStore = field(default_factory=ResponseStore)
+    prompt_caches: PromptCaches = field(default_factory=PromptCaches)
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tickets: SocketTickets = field(default_factory=SocketTickets)

@@ -28,12 +28,14 @@ from bridle.llm.kwargs import check_names, settle_runs, takes
 from bridle.llm.loaded_model import LoadedModelMixin
 from bridle.llm.options import Adapters, ChatCallOptions, ChatOptions, GenerateOptions, Message, Sampling
 from bridle.llm.pooling import Classification
+from bridle.llm.prompt_cache import RetainedPrompt, retain_prompt
 from bridle.llm.scores import TextScore, scores_of
 from bridle.llm.streams import Reader, TextStream
 from bridle.llm.structured_parse import objects_of, typed_as
 from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
+from bridle.serving.prompt_caches import DEFAULT_TTL
 from bridle.structured_output.spec import Choice
 from bridle.tokenizer.content_tokens import encode_prompt
 
@@ -242,6 +244,14 @@ class LLM(LoadedModelMixin):
         """A checked request, for `model.client.submit`. Runs nothing."""
         (collector,) = self._calls.collectors("request", [prompt], sampling, given)
         return collector.request
+
+    def cache(
+        self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
+    ) -> RetainedPrompt:
+        """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`), so that
+        what continues it computes only its own tokens. Use it in a `with` block, or `delete` it. The other keywords are
+        those of `generate`. Raises `InvalidRequest` if the budgets have no room for it."""
+        return retain_prompt(self, prompt, ttl, tools, given)
 
     @takes(ChatCallOptions)
     def session(

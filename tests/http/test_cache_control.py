@@ -1,4 +1,4 @@
-"""What clients ask of the prompt cache on each API: breakpoints, keys and lifetimes, and what the usage says of them."""
+"""Breakpoints, keys and lifetimes that clients of each API ask of the prompt cache, and their counts in the usage."""
 
 from __future__ import annotations
 

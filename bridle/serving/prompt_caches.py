@@ -1,0 +1,150 @@
+"""Prompts whose KV clients retain by name: created, prefetched, deleted, and over after their time.
+
+A cache is a retention of the engine (`KVRetention`) with a name that only its user knows. The tokens of the prompt are
+kept here, so that they can be computed again wherever their KV is lost. Users see their own caches alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bridle.config import EngineConfig
+from bridle.engine.factory import max_retained_blocks
+from bridle.engine.interfaces import ExecutorInfo
+from bridle.errors import InvalidRequest, Overloaded, UnknownCache
+from bridle.safe_repr import short_repr
+
+#: Seconds that a cache lives at most, and by default.
+MAX_TTL, DEFAULT_TTL = 86_400.0, 3_600.0
+#: Caches of all users.
+MAX_CACHES = 4_096
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0}
+
+
+@dataclass(slots=True)
+class PromptCache:
+    """A retained prompt of a user: its model and adapter, its tokens, and until when it lives, for `ttl` seconds.
+    `created` and `until` are Unix times."""
+
+    user: str
+    model: str
+    adapter: str | None
+    tokens: array[int]
+    ttl: float
+    id: str
+    created: float
+    until: float
+
+    def fields(self) -> dict[str, Any]:
+        """The cache as clients see it."""
+        return {
+            "id": self.id,
+            "object": "cache",
+            "model": self.adapter or self.model,
+            "created_at": int(self.created),
+            "expires_at": int(self.until),
+            "ttl": self.ttl,
+            "tokens": len(self.tokens),
+        }
+
+
+class PromptCaches:
+    """All caches of a server. Used from one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._caches: dict[str, PromptCache] = {}
+
+    def add(
+        self, user: str, model: str, adapter: str | None, tokens: Iterable[int], ttl: float, limits: CacheLimits
+    ) -> PromptCache:
+        """Register a cache whose KV is then to be computed. Raises `InvalidRequest` that names the limit which it
+        exceeds."""
+        own, now = self.of_user(user), self._clock()
+        made = PromptCache(
+            user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl
+        )
+        limits.check([each for each in own if each.model == model], made)
+        if len(self._caches) >= MAX_CACHES:
+            raise Overloaded(f"{len(self._caches)} caches of all users exist already; at most {MAX_CACHES}")
+        self._caches[made.id] = made
+        return made
+
+    def renew(self, cache: PromptCache) -> None:
+        """Begin the time of a cache anew."""
+        cache.until = self._clock() + cache.ttl
+
+    def of_user(self, user: str) -> list[PromptCache]:
+        """The caches of a user, the oldest first."""
+        now = self._clock()
+        for over in [each.id for each in self._caches.values() if each.until <= now]:
+            del self._caches[over]
+        return [each for each in self._caches.values() if each.user == user]
+
+    def find(self, user: str, name: str) -> PromptCache:
+        """A cache of a user. Raises `UnknownCache`."""
+        found = next((each for each in self.of_user(user) if each.id == name), None)
+        if found is None:
+            raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may be over. Create it again")
+        return found
+
+    def drop(self, cache: PromptCache) -> None:
+        """Forget a cache."""
+        self._caches.pop(cache.id, None)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """What one user may retain of a model: so many prompts, and so many tokens in them."""
+
+    max_retained: int
+    max_tokens: int
+    block_size: int
+
+    @staticmethod
+    def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
+        """Return the limits of an engine; without parking or prefix cache there is room for nothing."""
+        is_on = config.enable_prefix_caching and info.kv == "paged"
+        blocks = max_retained_blocks(info, config) if is_on else 0
+        return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)
+
+    def check(self, others: list[PromptCache], cache: PromptCache) -> None:
+        """Raise `InvalidRequest` if a user with these caches has no room for another one."""
+        taken, wanted = sum(self._size(each) for each in others), self._size(cache)
+        if not wanted:
+            raise InvalidRequest(
+                f"prompt: got {len(cache.tokens)} tokens; a cache has at least one block of {self.block_size}", "prompt"
+            )
+        if len(others) >= self.max_retained:
+            raise InvalidRequest(
+                f"caches: this user has {len(others)}; at most {self.max_retained} (max_retained). Delete one, or wait "
+                "until one is over",
+                "caches",
+            )
+        if taken + wanted > self.max_tokens:
+            raise InvalidRequest(
+                f"prompt: got {wanted} tokens to retain, and caches of this user have {taken}; at most "
+                f"{self.max_tokens} (max_retained_tokens). Delete a cache, or send a shorter prompt",
+                "prompt",
+            )
+
+    def _size(self, cache: PromptCache) -> int:
+        return len(cache.tokens) // self.block_size * self.block_size
+
+
+def read_ttl(given: object) -> float:
+    """Return a lifetime in seconds: a number, or a text such as `90s`, `5m` and `24h`. Raises `InvalidRequest`."""
+    seconds: object = given
+    if isinstance(given, str) and given[-1:] in _UNITS and given[:-1].isascii() and given[:-1].isdigit():
+        seconds = int(given[:9].rstrip("smh")) * _UNITS[given[-1]]
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 1 <= float(seconds) <= MAX_TTL:  # type: ignore[arg-type]
+        raise InvalidRequest(
+            f"ttl: got {short_repr(given)}; it must be between 1 and {MAX_TTL:g} seconds, or a text such as '5m'", "ttl"
+        )
+    return float(seconds)  # type: ignore[arg-type]
