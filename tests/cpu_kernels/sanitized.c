@@ -212,9 +212,10 @@ int main(int count, char **arguments) {
         return 0;
     }
     for (int kind = 0; kind < NUM_KINDS; kind++)
+        for (int outputs = 1; LAYOUTS[kind].bytes && outputs < 50; outputs += 7) try_packing(kind, outputs, 1 + outputs % 3);
+    for (int kind = 0; kind < NUM_KINDS; kind++)
         for (int outputs = 1; outputs < 50; outputs += 7)
             for (int rows = 1; rows < 30; rows += rows < 6 ? 1 : 5)
-                if (rows < 2 && LAYOUTS[kind].bytes) try_packing(kind, outputs, 1 + rows % 3);
                 try_linear(kind, outputs, kind == INT8 || kind == FLOAT32 ? 5 * outputs : 512, rows);
     const int shapes[][5] = {{1, 0, 2, 1, 64}, {1, 200, 7, 1, 64}, {5, 63, 8, 2, 32}, {40, 3, 4, 4, 128}, {3, 130, 32, 1, 16}, {2, 9, 2, 2, 256}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
