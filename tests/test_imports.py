@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.controller_tools",),
     ("bridle.structured_output",),
     ("bridle.tokenizer",),
+    ("bridle.early_start",),
     ("bridle.multimodal",),
     ("bridle.safe_http",),
     ("bridle.backends",),

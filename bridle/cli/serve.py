@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -254,6 +255,7 @@ def serve(
     check_address(server.host, server.port)
     check_models(*(name for name in names if name != "auto"), revision=model.revision)
     check_models(model.draft_model, model.tokenizer)
+    _begin_early(names, model.backend)
     if not names and models.allow_pull is None:
         models = replace(models, allow_pull=not models.static)
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
@@ -273,6 +275,16 @@ def serve(
         )
         serve_http(settings, fronts=[websocket_front(lmtp)])
     return 0
+
+
+def _begin_early(names: Sequence[str], backend: str) -> None:
+    """Begin what the first model needs, before the libraries of the server are imported."""
+    from bridle.early_start import begin_unpacking, preload_torch
+
+    if backend != "llamacpp":
+        preload_torch()
+    if names and names[0].lower().endswith(".gguf"):
+        begin_unpacking(Path(names[0]).expanduser())
 
 
 def _with_store(engine: EngineConfig, access: AccessOptions) -> EngineConfig:

@@ -32,9 +32,18 @@ _EDITION = b"3"
 _MAX_LINKS = 4096
 
 
+def is_unpacked(path: Path) -> bool:
+    """Return whether `unpack` has nothing to do for a file."""
+    return _known_folder(_named(path)) is not None
+
+
+def _named(path: Path) -> Path:
+    return path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
+
+
 def unpack(path: Path) -> Path:
     """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
-    path = path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
+    path = _named(path)
     known = _known_folder(path)
     if known is not None:
         return known

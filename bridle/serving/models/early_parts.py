@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridle.config import ModelConfig
+from bridle.early_start import await_unpacking
 from bridle.serving.controller_runtime import ControlSettings, ControlStart
 from bridle.serving.models.model_components import begin_control_of, load_tokenizer, tokenizer_folder
 from bridle.threads import start_thread
@@ -61,6 +62,7 @@ def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling
 
+    await_unpacking()
     path = resolve_model(config.model, config.revision)
     folder = tokenizer_folder(config, path)
     files = _states(folder)
