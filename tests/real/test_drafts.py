@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from bridle import LLM, SamplingParams
+from bridle.engine.sequence import Sequence
+from bridle.engine.spec_decode.proposer_selection import ProposerSelector
 from tests.real.material import model_path, num_threads
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -43,3 +46,22 @@ def test_texts_are_the_same_with_draft_tokens(llm: LLM, temperature: float) -> N
         assert answers[0].usage.accepted_tokens > 0
     if not temperature:
         assert "return round(amount, 2)" in plain[0].text
+
+
+def test_left_to_the_engine_copies_come_from_the_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost no time, which the draft model does; where nothing is copied the draft model is all there is."""
+    accepted: Counter[str] = Counter()
+    learn = ProposerSelector.learn
+
+    def note(selection: ProposerSelector, seq: Sequence, num_drafted: int, num_right: int) -> None:
+        accepted["model" if seq.drafts.source is seq.drafts.modelled else "text"] += num_right
+        learn(selection, seq, num_drafted, num_right)
+
+    monkeypatch.setattr(ProposerSelector, "learn", note)
+    sampling = SamplingParams(temperature=0.0, max_tokens=90)
+    copied, told = ([{"role": "user", "content": text}] for text in ASKED)
+    llm.chat(copied, sampling, speculate="auto")
+    assert accepted["text"] > accepted["model"]
+    accepted.clear()
+    llm.chat(told, sampling, speculate=4)
+    assert accepted["model"] > accepted["text"]
