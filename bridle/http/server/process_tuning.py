@@ -19,10 +19,10 @@ _GARBAGE = (700, 10, 10)
 
 def tune_process(max_connections: int) -> None:
     """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on,
-    because walking some hundred thousand objects would delay every stream."""
+    because walking some hundred thousand objects would delay every stream. So would a last collection before: it finds
+    a few hundred objects after a load."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
 
