@@ -293,12 +293,12 @@ class ConstraintPool(ControllerPool):
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
         """What is forced after `tokens`, or else the mask there. The copy that says so then goes back to where it was,
-        since `lead` goes on from there."""
+        since `filter_draft` goes on from there."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or instance.seconds_ahead > SLOW_SECONDS:
             return None
         instance.is_led = True
-        if instance.ahead is None and seq_id not in self.under_way:
+        if instance.ahead is None and self._is_idle(seq_id):
             instance.ahead = instance.matcher.copy()
         if instance.ahead is None:
             return None
@@ -306,8 +306,14 @@ class ConstraintPool(ControllerPool):
         decision = self._look_ahead(instance, instance.ahead, tuple(tokens))
         spent = time.thread_time() - began
         instance.seconds_ahead += spent
-        instance.is_slow = spent > SLOW_MASK_SECONDS
+        instance.is_slow = instance.is_slow or spent > SLOW_MASK_SECONDS
         return decision
+
+    def _is_idle(self, seq_id: int) -> bool:
+        """Return whether no thread has the matcher in use. Waits for one that has, as long as a commit may take: else
+        the speed of that thread would decide whether there are drafts."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: seq_id not in self.under_way, SLOW_SECONDS)
 
     def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
         """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""

@@ -18,6 +18,7 @@ from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Request
 from bridle.engine.control.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
+from bridle.engine.spec_decode.proposers import LookupDrafter
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, TokenEvent
 from bridle.structured_output import (
@@ -380,6 +381,7 @@ ANSWERS = JsonSchema(
 )
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("num_known", [None, 1, 2, 3])
 def test_drafts_go_on_across_forced_tokens(num_known: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each draw stands before forced tokens: a draft that ended there would save nothing."""
@@ -484,9 +486,13 @@ def test_a_draft_model_under_a_constraint_changes_nothing(
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("constraint", [ANSWERS, Regex("[a-f0-9]{24}")])
-def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temperature: float) -> None:
+def test_a_draft_model_draws_under_the_constraint(
+    constraint: Constraint, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that is always right is so under a mask, too, and across what is forced: without the mask it would hit
-    one of a few tokens by chance, and hardly any draft would count."""
+    one of a few tokens by chance, and hardly any draft would count. It drafts alone, since copies, which may be wrong,
+    come first whenever it was measured to be slow."""
+    monkeypatch.setattr(LookupDrafter, "draft", lambda *given: {})
     fields: dict[str, object] = {"temperature": temperature, "max_tokens": 400}
     with Lab(text_vocabulary()) as lab:
         plain = lab.run_one(constraint, **fields)
@@ -498,6 +504,27 @@ def test_a_draft_model_draws_under_the_constraint(constraint: Constraint, temper
         usage = drafted.finished.usage
         assert usage.accepted_tokens == usage.drafted_tokens > 0
         assert lab.executor.num_forwards <= num_plain / 2
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_draft_waits_for_the_thread_that_has_the_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask of a sequence for which nothing was drafted of late is computed on a thread, however slow."""
+    real, begin = Matcher.mask, threading.Event()
+
+    def mask(held: Matcher) -> bytes:
+        assert threading.current_thread() is threading.main_thread() or begin.wait(PATIENCE)
+        return real(held)
+
+    with Lab(text_vocabulary()) as lab:
+        seq_id = answered(lab, lab.request(Regex("[a-f]{8}"), max_tokens=20))
+        monkeypatch.setattr(Matcher, "mask", mask)
+        lab.pool.ask([Ask(seq_id, (ord("a"),))])
+        assert lab.pool.live[seq_id].ahead is None and seq_id in lab.pool.under_way
+        threading.Timer(0.1, begin.set).start()
+        found = lab.pool.draft_decision(seq_id, ())
+        assert found == Decision.sample(real(lab.pool.live[seq_id].matcher))
+        lab.engine.cancel(*lab.engine.request_ids)
+        list(lab.events())
 
 
 @pytest.mark.usefixtures("unhurried")
