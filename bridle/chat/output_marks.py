@@ -52,9 +52,8 @@ class OutputMarks:
         return is_marked or (self.tags is not None and self.tags.are_special)
 
     def ends(self, tokenizer: Tokenizer) -> tuple[str, ...]:
-        """Texts that may end an output and are no content: end tokens, with or without the mark behind an answer."""
-        if not self.are_special:
-            return ()
+        """Texts that may end an output and are no content, if marks are special: end tokens, with or without the mark
+        behind an answer."""
         ends = tuple(map(tokenizer.token_text, tokenizer.eos_token_ids))
         tail = self.tags.tail if self.tags is not None else ""
         return (*(tail + end for end in ends), tail, *ends) if tail else ends

@@ -17,13 +17,13 @@ from bridle.engine.request import RepeatMarks
 _TAG = re.compile(r"[<\[|｜][^{}]*\w[^{}]*[>\]|｜]")
 
 
-def marks_of(kind: ToolFormat | None, tags: ThinkTags | None) -> RepeatMarks | None:
+def marks_of(kind: ToolFormat, tags: ThinkTags | None) -> RepeatMarks | None:
     """Return what is around each call; None if the format does not say. Calls in thoughts are none."""
     around = _around(kind)
     return None if around is None else RepeatMarks(*around, "" if tags is None else tags.closing)
 
 
-def _around(kind: ToolFormat | None) -> tuple[str, str] | None:
+def _around(kind: ToolFormat) -> tuple[str, str] | None:
     if not isinstance(kind, InferredFormat):
         return None
     first, last = kind.form.call[0], kind.form.call[-1].strip()

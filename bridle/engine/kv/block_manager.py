@@ -173,7 +173,7 @@ class BlockManager:
         more blocks. Returns whether there is. Unused cached blocks count as free, and using them takes room."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
-        if not self.has_state_for(seq):
+        if self.states.is_used and not self.states.has_room(seq):
             return False
         cached = self._cached(seq)
         num_cached = len(cached) * self.block_size

@@ -38,6 +38,7 @@ class StateManager:
         self, num_slots: int, block_size: int, is_pinned: Callable[[bytes], bool], state_every: int = STATE_EVERY
     ) -> None:
         self.num_slots = num_slots
+        self.is_used = num_slots > 0  # whether sequences have states
         self._block_size = block_size
         self._is_pinned = is_pinned
         self._every = max(state_every // block_size, 1) * block_size
@@ -50,11 +51,6 @@ class StateManager:
         self._class_of: dict[bytes, int] = {}
         self._copies: list[StateCopy] = []
         self.num_rewound_tokens = 0  # computed again because no state was kept where a sequence was rewound to
-
-    @property
-    def is_used(self) -> bool:
-        """Return whether sequences have states."""
-        return self.num_slots > 0
 
     @property
     def num_free(self) -> int:

@@ -211,14 +211,12 @@ class ChoiceScorer:
         self._scheduler.remove(probe)
 
 
-def options_of(seq: Sequence) -> Options | None:
-    """The options among which the controller of `seq` lets it choose now, unless they may not fit or cannot be scored:
-    a policy reads the text, single tokens are restricted, or the device keeps no blocks that probes can share."""
-    options = None if seq.control.answer is None else seq.control.answer.options
-    if options is None or len(seq.tokens) + options.longest > seq.max_len or not seq.kv.block_table:
-        return None
-    is_restricted = seq.request.guard is not None or any(getattr(seq.sampling, name) for name in RESTRICTING)
-    return None if is_restricted else options
+def can_choose(seq: Sequence, options: Options) -> bool:
+    """Return whether `seq` can choose among these options of its controller now. They must fit, and be scored: no
+    policy reads the text, no single tokens are restricted, and the device keeps blocks that probes can share."""
+    if len(seq.tokens) + options.longest > seq.max_len or not seq.kv.block_table:
+        return False
+    return seq.request.guard is None and not any(getattr(seq.sampling, name) for name in RESTRICTING)
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:

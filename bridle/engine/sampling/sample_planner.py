@@ -21,8 +21,7 @@ from bridle.engine.interfaces import Ask
 from bridle.engine.outputs.constraint_floor import apply_floor
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
-from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, options_of
-from bridle.engine.sampling.lookahead import candidate_row, looks_ahead, options_with_forced
+from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, can_choose
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
@@ -118,7 +117,8 @@ class SamplePlanner:
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
-        if (options := options_of(seq)) is not None:
+        options = None if seq.control.answer is None else seq.control.answer.options
+        if options is not None and can_choose(seq, options):
             out.choosing.append(seq)
             out.choices += self.choices.begin(item, owners, options, out.batch)
             return

@@ -128,7 +128,8 @@ class Scheduler(SequenceQueues):
             num_logits += row.num_logits
             last_logit = num_logits - 1 - len(drafted)
             scheduled.append(Scheduled(seq, row, last_logit, row.start + num_tokens, drafted))
-        plan.state_copies = self.blocks.states.take_copies()
+        if self.blocks.states.is_used:
+            plan.state_copies = self.blocks.states.take_copies()
         return plan, scheduled
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
@@ -182,8 +183,8 @@ class Scheduler(SequenceQueues):
         """Keep a part of the prompts' budget for the shortest of them, if there are several."""
         several = [seq for seq in ready if seq.kv.is_prefilling or len(seq.tokens) - seq.kv.num_computed > 1]
         begun = [(seq, num_wanted) for seq in several if (num_wanted := self._num_wanted(seq)) > 0]
-        has_queue = is_open and self.waiting and len(self.running) < self.max_num_seqs
-        if not has_queue and len(begun) < 2:
+        has_queue = is_open and len(self.running) < self.max_num_seqs
+        if len(begun) + has_queue * len(self.waiting) < 2:
             return
         self._prompt_shares.begin(self.running.values())
         num_decoding = sum(not seq.kv.is_prefilling for seq in ready)
@@ -260,9 +261,10 @@ class Scheduler(SequenceQueues):
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return
         self._prompt_shares.begin(self.running.values())
-        queue = admission_order(self.waiting, self._priority_seconds)
+        queue = self.waiting
         levels: Iterable[int] = repeat(queue[0].queue.level)
-        if self.waiting[0].queue.level != self.waiting[-1].queue.level:
+        if queue[0].queue.level != queue[-1].queue.level:
+            queue = admission_order(queue, self._priority_seconds)
             levels = overtaken_levels(queue)
         self.waiting = []
         kept: list[Sequence] = []
@@ -306,7 +308,7 @@ class Scheduler(SequenceQueues):
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
         """Return whether another sequence computes the first missing block of `seq` in this step. If queued prompts
         wait for each other, they are computed together instead."""
-        if not (self._in_chunks and self._gate.is_always_open):
+        if not (picked and self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
         return provider is not None and provider.id in picked

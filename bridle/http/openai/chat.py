@@ -164,7 +164,7 @@ class _Answer:
             "index": output.index if is_beam else self._numbers.of(part, output.index),
             **({"score": output.score} if is_beam else {}),
             "message": message,
-            "logprobs": self._with_options(part, self._logprobs(output.token_ids, output.logprobs)),
+            "logprobs": self._logprobs(output.token_ids, output.logprobs, part),
             "finish_reason": finish_reason(output, bool(found.calls)),
             "stop_reason": None if is_beam else output.stop_reason,
             **({} if is_beam or part.notes is None else self._numbers.fields(part, part.note(output.index))),
@@ -180,10 +180,10 @@ class _Answer:
         chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
         extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         shown = self._num_shown(part, delta)
-        logprobs = self._logprobs(delta.tokens[:shown], list(delta.logprobs[:shown])) if shown else None
-        if logprobs and index not in self._scored:
+        first = part if index not in self._scored else None
+        logprobs = self._logprobs(delta.tokens[:shown], list(delta.logprobs[:shown]), first) if shown else None
+        if logprobs:
             self._scored.add(index)
-            logprobs = self._with_options(part, logprobs)
         shapes = [_delta_shape(piece) for piece in reader.push(delta.text, delta.is_last)]
         if not shapes and (extra or logprobs):
             shapes = [{"content": ""}]
@@ -228,13 +228,14 @@ class _Answer:
         outputs = [output for part in self.generation.parts for output in part.outputs]
         return usage_shape(self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs))
 
-    def _logprobs(self, tokens: Sequence[int], entries: list[Any] | None) -> dict[str, Any] | None:
+    def _logprobs(
+        self, tokens: Sequence[int], entries: list[Any] | None, part: SubRequest | None = None
+    ) -> dict[str, Any] | None:
+        """Log-probabilities of these tokens, and of the options among which `part` chose."""
         if entries is None or not self.body.logprobs:
             return None
-        return chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
-
-    def _with_options(self, part: SubRequest, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
-        return logprobs and logprobs | options_shape(part)
+        shape = chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
+        return shape if part is None else shape | options_shape(part)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
