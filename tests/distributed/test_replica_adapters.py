@@ -19,7 +19,7 @@ from bridle.sampling import SamplingParams
 from bridle.serving import OutputCollector, build_request, load_model
 from bridle.serving.lora.adapter_registry import AdapterRegistry
 from bridle.serving.models.loading import LoadedModel
-from bridle.serving.outputs import output_collector
+from bridle.serving.outputs.output_collector import collect
 from tests.fakes import tiny_checkpoints
 from tests.lora.kit import SECONDS, Bench, write_adapter
 
@@ -166,7 +166,7 @@ async def say(model: LoadedModel, folder: Path) -> list[str]:
     texts = []
     for name in (None, "poet", "clerk", model.name):
         request = build_request(model, [5, 6, 7, 8], greedy, adapter=name)
-        done = await output_collector(model.client.submit(request), OutputCollector(request))
+        done = await collect(model.client.submit(request), OutputCollector(request))
         texts.append(str(done.outputs[0].token_ids))
     return texts
 
