@@ -24,11 +24,11 @@ NUM_CANDIDATES = 8
 _LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="processed")
 
 
-def looks_ahead(seq: Sequence, branches: Vector[Branch]) -> bool:
-    """Return whether the sequence draws its next token with regard to what is forced after it."""
+def looks_ahead(branches: Vector[Branch]) -> bool:
+    """Return whether a sequence with these branches draws its next token with regard to what is forced after it."""
     first = branches[0]
     is_drawn = first.sample and first.mask is not None and not first.splices
-    return is_drawn and seq.sampling.lookahead > 0 and all(branch is first for branch in branches)
+    return is_drawn and all(branch is first for branch in branches)
 
 
 def candidate_row(row: SampleRow) -> SampleRow:

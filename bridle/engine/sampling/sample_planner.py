@@ -22,6 +22,7 @@ from bridle.engine.outputs.constraint_floor import apply_floor
 from bridle.engine.outputs.output_holdback import find_alternative
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, can_choose
+from bridle.engine.sampling.lookahead import candidate_row, looks_ahead, options_with_forced
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sampling.sample_rows import draw_row
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
@@ -123,7 +124,7 @@ class SamplePlanner:
             out.choices += self.choices.begin(item, owners, options, out.batch)
             return
         look = None
-        if looks_ahead(seq, branches):
+        if seq.sampling.lookahead > 0 and looks_ahead(branches):
             look = len(out.batch.rows)
             out.batch.rows.append(candidate_row(draw_row(seq, branches[0], seq.id, item.last_logit)))
         for branch, owner in zip(branches, owners, strict=True):
