@@ -220,7 +220,7 @@ async def prepare_chat(
             "sights": made.sights,
             "parks": marks.format is not None,
             "continues": made.continues,
-            "retains": await _retained(serving, conversation, offer, made),
+            "retains": await _retained(serving, conversation, offer, made) if conversation.breakpoints else (),
             "repeats": None if marks.format is None else marks_of(marks.format, marks.tags),
         },
         calls_once=offer.max_calls == 1,

@@ -168,7 +168,9 @@ def prompt_text(
     Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
-    given = shown_tools(conversation.tools) if offer.functions or not conversation.reads_calls else None
+    given = None
+    if conversation.tools is not None and (offer.functions or not conversation.reads_calls):
+        given = shown_tools(conversation.tools)
     if conversation.template is None:
         wanted, reads_calls = conversation.tool_prompt, conversation.reads_calls
         explains = not given or not reads_calls or is_hermes(model.tokenizer)

@@ -61,10 +61,10 @@ def offer_of(
     return ToolChoice(kept, mode == "required", 1 if is_single else max_calls)
 
 
-def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools as a chat template shows them: without `strict`, which tells the server and not the model. So a prompt,
     and what the prefix cache holds of it, does not depend on it."""
-    return None if tools is None else [_without_strict(tool) for tool in tools]
+    return [_without_strict(tool) for tool in tools]
 
 
 def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
