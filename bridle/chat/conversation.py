@@ -168,7 +168,7 @@ def prompt_text(
     Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
-    given = None
+    given: Sequence[Mapping[str, Any]] | None = None
     if conversation.tools is not None and (offer.functions or not conversation.reads_calls):
         given = shown_tools(conversation.tools)
     if conversation.template is None:
