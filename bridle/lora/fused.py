@@ -76,13 +76,15 @@ def tiles_of(segments: Sequence[Segment], tables: Sequence[int], size: int) -> I
 
 
 class Machine:
-    """Device that runs kernels. `enough` programs keep it busy."""
+    """Device that runs kernels, of a compute `capability` where it is a GPU. `enough` programs keep it busy."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_wide = is_interpreted()
         self.enough = _ENOUGH
+        self.capability = (0, 0)
         if device.type == "cuda":
+            self.capability = torch.cuda.get_device_capability(device)
             self.enough *= torch.cuda.get_device_properties(device).multi_processor_count
 
     @cached_property

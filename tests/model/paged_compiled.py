@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bridle.lora.fused import Machine
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
 from bridle.model.kernels.paged import CHUNK, JOIN_WARPS, NEWS, TILE
@@ -47,8 +48,10 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     query = torch.empty(1, shape.num_heads, shape.dim, dtype=kind, device=META)
     out = query.new_empty(1, shape.num_heads, shape.value_dim)
     sinks = torch.empty(shape.num_heads, dtype=kind, device=META) if shape.is_special else None
+    machine = Machine(META)
+    machine.capability = divmod(capability, 10)
     call = AttentionCall(
-        query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, False
+        query, cache, AttentionOptions(1.0, None, 30.0 if shape.is_special else None, sinks), out, machine
     )
     pointers = dict.fromkeys(("query", "keys", "values", "sinks", "out"), f"*{dtype}")
     pointers |= dict.fromkeys(("sequences", "counts", "works", "tiles", "tables", "news"), "*i32")

@@ -214,7 +214,7 @@ class PagedKernel:
             return self._fallback.attend(query, cache, options)
         query = query if query.stride(-1) == 1 else query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
-        call = AttentionCall(query, cache, options, out, self.machine.is_wide)
+        call = AttentionCall(query, cache, options, out, self.machine)
         with self.machine.chosen():
             self._attend_short(call)
             self._attend_long(call)

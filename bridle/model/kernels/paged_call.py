@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from bridle.lora.fused import Machine
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kv_cache import LayerCache
 
@@ -24,21 +25,25 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def blocks_for(is_short: bool, dim: int, item_size: int) -> Blocks:
+def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, int]) -> Blocks:
     """Sizes for heads as wide as `dim`, of values of the given number of bytes: what fits into registers and shared
-    memory."""
+    memory on a GPU of this capability."""
     wide = dim > 128
     if item_size == 4:  # float32 is multiplied without tensor cores
         return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
     if is_short:
         return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 3)  # for two buffers of keys and values
-    return Blocks(LONG_ROWS, 64 if not wide else 32, 4 if not wide else 8, 2)
+    # Code for these GPUs needs more registers: with 64 keys of more than 64 numbers some would spill.
+    is_tight = (8, 6) <= capability < (9, 0) or capability >= (12, 0)
+    return Blocks(LONG_ROWS, 64 if dim <= (64 if is_tight else 128) else 32, 4 if not wide else 8, 2)
 
 
 class AttentionCall:
     """Arguments of one layer's attention, as the kernels take them."""
 
-    def __init__(self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, is_wide: bool) -> None:
+    def __init__(
+        self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, machine: Machine
+    ) -> None:
         self.query, self.cache, self.options, self.out = query, cache, options, out
         self.num_heads, self.dim = query.shape[1:]
         self.kv_heads = cache.keys.shape[1]
@@ -50,7 +55,7 @@ class AttentionCall:
         self.has_softcap = options.softcap is not None
         self.numbers = (options.scaling, self.window, options.softcap or 1.0)
         self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
-        self._is_wide = is_wide
+        self._machine = machine
 
     def inputs(self, *more: Tensor | None) -> tuple[Tensor | None, ...]:
         return (self.query, self.cache.keys, self.cache.values, *more)
@@ -68,7 +73,7 @@ class AttentionCall:
     def sizes(self, *, is_short: bool) -> dict[str, Any]:
         """Return the sizes that the kernels are compiled for."""
         block_dim, block_value = block_of(self.dim), block_of(self.value_dim)
-        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size())
+        blocks = blocks_for(is_short, max(block_dim, block_value), self.out.element_size(), self._machine.capability)
         return {
             "group": self.group,
             "dim": self.dim,
@@ -79,7 +84,7 @@ class AttentionCall:
             "block_value": block_value,
             "block_keys": blocks.keys,
             "has_softcap": self.has_softcap,
-            "is_wide": self._is_wide,
+            "is_wide": self._machine.is_wide,
             "num_warps": blocks.warps,
             "num_stages": blocks.stages,
         }

@@ -109,7 +109,7 @@ class RowsKernel:
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         query = query if query.stride(-1) == 1 else query.contiguous()
         out = query.new_empty(*query.shape[:2], cache.values.shape[-1])
-        call = AttentionCall(query, cache, options, out, self._paged.machine.is_wide)
+        call = AttentionCall(query, cache, options, out, self._paged.machine)
         with self._paged.machine.chosen():
             self._attend_works(call)
             self._join(call)
