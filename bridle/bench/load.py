@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.02  # between two looks at `/health`
 IDLE_SECONDS = {True: 2.0, False: 20.0}  # by `quick`
 _MOST_SECONDS = 600.0
-#: A server has settled once it takes less than this share of a core for a while; one that never does is measured then.
-_SETTLED_SHARE, _SETTLED_SECONDS, _MOST_SETTLING = 0.05, 0.5, 30.0
+#: A server has settled once it takes less than this share of a core for so many seconds, by `quick`: bridle's control
+#: runtime begins to read a tokenizer after five. One that never settles is measured after the longest time.
+_SETTLED_SHARE, _MOST_SETTLING = 0.05, 60.0
+SETTLED_SECONDS = {True: 0.5, False: 6.0}
 #: Requests for one token: a chat, and a plain prompt for models without a chat template.
 _ASKED = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1},
@@ -64,7 +66,7 @@ class LoadFigures:
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, float]:
     """The starts, and about how long each takes."""
-    idle = IDLE_SECONDS[settings.quick]
+    idle = IDLE_SECONDS[settings.quick] + SETTLED_SECONDS[settings.quick]
     found = {}
     for model in models(settings):
         size = num_bytes(model)
@@ -138,7 +140,7 @@ def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFi
         cpu = _cpu_seconds(process)
         _await_token(server.port)
         answered = time.perf_counter() - server.began
-        _await_settled(process)
+        _await_settled(process, SETTLED_SECONDS[settings.quick])
         share = 100 * _share_of_core(process, IDLE_SECONDS[settings.quick])
         peak, memory = _peak(process), _memory(process)
     seconds, answered, cpu = (round(value, 2) for value in (server.seconds, answered, cpu))
@@ -182,10 +184,10 @@ def _await_token(port: int) -> None:
     raise EngineClosed(f"the server answered a request for one token with an error: {refused[:500]}")
 
 
-def _await_settled(process: psutil.Process) -> None:
+def _await_settled(process: psutil.Process, seconds: float) -> None:
     """Wait for the work that a server does in the background after its first answer."""
     deadline = time.monotonic() + _MOST_SETTLING
-    while _share_of_core(process, _SETTLED_SECONDS) > _SETTLED_SHARE and time.monotonic() < deadline:
+    while _share_of_core(process, seconds) > _SETTLED_SHARE and time.monotonic() < deadline:
         pass
 
 
