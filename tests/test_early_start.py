@@ -1,4 +1,4 @@
-"""What is begun early is there when it is needed, and what fails is told by who needs it."""
+"""Work that `serve` begins early is done when it is needed, and errors appear where the file is loaded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_core_has_nothing_to_spare(file: Path, monkeypatch: pytest.MonkeyPat
     assert not begin_unpacking(file) and not is_unpacked(file)
 
 
-def test_a_damaged_file_is_told_by_who_loads_it(tmp_path: Path) -> None:
+def test_loading_a_damaged_file_reports_the_error(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     path.write_bytes(b"GGUF" + bytes(20))
     assert begin_unpacking(path)

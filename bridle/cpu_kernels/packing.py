@@ -95,8 +95,8 @@ def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def plain_fill(lanes: int, zero: int) -> Fill:
-    """Return what the kernels' own `pack` does in plain torch, for kernels with so many lanes that want `zero` added to
-    8-bit weights. It is what they are tried against, and takes many times as long."""
+    """Return a function that does in plain torch what `Kernels.pack` does. `lanes` and `zero` are those of the kernels.
+    The kernels are compared with it before they are used; it takes ten times as long."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
