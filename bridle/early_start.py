@@ -44,9 +44,9 @@ def begin_unpacking(path: Path) -> bool:
 
 
 def await_unpacking() -> None:
-    """Wait until files are unpacked that were begun. Meanwhile torch is imported, which is needed next."""
+    """Wait until the files that were begun are unpacked. Meanwhile torch is imported, which is needed next."""
     while _unpacking:
         process = _unpacking.pop()
-        import torch  # noqa: F401
-
+        if process.poll() is None:
+            import torch  # noqa: F401
         process.wait()
