@@ -5,7 +5,7 @@ the OpenAI API and vLLM where those exist. The object is independent of the mode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridle.errors import InvalidRequest, UnknownKeyword
@@ -36,12 +36,17 @@ MAX_DRAFTS = 64
 MAX_PREDICTION_CHARS = 1 << 16
 #: The most forced tokens after a candidate that count when a token is chosen.
 MAX_LOOKAHEAD = 64
+#: The most restarts of an output that is sampled by whole texts.
+MAX_ALIGNED = 1_024
 AUTO_DRAFTS = -1
 #: How a constraint treats tokens that the tokenizer would not write.
 CANONICAL = ("strict", "prefer", "off")
 #: What happens to a forced text that is less likely than its floor.
 ON_FLOOR = ("flag", "refuse", "rewind")
 DRAFT_WORDS: Mapping[str, int] = {"off": 0, "auto": AUTO_DRAFTS}
+
+#: Ends of names of fields that matter only with another field.
+_NUMBERS_OF_OTHERS = ("_threshold", "_exponent", "_tau", "_eta", "_base", "_length", "_last_n", "_ids")
 
 Part = Literal["draw", "report", "output"]
 Api = Literal["openai", "tgi", "lmtp", "cli"]
@@ -131,6 +136,8 @@ class SamplingParams:
     log-probability: a run of forced tokens below it is counted (`on_constraint_floor` `flag`), ends the output with an
     error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
     `lookahead` is the number of forced tokens after a candidate whose probability counts when the candidate is chosen.
+    With `aligned`, an output under a constraint begins again, at most so often, so that texts have the probabilities
+    that the model gives them among the allowed ones.
 
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
@@ -193,6 +200,7 @@ class SamplingParams:
     constraint_floor: float | None = _param(None, (-10_000.0, 0.0))
     on_constraint_floor: str = _param("flag")
     lookahead: int = _param(0, (0, MAX_LOOKAHEAD))
+    aligned: int = _param(0, (0, MAX_ALIGNED))
     token_healing: bool = _param(False)
     describe_constraint: bool = _param(False)
 
@@ -229,6 +237,8 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} is {short_repr(getattr(self, name))}; must be one of {words}", name)
         if self.mirostat == 1:
             raise InvalidRequest("mirostat is 1; only 2 (Mirostat 2.0) and 0 (off) are known", "mirostat")
+        if self.aligned:
+            _check_aligned(self)
         _check_lists(self)
         if not isinstance(self.prediction, str) or len(self.prediction) > MAX_PREDICTION_CHARS:
             raise InvalidRequest(f"prediction must be text, of {MAX_PREDICTION_CHARS} characters at most", "prediction")
@@ -244,7 +254,12 @@ class SamplingParams:
     @property
     def measures_constraint(self) -> bool:
         """Return whether the effects of steering are measured."""
-        return self.constraint_report or self.constraint_floor is not None
+        return self.constraint_report or self.constraint_floor is not None or self.aligned > 0
+
+    @property
+    def takes_text_back(self) -> bool:
+        """Return whether text may be taken back for the sake of its probability."""
+        return self.aligned > 0 or (self.constraint_floor is not None and self.on_constraint_floor == "rewind")
 
     @property
     def scores_output(self) -> bool:
@@ -296,6 +311,21 @@ def _freeze_collections(params: SamplingParams) -> None:
         object.__setattr__(params, "watermark", Watermark.of(params.watermark))
     if params.speculate is not None:
         object.__setattr__(params, "speculate", drafts_of(params.speculate))
+
+
+def _check_aligned(params: SamplingParams) -> None:
+    """Refuse what changes the distribution that whole texts are to have."""
+    for each in fields(params):
+        value = getattr(params, each.name)
+        is_usual = value == getattr(DEFAULT_SAMPLING, each.name) or (each.name, value) == ("top_k", -1)
+        if not is_usual and (_bends(each) or each.name in ("banned_phrases", "lookahead")):
+            message = f"{each.name}: got {short_repr(value)} with aligned; it keeps the model's own distribution. "
+            raise InvalidRequest(message + "Leave out one of the two; temperature must be 1.", each.name)
+
+
+def _bends(given: Field[Any]) -> bool:
+    """Return whether a field changes probabilities of tokens, where it is more than a number for another field."""
+    return given.metadata["meaning"].part == "draw" and not given.name.endswith(_NUMBERS_OF_OTHERS)
 
 
 def drafts_of(given: Any) -> Any:

@@ -142,6 +142,8 @@ def on_command_line(command: str, *words: str) -> SamplingParams:
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_every_field_is_a_flag(command: str) -> None:
     expected = {name: OTHER[name] for name in fields_on("cli")} | {"watermark": Watermark()}
+    alone = expected.pop("aligned")  # it goes with few others
+    assert on_command_line(command, *flags("aligned", alone), "--temperature", "1").aligned == alone
     given = [word for name, value in expected.items() if name != "watermark" for word in flags(name, value)]
     found = on_command_line(command, *given, "--watermark")
     assert {name: getattr(found, name) for name in expected} == expected

@@ -8,6 +8,7 @@ again after a rewind are all the same state. The sequence knows nothing of batch
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from bridle.engine.multimodal.multimodal_inputs import Runs, before
 from bridle.engine.request import Request
@@ -26,6 +27,8 @@ from bridle.outputs import FinishReason, Usage
 from bridle.sampling import SamplingParams
 
 _MASK64 = (1 << 64) - 1
+#: Keeps checks apart from forks and options.
+_CHECKS = 1 << 41
 
 
 def mix64(value: int) -> int:
@@ -48,6 +51,11 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
     and on nothing else.
     """
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
+
+
+def check_number(key: int, number: int) -> float:
+    """Return the random number, from 0 to 1, of check `number` of a sequence whose text may begin again."""
+    return fork_key(key, _CHECKS + number, 0) / (1 << 64)
 
 
 @dataclass(slots=True, eq=False)
@@ -268,6 +276,7 @@ class Sequence:
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""
         kv, control, output = self.kv, self.control, self.output
+        key = fork_key(self.key, self.draws.num_forks, branch)
         return Sequence(
             id=new_id,
             request=self.request,
@@ -276,7 +285,7 @@ class Sequence:
             num_prompt=self.num_prompt,
             sampling=self.sampling,
             max_len=self.max_len,
-            key=fork_key(self.key, self.draws.num_forks, branch),
+            key=key,
             queue=QueueState(self.queue.level, SequenceStatus.RUNNING),
             stop_ids=self.stop_ids,
             runs=self.runs,
@@ -287,6 +296,7 @@ class Sequence:
             output=OutputState(
                 output.text.copy() if output.text else None,
                 meter=output.meter and output.meter.copy(),
+                aligned=output.aligned and output.aligned.fork(partial(check_number, key)),
                 bans={position: set(tokens) for position, tokens in output.bans.items()},
                 num_scored=len(self.tokens),
                 prompt_sent=True,

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum, auto
 from bridle.engine.control.decision import Awaited, Decision
 from bridle.engine.guardrails.guardrails import GuardrailMatch
 from bridle.engine.interfaces import Ask, Change, ControllerPool
+from bridle.engine.outputs.aligned import AlignedSampling
 from bridle.engine.outputs.constraint_meter import ConstraintMeter, ForcedRun
 from bridle.engine.outputs.stop_strings import OutputText
 from bridle.engine.spec_decode.step_cost import AcceptanceRate
@@ -249,5 +250,6 @@ class OutputState:
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
     meter: ConstraintMeter | None = None  # None: nobody asked for it
+    aligned: AlignedSampling | None = None  # None: what a mask leaves is sampled
     unlikely: ForcedRun | None = None  # a run below the floor, about which nothing was done yet
     usage: Usage = field(default_factory=Usage)

@@ -129,6 +129,7 @@ class SamplingOptions(TypedDict, total=False):
     constraint_floor: float | None
     on_constraint_floor: Literal["flag", "refuse", "rewind"]
     lookahead: int
+    aligned: int
     token_healing: bool
     describe_constraint: bool
 

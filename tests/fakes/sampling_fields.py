@@ -59,6 +59,7 @@ OTHER: Mapping[str, Any] = {
     "constraint_floor": -3.0,
     "on_constraint_floor": "rewind",
     "lookahead": 8,
+    "aligned": 16,
     "token_healing": True,
     "describe_constraint": True,
 }

@@ -66,6 +66,15 @@ def test_each_route_takes_lookahead(client: httpx.Client, path: str, fields: dic
     assert plain["text"] != ahead["text"] and plain["logprob"] < ahead["logprob"]
 
 
+@pytest.mark.parametrize(("path", "fields"), [each[:2] for each in ROUTES if each[0] != "/v1/decide"])
+def test_each_route_aligns_texts(client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    asked = {"model": NAME, **fields, "temperature": 1, "top_p": 1, "top_k": 0, "aligned": 20}
+    answer, wrong = client.post(path, json=asked), client.post(path, json=asked | {"temperature": 0.5})
+    assert (answer.status_code, wrong.status_code) == (200, 400), answer.text
+    assert "temperature: got 0.5 with aligned" in wrong.text
+    assert answer.json()["usage"]["constraint"]["forced_runs"] == 1
+
+
 def test_generate_of_tgi_reports(client: httpx.Client) -> None:
     grammar = {"type": "regex", "value": "(axx|byy)"}
     asked = {"inputs": "Say", "parameters": {"grammar": grammar, "details": True, "constraint_report": True}}

@@ -14,7 +14,7 @@ from bridle.controllers.composite_pool import with_composed
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool
 from bridle.engine.request import Request
-from bridle.outputs import Event, Finished, Forked, Log, TokenEvent
+from bridle.outputs import Event, Finished, Forked, Log, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Constraint, ConstraintLimits, ConstraintPool, GrammarVocabulary
 from bridle.structured_output.grammar import grammar_of
@@ -171,6 +171,9 @@ def _note(outputs: dict[int, Output], event: Event) -> None:
         output = outputs.setdefault(event.index, Output())
         output.tokens.append(event.token)
         output.forced.append(event.forced)
+    elif isinstance(event, Rewind) and event.num_tokens:
+        output = outputs[event.index]
+        del output.tokens[-event.num_tokens :], output.forced[-event.num_tokens :]
     elif isinstance(event, Log):
         outputs.setdefault(event.index, Output()).logs += event.text
     elif isinstance(event, Finished):

@@ -7,13 +7,16 @@ of controllers and devices.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from bridle.engine.guardrails.policy_enforcement import PolicyEnforcer
 from bridle.engine.interfaces import TextDecoder
+from bridle.engine.outputs.aligned import AlignedSampling
 from bridle.engine.outputs.constraint_meter import ConstraintMeter, ForcedRun, run_text
 from bridle.engine.outputs.healed_text import HealedText
 from bridle.engine.outputs.output_holdback import hold, push_guarded, release, trim, watch_of
@@ -22,7 +25,7 @@ from bridle.engine.outputs.stop_strings import OutputText, Released
 from bridle.engine.outputs.trace_recorder import TraceRecorder
 from bridle.engine.scheduling.scheduler import Scheduler
 from bridle.engine.scheduling.step_plan import SampleRow, StepResult
-from bridle.engine.sequence import Sequence
+from bridle.engine.sequence import Sequence, check_number
 from bridle.engine.sequence_state import PendingToken
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, InvalidRequest
@@ -75,6 +78,8 @@ class OutputProcessor:
         self._statistics.num_prompt_tokens += seq.num_prompt
         if seq.sampling.measures_constraint:
             seq.output.meter = ConstraintMeter(seq.sampling.constraint_floor)
+        if seq.sampling.aligned and seq.is_controlled:
+            seq.output.aligned = AlignedSampling(partial(check_number, seq.key), seq.sampling.aligned)
         self._open_text(seq)
         if seq.request.generated:
             seq.resume_from(seq.request.generated)
@@ -191,6 +196,8 @@ class OutputProcessor:
         self._scheduler.on_rewind(seq)
         if output.meter is not None:
             output.meter.truncate(len(seq.tokens))
+        if output.aligned is not None:
+            output.aligned.truncate(seq.num_generated)
         num_chars = 0
         if output.text is not None:
             num_chars = output.text.rewind(num_generated, num_hidden)
@@ -206,6 +213,14 @@ class OutputProcessor:
             self.tracer.rewind(seq, num_generated, num_chars + num_hidden, num_tokens - num_generated)
         if num_told or num_chars:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
+
+    def restart(self, seq: Sequence) -> None:
+        """Take the whole output back, so that its text begins again."""
+        assert seq.output.aligned is not None
+        seq.output.ending, num_tokens = None, seq.num_generated
+        self.rewind(seq, num_tokens)
+        seq.output.aligned.restart()
+        self.policing.note_change(seq, num_tokens)
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
         """Append tokens that were not sampled, up to one that ends the output. If a policy replaces a part of the
@@ -247,6 +262,9 @@ class OutputProcessor:
                 self._send(seq, output.unsent.pop(0), score)
             if output.meter is not None and output.num_scored >= seq.num_prompt:
                 output.unlikely = output.meter.add_score(output.num_scored, bare.logprob) or output.unlikely
+            if output.aligned is not None and output.num_scored >= seq.num_prompt and not output.aligned.must_restart:
+                chance = math.exp(bare.logprob)
+                output.aligned.advance(seq.tokens[output.num_scored], chance, chance)
             output.num_scored += 1
             self.note_prompt(seq)
 

@@ -25,7 +25,15 @@ from bridle.outputs import OPTIONS, FinishReason, Logprob, Stored
 from bridle.sampling import SamplingParams
 
 #: Sampling parameters that restrict single tokens, which options as a whole cannot follow.
-RESTRICTING = ("logit_bias", "bad_words_ids", "banned_phrases", "allowed_token_ids", "bias_texts", "watermark")
+RESTRICTING = (
+    "logit_bias",
+    "bad_words_ids",
+    "banned_phrases",
+    "allowed_token_ids",
+    "bias_texts",
+    "watermark",
+    "aligned",
+)
 #: Keeps draws of options apart from forks.
 _ORDINAL = 1 << 40
 
@@ -113,6 +121,7 @@ class ChoiceScorer:
             constraint_report=False,
             constraint_floor=None,
             lookahead=0,
+            aligned=0,
         )
         for probe in probes:
             seq = parent.probe(self._new_id(), bare, sampling)

@@ -8,6 +8,7 @@ step.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Vectors
@@ -191,6 +192,7 @@ class SamplePlanner:
             if seq.id in scores:
                 self._progress.add_scores(seq, scores[seq.id])
                 self._apply_floor(seq, changed)
+                self._restart(seq, changed)
                 self._progress.finish_when_scored(seq)
             elif seq.output.unlikely is not None:
                 self._apply_floor(seq, changed)
@@ -206,7 +208,10 @@ class SamplePlanner:
                 continue
             if draw.row is not None and draw.seq.is_traced:
                 self._progress.note_drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
-            if draw.row is None:
+            if draw.row is not None and not self._is_kept(draw.seq, result, draw.row):
+                draw.seq.draws.num_draws += 1
+                self._restart(draw.seq, changed)
+            elif draw.row is None:
                 splice = draw.branch.splices[0]
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
             elif draw.ways:
@@ -222,6 +227,22 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
         if out.choices:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
+
+    def _is_kept(self, seq: Sequence, result: StepResult, row: int) -> bool:
+        """Return whether an output that is to follow the model's distribution goes on with its token."""
+        odds, token = result.draws[row] if result.draws else None, result.tokens[row]
+        if seq.output.aligned is None or odds is None or token < 0:
+            return True
+        return seq.output.aligned.advance(token, math.exp(odds.before.logprob), 1.0 - odds.taken)
+
+    def _restart(self, seq: Sequence, changed: set[int]) -> None:
+        """Begin an output again if it has to."""
+        if seq.is_finished or seq.output.aligned is None or not seq.output.aligned.must_restart:
+            return
+        changed.add(seq.id)
+        self._progress.restart(seq)
+        seq.clamp_computed()
+        self._steering.report(seq)
 
     def _look_ahead(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> set[int]:
         """Begin the choices of tokens after which something is forced. Returns the sequences that wait for them."""

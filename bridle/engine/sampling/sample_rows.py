@@ -34,6 +34,8 @@ def draw_row(
     if own.bad_words_ids:
         tokens = owner.tokens + list(drafts[:place])
         bias = (*bias, *_completing(own.bad_words_ids, tokens, owner.num_generated + place))
+    if owner.output.aligned is not None:
+        bias = (*bias, *owner.output.aligned.biases())
     if banned := owner.output.bans.get(len(owner.tokens) + place):
         bias = (*bias, *((token, -math.inf) for token in sorted(banned)))
     mask = branch.mask if owner.allowed is None else both_masks(branch.mask, owner.allowed)
@@ -41,7 +43,7 @@ def draw_row(
         mask = healing.restrict(mask, owner.tokens, owner.num_prompt)
     mu = owner.draws.mus[-1][1] if owner.draws.mus else None
     number, num_ahead = owner.draws.num_draws + num_draws, len(drafts) - place
-    is_metered = owner.output.meter is not None and mask is not None
+    is_metered = owner.output.meter is not None and (mask is not None or owner.output.aligned is not None)
     num_traced = int(is_metered) if owner.trace is None else NUM_CANDIDATES
     return SampleRow(mirror, index, sampling, owner.key, number, mask, bias, mu, num_ahead, num_traced)
 

@@ -183,7 +183,7 @@ def _may_draft(seq: Sequence) -> bool:
     score is missing."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
-    if seq.is_controlled and (seq.sampling.lookahead or not _is_foreseen(seq)):
+    if seq.is_controlled and (seq.sampling.lookahead or seq.output.aligned or not _is_foreseen(seq)):
         return False
     if seq.output.ending is not None or seq.wants_scores:
         return False

@@ -51,7 +51,7 @@ def max_rewind_of(request: Request) -> int | None:
     A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
     there were no controller. A request may also ask for unlikely text to be rolled back.
     """
-    if request.sampling.constraint_floor is not None and request.sampling.on_constraint_floor == "rewind":
+    if request.sampling.takes_text_back and request.controller is not None:
         return None
     return 0 if request.controller is None else announced_rewind(request.controller)
 

@@ -99,8 +99,8 @@ def make_request(
         sampling = sampling.with_(seed=new_seed())
     if sampling.banned_phrases:
         _check_rolls_nothing_back(controller, "banned_phrases")
-    if sampling.constraint_floor is not None and sampling.on_constraint_floor == "rewind":
-        _check_rolls_nothing_back(controller, "on_constraint_floor")
+    if sampling.takes_text_back:
+        _check_rolls_nothing_back(controller, "aligned" if sampling.aligned else "on_constraint_floor")
     if sampling.describe_constraint:
         message = "describe_constraint: got true for a prompt. Send messages, or write the form into the prompt."
         raise InvalidRequest(message, "describe_constraint")

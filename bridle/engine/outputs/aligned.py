@@ -1,0 +1,89 @@
+"""Aligned sampling: texts under a constraint with the probabilities that the model gives them among the allowed ones.
+
+A mask alone distorts: a token keeps its full probability although almost everything after it may be forbidden. So each
+output keeps a trie of the mass that is left below what it has tried (ASAp, Park et al., arXiv 2405.21047). A token is
+drawn by its probability times what is known to be left below it. If less turns out to be left, the output goes on with
+the probability that is the share of the two, and otherwise begins again. Then every attempt that is kept has the exact
+distribution. After the last restart, the output goes on in any case. This module knows no tokenizer and no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+#: The most nodes of a trie. A full one stays as it is, and its output begins again no more.
+MAX_NODES = 1 << 14
+#: The logit addend of a token below which nothing is left. It is finite, so that the token still counts as allowed.
+_LEAST = -80.0
+
+
+@dataclass(slots=True)
+class MassNode:
+    """A tried beginning. `chance` is the probability of its last token, `left` the share of its continuations that may
+    be allowed, and `kept` the share that the mask kept for the next token (None: not known yet)."""
+
+    chance: float = 1.0
+    left: float = 1.0
+    kept: float | None = None
+    children: dict[int, MassNode] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Compute `left` from what is known of the next tokens."""
+        if self.kept is not None:
+            removed = math.fsum(child.chance * (1.0 - child.left) for child in self.children.values())
+            self.left = max(self.kept - removed, 0.0)
+
+
+@dataclass(slots=True)
+class AlignedSampling:
+    """The trie of one output and the path of its text: node i follows i tokens. `random(number)` gives a number from 0
+    to 1 for each check."""
+
+    random: Callable[[int], float]
+    restarts_left: int
+    path: list[MassNode] = field(default_factory=lambda: [MassNode()])
+    num_nodes: int = 1
+    num_checks: int = 0
+    must_restart: bool = False
+
+    def fork(self, random: Callable[[int], float]) -> AlignedSampling:
+        """Return the state of a fork, which knows nothing of what was tried before."""
+        return AlignedSampling(random, self.restarts_left, [MassNode() for _ in self.path], len(self.path))
+
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """Return the addends of the next token's logits: the logarithm of what is left below each tried one."""
+        tried = self.path[-1].children.items()
+        return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
+
+    def advance(self, token: int, chance: float, kept: float) -> bool:
+        """Note the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether the
+        output goes on; if not, it `must_restart`."""
+        node = self.path[-1]
+        before, node.kept = node.left, kept
+        for each in reversed(self.path):
+            each.refresh()
+        self.num_checks += 1
+        is_full = self.num_nodes >= MAX_NODES
+        may_restart = len(self.path) > 1 and self.restarts_left > 0 and not is_full
+        if may_restart and self.random(self.num_checks) * before >= node.left:
+            self.must_restart = True
+            return False
+        child = node.children.get(token)
+        if child is None:
+            child, self.num_nodes = MassNode(chance), self.num_nodes + 1
+            if not is_full:
+                node.children[token] = child
+        self.path.append(child)
+        return True
+
+    def restart(self) -> None:
+        """Begin again."""
+        self.restarts_left -= 1
+        self.must_restart = False
+        self.truncate(0)
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first tokens of the text."""
+        del self.path[num_tokens + 1 :]
