@@ -24,6 +24,7 @@ class BenchSettings:
     models: tuple[str, ...] = ()  # files or folders
     llama_server: Path | None = None  # llama.cpp's programs
     llama_bench: Path | None = None
+    num_cases: int | None = None  # of each recipe
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:

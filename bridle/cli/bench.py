@@ -55,6 +55,8 @@ class BenchOptions:
     "For `load` and `real`: path of llama.cpp's `llama-server`, to measure it too."
     llama_bench: Path | None = None
     "For `real` and `hybrid`: path of llama.cpp's `llama-bench`. Default: next to `llama-server`."
+    cases: int | None = None
+    "For `recipes`: number of cases of each recipe. Default: 100; 4 with --quick."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 
@@ -74,6 +76,7 @@ class BenchOptions:
             self.load_model,
             self.llama_server,
             self.llama_bench or (self.llama_server and self.llama_server.with_name("llama-bench")),
+            self.cases,
         )
 
 

@@ -20,6 +20,7 @@ BENCHMARKS = {
     "overhead": "Python time of a step outside the model",
     "persistent": "time to the first token of a long prompt: computed, from memory, and from disk after a restart",
     "prefill": "time to the first token of a short prompt next to a long one, and what sharing steps costs",
+    "recipes": "answers of recipes that steer, beside the model alone, a grammar in one request, and llama-server's",
     "refusals": "how quickly hostile bodies are refused, and who waits for it",
     "schemas": "which JSON schemas of a collection such as MaskBench are served, and what their masks cost",
     "shard": "a step through another process beside one in this",

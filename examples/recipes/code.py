@@ -1,0 +1,39 @@
+"""A function that compiles and passes its examples: a tool runs it, and the text is rewound to the line that failed.
+
+    bridle serve demo --tools examples/recipes/tools.toml
+    bridle run examples/recipes/code.py
+
+The tool compiles the program and runs the examples of its docstring, in a process of its own with limits. The line
+of an error is written again, with all that follows. A wrong result has no line, so the whole body is written again.
+"""
+
+import pyaici.server as aici
+
+PROGRAM = '''def last_two(word: str) -> str:
+    """The last two letters of a word.
+
+    >>> last_two("abc")
+    'bc'
+    """
+'''
+MAX_TRIES = 4
+
+
+async def main() -> None:
+    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+        await aici.chat(f"Complete this function in Python.\n\n```python\n{PROGRAM}```")
+    await aici.FixedTokens(f"```python\n{PROGRAM}")
+    begin, kept = aici.Label(), ""
+    for attempt in range(MAX_TRIES):
+        await aici.FixedTokens(kept, following=begin)
+        rest = await aici.gen_text(stop_at="```", max_tokens=160, temperature=0.6 if attempt else 0.0)
+        code = PROGRAM + (kept + rest).partition("```")[0]
+        result = await aici.tool("python", {"code": code}).json()
+        if result["error"] is None:
+            break
+        print(f"line {result['line']}: {result['error']}")
+        first, wrong = PROGRAM.count("\n"), (result["line"] or 1) - 1
+        kept = "".join(code.splitlines(keepends=True)[first:wrong])
+
+
+aici.start(main())

@@ -1,0 +1,64 @@
+"""A query that runs: a tool executes it on the live database, and the text is rewound to where it went wrong.
+
+    bridle serve demo --tools examples/recipes/tools.toml
+    bridle run examples/recipes/sql.py
+
+A name or a quoted value that the database does not have is taken back with all that follows, and the model chooses
+among those that exist. After any other error the word that it names is taken back, and is not written there again.
+"""
+
+import json
+import re
+
+import pyaici.server as aici
+
+DATABASE = "shop"
+QUESTION = "How many products are there?"
+MAX_TRIES = 5
+
+
+async def ask(query: str) -> dict[str, list[list[object]] | str]:
+    """The rows of a query, or the error of the database."""
+    return await aici.tool("sql", {"database": DATABASE, "query": query}).json()
+
+
+async def values_of(tables: list[str]) -> list[str]:
+    """All texts in the database."""
+    places = [(re.search(r"TABLE (\w+)", each)[1], name) for each in tables for name in re.findall(r"(\w+) TEXT", each)]
+    result = await ask(" UNION ".join(f"SELECT {column} FROM {table}" for table, column in places))
+    return [row[0] for row in result["rows"]]
+
+
+async def mend(query: str, error: str, names: list[str], values: list[str], begin: aici.Label) -> str:
+    """Rewind to what is wrong, and write something else there. Gives the query up to it."""
+    found = re.search(r"no such \w+: (?:\w+\.)?(.+)", error) or re.search(r'near "(.+?)"', error)
+    wrong = found[1] if found and found[1] in query[7:] else query[7:]
+    kept = query[: query.rfind(wrong)].removesuffix(" ")
+    space = " " if query[len(kept)] == " " else ""
+    await aici.FixedTokens(kept, following=begin)
+    if error.startswith("no such"):
+        others = [f"{each}'" for each in values] if "value" in error else [each for each in names if each != wrong]
+        return kept + await aici.choose([space + each for each in others])
+    return kept + await aici.gen_text(max_tokens=1, bias={aici.tokenize(space + wrong)[0]: -100})
+
+
+async def main() -> None:
+    tables = [row[0] for row in (await ask("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))["rows"]]
+    names = sorted({name for table in tables for name in re.findall(r"(?:TABLE|[(,])\s*(\w+)", table)})
+    values = await values_of(tables)
+    if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
+        await aici.chat("\n".join([*tables, "", QUESTION, "Answer with one query in SQLite."]))
+    begin, query = aici.Label(), "SELECT"
+    await aici.FixedTokens(query)
+    for _ in range(MAX_TRIES):
+        query += await aici.gen_text(stop_at=";", max_tokens=80)
+        unknown = [each for each in re.findall(r"'([^']*)'", query) if each not in values]
+        result = {"error": f"no such value: {unknown[0]}"} if unknown else await ask(query)
+        if "rows" in result:
+            aici.set_var("rows", json.dumps(result["rows"]))
+            break
+        print(f"rewound: {result['error']} in {query}")
+        query = await mend(query, result["error"], names, values, begin)
+
+
+aici.start(main())
