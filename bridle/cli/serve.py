@@ -177,6 +177,11 @@ class ServerOptions:
     "Folder for traces of outputs, up to 1 GiB. They contain prompts and outputs."
     trace_share: float = 0.0
     "Fraction of requests to trace in `--trace-folder`, from 0 to 1."
+    state_db: Path | None = None
+    (
+        "File in which stored responses, traces for clients and prompt caches outlive the server. They contain prompts "
+        "and outputs. Default: they are kept in memory."
+    )
     policies: Path | None = None
     "TOML file of policies that every output must follow. Read again on SIGHUP and on `POST /v1/policies/reload`."
 
@@ -202,6 +207,7 @@ class ServerOptions:
             allowed_hosts=access.allowed_host or None,
             trace_folder=self.trace_folder,
             trace_share=self.trace_share,
+            state_db=self.state_db,
             controller_classes=load_classes(control.controller_class),
             policies=None if self.policies is None else PolicyRegistry(self.policies),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -24,7 +25,10 @@ from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.serving import Admission, ModelRegistry
 from bridle.serving.lifecycle.request_record import Tracing
+from bridle.serving.outputs.response_store import SAVED_BOUNDS, ResponseStore
 from bridle.serving.policies import PolicyRegistry
+from bridle.serving.prompt_caches import PromptCaches
+from bridle.serving.state_db import StateDb
 from bridle.serving.tenancy.keys import KeyStore
 from bridle.serving.tracing.trace_store import TraceStore
 
@@ -84,7 +88,8 @@ def _state_of(
 ) -> HttpState:
     """Return the state that all routes share."""
     policies = settings.policies or PolicyRegistry()
-    traces = TraceStore(settings.trace_folder, settings.trace_share)
+    db = None if settings.state_db is None else StateDb(settings.state_db)
+    traces = TraceStore(settings.trace_folder, settings.trace_share, table=None if db is None else db.table("traces"))
     return HttpState(
         registry,
         _admission(settings, keys),
@@ -97,7 +102,17 @@ def _state_of(
         metrics=Metrics(registry, policies, traces),
         policies=policies,
         traces=traces,
+        state_db=db,
+        **({} if db is None else _saved(db)),
     )
+
+
+def _saved(db: StateDb) -> dict[str, Any]:
+    """Return the stores of the state that are saved in a file."""
+    return {
+        "responses": ResponseStore(SAVED_BOUNDS, table=db.table("responses")),
+        "prompt_caches": PromptCaches(table=db.table("prompt_caches")),
+    }
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:

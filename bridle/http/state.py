@@ -20,6 +20,7 @@ from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.prompt_caches import PromptCaches
+from bridle.serving.state_db import StateDb
 from bridle.serving.tenancy.socket_tickets import SocketTickets
 from bridle.serving.tracing.trace_store import HEADER, wish_of
 
@@ -29,8 +30,9 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `prompt_caches` of clients, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds.
-    `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
+    them), `prompt_caches` of clients, the file `state_db` where all but the passing ones are saved, WebSocket `fronts`
+    and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be parsed at a time, so that
+    parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -41,6 +43,7 @@ class HttpState(AppState):
     responses: ResponseStore = field(default_factory=ResponseStore)
     passing: ResponseStore = field(default_factory=ResponseStore)
     prompt_caches: PromptCaches = field(default_factory=PromptCaches)
+    state_db: StateDb | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tickets: SocketTickets = field(default_factory=SocketTickets)
@@ -67,6 +70,12 @@ class HttpState(AppState):
         for front in self.fronts:
             front.drain(seconds)
         self.on_request_end()
+
+    def save(self) -> None:
+        """Write what is still to be saved. Idempotent; nothing that comes later is saved."""
+        self.traces.close()
+        if self.state_db is not None:
+            self.state_db.close()
 
     async def close_fronts(self) -> None:
         """End the connections of all WebSocket front-ends."""

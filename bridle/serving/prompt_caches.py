@@ -10,14 +10,18 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
+
+import msgspec
 
 from bridle.config import EngineConfig
 from bridle.engine.factory import max_retained_blocks
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InvalidRequest, Overloaded, UnknownCache
 from bridle.safe_repr import short_repr
+from bridle.serving.state_db import StateTable
 
 #: Seconds that a cache lives at most, and by default.
 MAX_TTL, DEFAULT_TTL = 86_400.0, 3_600.0
@@ -53,12 +57,29 @@ class PromptCache:
         }
 
 
-class PromptCaches:
-    """All caches of a server. Used from one thread."""
+@dataclass(frozen=True, slots=True)
+class _SavedCache:
+    """A cache as it is saved; `tokens` are 64-bit numbers in this machine's order."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    user: str
+    model: str
+    adapter: str | None
+    tokens: bytes
+    ttl: float
+    id: str
+    created: float
+    until: float
+
+
+class PromptCaches:
+    """All caches of a server; with a `table`, also those that were saved there. Used from one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, table: StateTable | None = None) -> None:
+        self._clock, self._table = clock, table
         self._caches: dict[str, PromptCache] = {}
+        for row in () if table is None else table.rows():
+            saved = msgspec.msgpack.decode(row.value, type=_SavedCache)
+            self._caches[row.name] = PromptCache(**{**asdict(saved), "tokens": array("q", saved.tokens)})
 
     def add(
         self, user: str, model: str, adapter: str | None, tokens: Iterable[int], ttl: float, limits: CacheLimits
@@ -73,17 +94,25 @@ class PromptCaches:
         if len(self._caches) >= MAX_CACHES:
             raise Overloaded(f"{len(self._caches)} caches of all users exist already; at most {MAX_CACHES}")
         self._caches[made.id] = made
+        self._save(made)
         return made
 
     def renew(self, cache: PromptCache) -> None:
         """Begin the time of a cache anew."""
         cache.until = self._clock() + cache.ttl
+        self._save(cache)
+
+    def _save(self, cache: PromptCache) -> None:
+        if self._table is not None:
+            fields = {each.name: getattr(cache, each.name) for each in dataclass_fields(cache)}
+            value = msgspec.msgpack.encode(_SavedCache(**{**fields, "tokens": cache.tokens.tobytes()}))
+            self._table.put(cache.user, cache.id, cache.ttl, value)
 
     def of_user(self, user: str) -> list[PromptCache]:
         """The caches of a user, the oldest first."""
         now = self._clock()
         for over in [each.id for each in self._caches.values() if each.until <= now]:
-            del self._caches[over]
+            self.drop(self._caches[over])
         return [each for each in self._caches.values() if each.user == user]
 
     def find(self, user: str, name: str) -> PromptCache:
@@ -96,6 +125,8 @@ class PromptCaches:
     def drop(self, cache: PromptCache) -> None:
         """Forget a cache."""
         self._caches.pop(cache.id, None)
+        if self._table is not None:
+            self._table.drop(cache.user, cache.id)
 
 
 @dataclass(frozen=True, slots=True)

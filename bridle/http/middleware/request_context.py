@@ -60,7 +60,7 @@ _POOLING_ROUTES = (
     "/predict",
     "/similarity",
 )
-MODEL_ROUTES = GENERATING_ROUTES | {*_POOLING_ROUTES, "/v1/decide"}
+MODEL_ROUTES = GENERATING_ROUTES | {*_POOLING_ROUTES, "/v1/decide", "/v1/caches"}
 _OPERATIONS = {
     **dict.fromkeys(_POOLING_ROUTES, "embeddings"),
     "/api/chat": "chat",

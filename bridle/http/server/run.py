@@ -239,7 +239,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.to_thread(self._http.registry.close)
         else:
             await self._http.close_fronts()
-        await asyncio.to_thread(self._http.traces.close)
+        await asyncio.to_thread(self._http.save)
         self.should_exit = True
 
 

@@ -1,25 +1,28 @@
 """Responses that clients refer to later: the items before each, and its answer.
 
-They are kept in memory as JSON, within bounds for all users and for one, and for some time. A response contains all
-items before it, so it can be continued after earlier ones were dropped. Users cannot access each other's responses.
-Items are plain data.
+They are kept in memory as JSON, within bounds for all users and for one, and for some time. With a state file they are
+saved there, too, and are there again after a restart. A response contains all items before it, so it can be continued
+after earlier ones were dropped. Users cannot access each other's responses. Items are plain data.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from bridle.errors import UnknownResponse
 from bridle.safe_repr import short_repr
+from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
 #: An hour, and how many responses and bytes of all users and of one.
 BOUNDS = StoreBounds(3_600.0, 16_384, 1_024, 256 << 20, 64 << 20)
+#: With a state file they are kept for 30 days.
+SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,27 @@ class _Kept:
     response: bytes
     input_items: bytes
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.response) + len(self.input_items)
+
 
 class ResponseStore:
-    """Keeps responses."""
+    """Keeps responses; with a `table`, also those that were saved there."""
 
-    def __init__(self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        bounds: StoreBounds = BOUNDS,
+        clock: Callable[[], float] = time.monotonic,
+        table: StateTable | None = None,
+    ) -> None:
         self._store: PerUserStore[_Kept] = PerUserStore(bounds, clock)
+        self._table = table
+        if table is not None:
+            self._store.on_drop = table.drop
+            for user, name, seconds, value in table.rows():
+                kept = _Kept(*msgspec.msgpack.decode(value, type=tuple[bytes, bytes]))
+                self._store.keep(user, name, kept, kept.num_bytes, seconds)
 
     def __len__(self) -> int:
         return len(self._store)
@@ -43,7 +61,12 @@ class ResponseStore:
         """Store a response and the items before it. Returns False, and stores nothing, if it is larger than one
         user's limit."""
         kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(list(input_items)))
-        return self._store.keep(user, str(response["id"]), kept, len(kept.response) + len(kept.input_items))
+        name = str(response["id"])
+        is_kept = self._store.keep(user, name, kept, kept.num_bytes)
+        if is_kept and self._table is not None:
+            value = msgspec.msgpack.encode((kept.response, kept.input_items))
+            self._table.put(user, name, self._store.bounds.seconds, value)
+        return is_kept
 
     def response(self, user: str, name: str) -> dict[str, Any]:
         """A response as it was given. Raises `UnknownResponse`."""

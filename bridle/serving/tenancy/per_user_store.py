@@ -51,6 +51,7 @@ class PerUserStore(Generic[V]):
     def __init__(self, bounds: StoreBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds = bounds
         self.num_bytes = self.num_dropped = 0  # dropped before their time, or never kept, for want of room
+        self.on_drop: Callable[[str, str], object] = lambda user, name: None
         self._clock = clock
         self._lock = threading.Lock()
         self.entries: OrderedDict[Name, _Entry[V]] = OrderedDict()  # the oldest first
@@ -59,9 +60,10 @@ class PerUserStore(Generic[V]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def keep(self, user: str, name: str, value: V, num_bytes: int) -> bool:
+    def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
         """Store a value, replacing one of the same name. Returns False, and stores nothing, if it is larger than one
-        user's limit or than the room that others leave."""
+        user's limit or than the room that others leave. Entries with `seconds` left of their time come in the order in
+        which they expire, and before all others."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
@@ -69,7 +71,9 @@ class PerUserStore(Generic[V]):
             if size > min(bounds.max_bytes_of_user, bounds.max_bytes) or not bounds.seconds:
                 self.num_dropped += 1
                 return False
-            self.entries[user, name] = _Entry(value, size, self._clock() + bounds.seconds)
+            self.entries[user, name] = _Entry(
+                value, size, self._clock() + (bounds.seconds if seconds is None else seconds)
+            )
             self.shares.setdefault(user, _Share()).names[user, name] = None
             self._count(user, size)
             self._keep_bounds(user)
@@ -133,6 +137,7 @@ class PerUserStore(Generic[V]):
         entry = self.entries.pop(name, None)
         if entry is None:
             return
+        self.on_drop(*name)
         share = self.shares[name[0]]
         del share.names[name]
         self._count(name[0], -entry.num_bytes)

@@ -2,7 +2,8 @@
 folder.
 
 A request is traced if its client asks for it, or if it belongs to the operator's share. Clients' traces are kept in
-bounded memory, for their own user only. A thread converts traces to text and writes them, because long ones take time.
+bounded memory, for their own user only, and in the state file if there is one. A thread converts traces to text and
+writes them, because long ones take time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Literal
 
 from bridle.errors import InvalidRequest, UnknownTrace
 from bridle.safe_repr import short_repr
+from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 from bridle.traces import Trace, encode_trace
 
@@ -68,12 +70,24 @@ class TraceStore:
         bounds: StoreBounds = BOUNDS,
         max_folder_bytes: int = MAX_FOLDER_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        table: StateTable | None = None,
     ) -> None:
         self.folder, self.share, self.max_folder_bytes = folder, share, max_folder_bytes
         self.texts: PerUserStore[Future[bytes]] = PerUserStore(bounds, clock)
+        self._table = table
+        if table is not None:
+            self._restore(table)
         self.counts: Counter[str] = Counter()  # by `TRACE_EVENTS`
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()  # one at a time in the folder
+
+    def _restore(self, table: StateTable) -> None:
+        """Keep the traces that were saved."""
+        self.texts.on_drop = table.drop
+        for user, name, seconds, value in table.rows():
+            text: Future[bytes] = Future()
+            text.set_result(value)
+            self.texts.keep(user, name, text, len(value), seconds)
 
     def is_chosen(self, request_id: str) -> bool:
         """Return whether a request belongs to the operator's share, which follows from its id."""
@@ -100,6 +114,8 @@ class TraceStore:
         """Count the real size of a trace, once it is a text."""
         if not text.cancelled() and text.exception() is None:
             self.texts.resize(user, request_id, text, len(text.result()))
+            if self._table is not None and self.texts.find(user, request_id) is text:
+                self._table.put(user, request_id, self.texts.bounds.seconds, text.result())
 
     async def find(self, request_id: str, user: str) -> bytes:
         """The trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
