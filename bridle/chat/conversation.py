@@ -39,7 +39,7 @@ class Conversation:
     and `effort` are passed to its template, as are `variables`. `template` is used instead of the model's own. The
     answer continues after `prefill`. Unless one `reads_calls`, tools are for the template alone, in whatever shape it
     expects. `tool_prompt` replaces the operator's setting of that name. `breakpoints` are conversations that begin in
-    the same way; what the prompt has in common with each is retained for so many seconds."""
+    the same way, each with a number of seconds for which the common beginning is retained."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None

@@ -131,7 +131,7 @@ class PromptCaches:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """What one user may retain of a model: so many prompts, and so many tokens in them."""
+    """Budgets of one user for one model: the number of prompts, and the number of tokens in them."""
 
     max_retained: int
     max_tokens: int

@@ -14,7 +14,7 @@ class RandomRouter:
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(f"{seed} routing")
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
         if min(loads) == AWAY:
             return None
         while loads[number := self._random.randrange(len(loads))] == AWAY:
@@ -31,7 +31,7 @@ class LeastLoadedRouter:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float]) -> PrefixChoice | None:
+    def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
         least = min(loads)
         if least == AWAY:
             return None

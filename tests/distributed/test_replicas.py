@@ -81,7 +81,9 @@ def test_a_replicas_load_is_what_it_has_to_compute() -> None:
     loads: list[list[float]] = []
 
     class Watching(PrefixRouter):
-        def choose(self, prompt: Sequence[int], salt: object, given: Sequence[float]) -> PrefixChoice | None:
+        def choose(
+            self, prompt: Sequence[int], salt: object, given: Sequence[float], key: str = ""
+        ) -> PrefixChoice | None:
             loads.append(list(given))
             return super().choose(prompt, salt, given)
 

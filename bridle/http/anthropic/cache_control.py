@@ -66,7 +66,7 @@ def _marked(body: MessagesBody) -> Iterator[tuple[str, Any, Changes]]:
 
 
 def _cut(body: MessagesBody, i: int, num_blocks: int | None) -> Changes:
-    """End at message `i`, after so many of its blocks."""
+    """End at message `i`, after its first `num_blocks` blocks; None: after all of them."""
     message = body.messages[i]
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
