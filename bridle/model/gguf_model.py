@@ -33,7 +33,8 @@ from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import ReorderedInputs, packed_matrix
-from bridle.model.plain_decoder import PlainConfig, PlainDecoder
+from bridle.model.plain_config import PlainConfig
+from bridle.model.plain_decoder import PlainDecoder
 from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
 

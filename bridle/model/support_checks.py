@@ -167,7 +167,7 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     """The configuration for a model that is to be served: bridle's own where it needs no library, which has the fields
     of the library's; otherwise as `read_config`."""
-    from bridle.model.plain_decoder import read_plain_config
+    from bridle.model.plain_config import read_plain_config
 
     plain: Any = read_plain_config(checkpoint)
     return read_config(checkpoint) if plain is None else plain

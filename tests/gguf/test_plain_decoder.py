@@ -15,7 +15,8 @@ from bridle.gguf.folder import weights_of
 from bridle.model import loader, support_checks
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.hub_lookup import resolve_model
-from bridle.model.plain_decoder import PlainDecoder, read_plain_config
+from bridle.model.plain_config import read_plain_config
+from bridle.model.plain_decoder import PlainDecoder
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import logits, pair
 from tests.sources import ROOT
