@@ -151,6 +151,22 @@ def test_forks_part_ways(llm: LLM) -> None:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
+def test_a_loaded_session_finds_its_kv_in_the_store(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "sampling": SHORT}
+    with LLM("demo", **settings) as first:
+        session = first.session(system="You answer questions about the weather. " * 6)
+        session.send("Will it rain?")
+        session.send("And snow?")
+        session.save(tmp_path / "talk.json")
+        assert session.last_output is not None
+        length = session.last_output.usage.prompt_tokens
+    with LLM("demo", **settings) as again:
+        session = ChatSession.load(again, tmp_path / "talk.json")
+        session.send("And hail?")
+        assert session.last_output is not None
+        assert session.last_output.usage.cached_tokens >= length // 16 * 16 > 0
+
+
 def test_a_saved_session_goes_on_where_it_was(llm: LLM, tmp_path: Path) -> None:
     sampling = SHORT.with_(logit_bias={5: -1.0}, stop=("zzz",))
     session = llm.session("Sei nett — 你好.", sampling, chat_template_kwargs={"x": 1})
