@@ -379,8 +379,9 @@ class BlockManager:
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
-            for digest in held if self.on_retain is not None else ():
-                self.on_retain(self._block_of[digest], digest, request.tenant)
+            if self.on_retain is not None:
+                for digest in held:
+                    self.on_retain(self._block_of[digest], digest, request.tenant)
             num_blocks = max(num_blocks, self.parking.retain(request.tenant, request.adapter, held, wish, now))
         return num_blocks * self.block_size
 
