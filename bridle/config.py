@@ -83,7 +83,8 @@ class ModelConfig:
     thoughts are written (`auto`: as the chat template shows). With `parse_special_text` special tokens that are
     spelled in messages become these tokens. Without `bare_calls` a call needs its markup. `tool_prompt` says if
     tools that the chat template leaves out are described or refused. `thinking_budget_message` is what the model
-    writes when a budget of thoughts ends.
+    writes when a budget of thoughts ends. After `max_repeated_calls` equal tool calls in a row, with equal results,
+    the model is offered no tools (0: no limit).
     """
 
     model: str = "demo"
@@ -118,6 +119,7 @@ class ModelConfig:
     bare_calls: bool = True
     tool_prompt: Literal["describe", "refuse"] = "describe"
     thinking_budget_message: str = ""
+    max_repeated_calls: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(self, _MODEL_COUNTS)
@@ -125,6 +127,10 @@ class ModelConfig:
             if getattr(self, name) not in words:
                 known = ", ".join(map(str, words))
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}; must be one of {known}", name)
+        if self.max_repeated_calls < 0:
+            raise InvalidRequest(
+                f"max_repeated_calls is {self.max_repeated_calls}; must be at least 0", "max_repeated_calls"
+            )
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
         """The same settings, with room for what an engine with these limits needs. Values that are set here stay."""

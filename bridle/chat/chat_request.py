@@ -22,7 +22,7 @@ from bridle.chat.files import has_remote_file
 from bridle.chat.output_grammar import OutputGrammar
 from bridle.chat.output_marks import OutputMarks, known_marks, learn_marks, may_open
 from bridle.chat.reasoning import ReasoningReader, ThinkTags
-from bridle.chat.repeated_calls import marks_of
+from bridle.chat.repeated_calls import marks_of, repeats_calls
 from bridle.chat.stream_deltas import (
     CallArguments,
     CallRules,
@@ -199,6 +199,9 @@ async def prepare_chat(
         conversation = with_description(conversation, steering.constraint)
         sampling = sampling.with_(describe_constraint=False)
     model, offer = serving.model, conversation.offer()
+    limit = model.tokenizer.chat_settings.max_repeated_calls
+    if limit and offer.functions and not offer.is_required and repeats_calls(conversation.messages, limit):
+        offer = ToolChoice()
     async with serving.bounded("its prompt was made"):
         await learn_marks(model)
         made = await _prompt(serving, conversation, offer)

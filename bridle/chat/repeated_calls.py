@@ -1,4 +1,4 @@
-"""Where a turn ends because a model makes the same call again: a small model may repeat one for ever.
+"""Repeated calls: a small model may repeat one for ever, within a turn, or in turn after turn of an agent.
 
 A call is repeated if its text is that of an earlier call of the same output, markup, name and arguments. Only formats
 with tags around each call say where a call ends; others are bounded by the number of tokens alone.
@@ -7,6 +7,11 @@ with tags around each call say where a call ends; others are bounded by the numb
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
 
 from bridle.chat.reasoning import ThinkTags
 from bridle.chat.tool_parsers.call_format import FIELDS
@@ -30,3 +35,31 @@ def _around(kind: ToolFormat) -> tuple[str, str] | None:
     if first in FIELDS or not first.strip() or not _TAG.search(last):
         return None
     return first.strip(), last
+
+
+def repeats_calls(messages: Sequence[Mapping[str, Any]], limit: int) -> bool:
+    """Return whether a conversation ends with `limit` equal turns of the model: the same calls and results."""
+    turns = list(islice(_last_turns(messages), limit))
+    return len(turns) == limit and all(turn == turns[0] for turn in turns)
+
+
+def _last_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Calls and results of the turns that end a conversation, the last one first."""
+    results: list[Any] = []
+    for message in reversed(messages):
+        if message.get("role") == "tool":
+            results.append(message.get("content"))
+        elif message.get("role") == "assistant" and results and message.get("tool_calls"):
+            yield [_call_of(call.get("function")) for call in message["tool_calls"]], results
+            results = []
+        else:
+            return
+
+
+def _call_of(function: Any) -> Any:
+    """Name and arguments, in whatever spacing the client sends them back."""
+    arguments = function.get("arguments")
+    try:
+        return function.get("name"), msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+    except msgspec.DecodeError:
+        return function.get("name"), arguments

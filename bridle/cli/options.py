@@ -96,6 +96,11 @@ class ModelOptions:
         "Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set "
         "the field of that name. Default: none."
     )
+    max_repeated_calls: int = 0
+    (
+        "Number of equal tool calls in a row, with equal results, after which the model must answer without tools: a "
+        "small model may repeat one for ever. Default: 0, which is no limit."
+    )
     bare_calls: bool = True
     "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
     parse_special_text: Annotated[bool, Parameter(negative="")] = False

@@ -30,6 +30,7 @@ def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
         config.bare_calls,
         config.tool_prompt,
         config.thinking_budget_message,
+        config.max_repeated_calls,
     )
     return tokenizer
 
