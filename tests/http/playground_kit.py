@@ -15,7 +15,7 @@ from tests.sources import ROOT
 MARKS = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
 WEB = ROOT / "web"
-VIEWS = ("Chat", "Complete", "Steer", "Compare")
+VIEWS = ("Chat", "Complete", "Steer", "Compare", "Server")
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script><b>bold</b> &lt;i&gt;"
 
 
@@ -34,6 +34,18 @@ def text_of(page: Any, index: int = 0) -> str:
     return "".join(chunks.all_text_contents())
 
 
+def answer_of(page: Any) -> str:
+    """The last answer of the chat, as its reader sees it."""
+    text: str = page.locator(".message.assistant").last.locator(".markdown").last.inner_text()
+    return text
+
+
+def show_tokens(page: Any) -> None:
+    """Show the answers of the chat token by token."""
+    page.get_by_role("button", name="Tokens", exact=True).last.click()
+    page.locator(".message.assistant .t").first.wait_for()
+
+
 def complete(page: Any, prompt: str = "Once upon a time") -> None:
     go(page, "Complete")
     page.get_by_label("Prompt").fill(prompt)
@@ -43,9 +55,16 @@ def complete(page: Any, prompt: str = "Once upon a time") -> None:
 
 def steer(page: Any, language: str, example: str) -> None:
     go(page, "Steer")
+    plainly(page)
     page.get_by_label("Language").select_option(label=language)
     page.get_by_label("Example").select_option(label=example)
     page.get_by_role("button", name="Run", exact=True).click()
+
+
+def plainly(page: Any) -> None:
+    """Let programs continue the prompt as it is, without an unsteered twin."""
+    page.get_by_label("as a message").uncheck()
+    page.get_by_label("unsteered twin").uncheck()
 
 
 def write(page: Any, text: str) -> None:
@@ -74,7 +93,7 @@ SHOWN = """chunks => chunks.map(chunk => [...chunk.childNodes].filter(node => !n
 
 
 KEPT = """count => new Promise(done => {
-  const asked = indexedDB.open("bridle-playground", 1)
+  const asked = indexedDB.open("bridle-playground")
   asked.onsuccess = () => {
     const counted = asked.result.transaction("runs").objectStore("runs").count()
     counted.onsuccess = () => { asked.result.close(); done(counted.result >= count) }

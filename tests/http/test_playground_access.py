@@ -12,7 +12,19 @@ import pytest
 
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served
-from tests.http.playground_kit import KEPT, MARKS, VIEWS, WEB, complete, go, hostile_trace, picture, settle, steer
+from tests.http.playground_kit import (
+    KEPT,
+    MARKS,
+    VIEWS,
+    WEB,
+    complete,
+    go,
+    hostile_trace,
+    picture,
+    settle,
+    show_tokens,
+    steer,
+)
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -34,6 +46,7 @@ def test_each_theme_has_its_colours(browser: Any, playground_url: str, scheme: A
             page.get_by_label("Message").fill("Tell me a short story.")
             page.keyboard.press("Enter")
             page.get_by_role("button", name="Regenerate").wait_for()
+            show_tokens(page)
             page.get_by_role("button", name="Details").click()
             page.locator(".message.assistant .t").nth(8).click()
             picture(page, "chat")
@@ -116,6 +129,7 @@ def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path
             page.get_by_label("Message").fill("hello")
             page.keyboard.press("Enter")
             page.get_by_role("button", name="Regenerate").wait_for()
+            show_tokens(page)
             page.get_by_role("button", name="Details").click()
             page.locator(".message.assistant .t").nth(2).click()
             check("a chat, and one of its tokens")

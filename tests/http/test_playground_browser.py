@@ -13,7 +13,18 @@ from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served, serving
-from tests.http.playground_kit import HOSTILE, MARKS, complete, go, hostile_trace, settle, text_of, write
+from tests.http.playground_kit import (
+    HOSTILE,
+    MARKS,
+    answer_of,
+    complete,
+    go,
+    hostile_trace,
+    settle,
+    show_tokens,
+    text_of,
+    write,
+)
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -47,13 +58,13 @@ def test_several_models_are_chosen_from(browser: Any) -> None:
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Regenerate").wait_for()
         assert page.locator(".message.assistant .who").inner_text().startswith("two")
-        assert text_of(page) == "Bye."
+        assert answer_of(page) == "Bye."
         choice.select_option("one")
         page.get_by_role("button", name="Regenerate").click()
         page.get_by_text("2/2").wait_for()
         page.get_by_role("button", name="Regenerate").wait_for()
         assert page.locator(".message.assistant .who").inner_text().startswith("one")
-        assert text_of(page) == "Good day."
+        assert answer_of(page) == "Good day."
         complete(page)
         page.get_by_role("button", name="Compare").last.click()
         page.get_by_label("Model of the second run").select_option("two")
@@ -95,7 +106,7 @@ def test_keys_are_asked_for_and_kept_for_the_session(browser: Any, tmp_path: Pat
         page.get_by_label("Message").fill("hi")
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Regenerate").wait_for()
-        assert text_of(page) == "good day"
+        assert answer_of(page) == "good day"
         assert key not in page.evaluate("JSON.stringify(localStorage)")
         assert page.evaluate("sessionStorage.getItem('key')") == key
 
@@ -119,11 +130,13 @@ def test_a_hostile_text_stays_text(browser: Any, tmp_path: Path) -> None:
         page.get_by_label("Message").fill(HOSTILE)
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Regenerate").wait_for()
+        assert answer_of(page) == HOSTILE
+        show_tokens(page)
         assert text_of(page) == HOSTILE
         page.reload()
         page.get_by_label("History").get_by_role("button", name=HOSTILE[:20]).first.click()
-        page.locator(".message.assistant .said-text").wait_for()
-        assert page.locator(".message.assistant .said-text").inner_text() == HOSTILE
+        page.locator(".message.assistant .t").first.wait_for()
+        assert text_of(page) == HOSTILE
         complete(page, HOSTILE)
         path = tmp_path / f"{HOSTILE.replace('/', '')[:60]}.jsonl"
         path.write_text(hostile_trace())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.http.browser import opened
 from tests.http.harness import scripted_model, served, tokenizer
-from tests.http.playground_kit import MARKS, go, settle, text_of
+from tests.http.playground_kit import MARKS, answer_of, go, settle, show_tokens, text_of
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -19,16 +19,16 @@ def test_a_chat_branches_and_is_there_again(page: Any) -> None:
     page.get_by_label("Message").fill("Tell me a short story.")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Regenerate").wait_for()
-    first = text_of(page)
+    first = answer_of(page)
     assert len(first) > 20
     page.get_by_role("button", name="Regenerate").click()
     page.get_by_text("2/2").wait_for()
     page.get_by_role("button", name="Regenerate").wait_for()
     page.get_by_role("button", name="Earlier version").click()
     page.get_by_text("1/2").wait_for()
-    assert text_of(page) == first
+    assert answer_of(page) == first
     page.locator(".message.user").hover()
-    page.get_by_role("button", name="Edit").click()
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
     page.get_by_label("Edit the message").fill("What can you do?")
     page.locator(".editing").get_by_role("button", name="Send").click()
     page.locator(".message.user").get_by_text("2/2").wait_for()
@@ -37,14 +37,15 @@ def test_a_chat_branches_and_is_there_again(page: Any) -> None:
     page.locator(".said-text").get_by_text("Tell me a short story.").wait_for()
     page.reload()
     page.get_by_label("History").get_by_role("button", name="Tell me a short story.", exact=True).click()
-    page.locator(".message.assistant .said-text").wait_for()
-    assert page.locator(".message.assistant .said-text").inner_text().strip() == first.strip()
+    page.locator(".message.assistant .markdown").wait_for()
+    assert answer_of(page) == first
 
 
 def test_an_answer_forks_at_an_alternative(page: Any) -> None:
     page.get_by_label("Message").fill("Tell me a short story.")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Regenerate").wait_for()
+    show_tokens(page)
     before = text_of(page)
     page.locator(".message.assistant .t").nth(4).click()
     page.locator("button.odd").first.click()
@@ -90,7 +91,7 @@ def reading(page: Any, *modalities: str) -> None:
 def test_files_travel_with_the_message(page: Any, modality: str, kind: str, tag: str) -> None:
     reading(page, "image", "audio", "video")
     file = {"name": f"it.{kind}", "mimeType": f"{modality}/{kind}", "buffer": b"\0" * 64}
-    page.get_by_label("Attach pictures, sounds and videos").set_input_files(file)
+    page.get_by_label("Attach texts, images, sounds and videos").set_input_files(file)
     page.locator(".attached button").wait_for()
     page.get_by_label("Message").fill("What is it?")
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -104,9 +105,10 @@ def test_files_travel_with_the_message(page: Any, modality: str, kind: str, tag:
 
 def test_what_a_model_does_not_read_is_told_in_words(page: Any) -> None:
     reading(page, "audio")
-    page.get_by_label("Attach sounds").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": b"x"})
-    page.locator(".notice").get_by_text("The model reads sounds; a.png is a picture.").wait_for()
+    image = {"name": "a.png", "mimeType": "image/png", "buffer": b"x"}
+    page.get_by_label("Attach texts and sounds").set_input_files(image)
+    page.locator(".notice").get_by_text("The model reads texts and sounds; a.png is an image.").wait_for()
     large = {"name": "long.wav", "mimeType": "audio/wav", "buffer": bytes((16 << 20) + 1)}
-    page.get_by_label("Attach sounds").set_input_files(large)
+    page.get_by_label("Attach texts and sounds").set_input_files(large)
     page.locator(".notice").get_by_text("long.wav has 16.0 MiB; at most 16 are taken.").wait_for()
     assert page.locator(".attached").count() == 0

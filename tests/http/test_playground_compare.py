@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bridle.traces import Trace, TraceHeader, encode_trace, parse
-from tests.http.playground_kit import MARKS, complete, settle, text_of
+from tests.http.browser import opened
+from tests.http.playground_kit import MARKS, complete, settle, steer, text_of
 
 pytestmark = MARKS
 
@@ -65,3 +66,31 @@ def test_traces_are_saved_and_opened(page: Any, tmp_path: Path) -> None:
     path.write_bytes(encode_trace(Trace(TraceHeader("runtime-1", runtime={"dialect": 2}))))
     page.get_by_label("Trace file").set_input_files(path)
     page.get_by_text("Line 1 begins the trace of a control runtime").wait_for()
+
+
+def copied(page: Any, name: str) -> str:
+    page.get_by_role("button", name="Copy", exact=False).first.click()
+    page.get_by_role("button", name=name).click()
+    page.get_by_text("Copied").wait_for()
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def test_links_carry_programs_and_traces(browser: Any, playground_url: str) -> None:
+    """Another browser opens them: the program is shown and does not run, the trace is shown token by token."""
+    with opened(browser, playground_url, permissions=["clipboard-read", "clipboard-write"]) as page:
+        steer(page, "Regex", "A telephone number")
+        settle(page)
+        text = text_of(page)
+        links = [copied(page, name) for name in ("Link to the program", "Link to the trace")]
+    with opened(browser, playground_url) as page:
+        page.goto(links[0])
+        page.locator(".editor .cm-content").get_by_text("[0-9]{3}-[0-9]{4}").wait_for()
+        assert page.locator(".run").count() == 0
+        page.goto("about:blank")
+        page.goto(links[1])
+        settle(page)
+        assert text_of(page) == text
+        page.goto("about:blank")
+        page.goto(links[1][:-9])
+        page.get_by_text("The link cannot be read").wait_for()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.http.playground_kit import KEPT, MARKS, complete, go, settle, steer, text_of, write
+from tests.http.playground_kit import KEPT, MARKS, SHOWN, complete, go, plainly, settle, steer, text_of, write
 
 pytestmark = MARKS
 
@@ -78,6 +78,7 @@ def run_program(page: Any, language: str, program: str) -> None:
     page.get_by_role("tab", name="Settings").click()
     page.locator("input[name=seed]").fill("7")
     go(page, "Steer")
+    plainly(page)
     page.get_by_label("Language").select_option(label=language)
     page.locator(".editor .cm-content").wait_for()
     write(page, program)
@@ -144,3 +145,46 @@ def test_a_program_that_rolled_back_forks(page: Any) -> None:
     settle(page)
     assert page.locator(".tokens > .chunk .t.rewound").all_text_contents() == rolled
     assert alive.all_text_contents()[:2] == kept[:2]
+
+
+#: Selects tokens of the shown text, from one to another.
+SELECT = """([from, to]) => {
+  const all = document.querySelectorAll(".tokens > .chunk .t")
+  const range = document.createRange()
+  range.setStartBefore(all[from])
+  range.setEndAfter(all[to])
+  document.getSelection().removeAllRanges()
+  document.getSelection().addRange(range)
+}"""
+
+
+def test_a_selected_text_becomes_a_rule(page: Any) -> None:
+    """The text before the selection stays; what follows keeps to the rule."""
+    page.get_by_role("tab", name="Settings").click()
+    page.locator("input[name=seed]").fill("7")
+    complete(page)
+    before = page.locator(".tokens > .chunk .t").all_text_contents()
+    page.evaluate(SELECT, [5, 5])
+    page.get_by_role("button", name="A number here").click()
+    page.get_by_text("under a new rule").wait_for()
+    settle(page)
+    kept, rest = "".join(before[:5]), text_of(page)
+    assert rest.startswith(kept) and re.match(r" ?[0-9]+([^0-9]|$)", rest[len(kept) :])
+    page.locator(".ancestry .link").click()
+    page.get_by_text("under a new rule").wait_for(state="detached")
+    page.evaluate(SELECT, [5, 5])
+    page.get_by_role("button", name="Never this").click()
+    page.get_by_text("under a new rule").wait_for()
+    settle(page)
+    rest = "".join(page.locator(".tokens > .chunk").evaluate_all(SHOWN))
+    assert rest.startswith(kept) and before[5].strip() not in rest[len(kept) :]
+    page.locator(".ancestry .link").click()
+    page.get_by_text("under a new rule").wait_for(state="detached")
+    page.evaluate(SELECT, [5, 6])
+    page.get_by_role("button", name="One of").click()
+    page.get_by_label("One of these, with commas between").fill("red, green")
+    page.keyboard.press("Enter")
+    page.get_by_text("under a new rule").wait_for()
+    settle(page)
+    rest = text_of(page)
+    assert rest.startswith(kept) and re.match(r" ?(red|green)", rest[len(kept) :])

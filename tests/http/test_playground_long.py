@@ -89,7 +89,7 @@ def test_a_long_run_is_kept_and_brought_back_in_turns(page: Any) -> None:
 
 #: Keeps a run as pages did that kept records as objects.
 EARLIER = """records => new Promise(done => {
-  const asked = indexedDB.open("bridle-playground", 1)
+  const asked = indexedDB.open("bridle-playground")
   asked.onsuccess = () => {
     const kept = { id: "1700000000000-1", made: 1700000000000, kind: "complete", title: "An earlier run", records,
       request: { path: "v1/completions", body: {} }, error: "", requestId: "", seconds: 0, firstToken: 0, program: null,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from tests.http.playground_kit import MARKS, SHOWN, go, settle, steer, write
+from tests.http.playground_kit import MARKS, SHOWN, answer_of, go, settle, steer, text_of, write
 
 pytestmark = MARKS
 
@@ -15,6 +16,8 @@ pytestmark = MARKS
 @pytest.mark.parametrize(
     ("language", "example", "pattern"),
     [
+        ("JavaScript", "Yes or no, and why", r"(Yes|No), because [^.\n]{10,120}[.]"),
+        ("Regex", "A date", r"[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}"),
         ("JavaScript", "A sum", r"19 \+ 23 = [0-9]+"),
         ("JavaScript", "Taking back", r"Once upon a time there was.*"),
         ("JavaScript", "A list", r"Three animals:\n1\. [a-z]+\n2\. [a-z]+\n3\. [a-z]+\n"),
@@ -85,3 +88,68 @@ def test_errors_are_at_their_line(page: Any, language: str, program: str, line: 
     page.locator(".outcome .notice").wait_for()
     at = page.locator(".editor .cm-line").nth(line - 1)
     at.locator(".cm-lintRange-error, .cm-lintPoint-error").first.wait_for(state="attached")
+
+
+def test_a_steered_run_has_a_twin_without_the_rule(page: Any) -> None:
+    """Both begin with the same message and the same seed; the rule alone differs. The example says what to expect."""
+    go(page, "Steer")
+    page.get_by_label("Language").select_option(label="Regex")
+    page.get_by_label("Example").select_option(label="A telephone number")
+    page.get_by_label("Example").select_option(label="A date")
+    page.get_by_text("The answer is a date and nothing else").wait_for()
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda asked: bodies.append(asked.post_data_json) if asked.method == "POST" else None)
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator(".twins .state.done").nth(1).wait_for()
+    steered, plain = bodies
+    assert steered.pop("constraint") == {"regex": "[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}"}
+    assert steered == plain and steered["messages"][0]["content"].startswith("When did people")
+    texts = [page.get_by_label(name, exact=True).locator(".tokens > .chunk") for name in ("Steered", "Unsteered twin")]
+    assert re.fullmatch(r"[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}", "".join(texts[0].all_text_contents()))
+    assert texts[1].all_text_contents() != texts[0].all_text_contents()
+
+
+def test_the_rules_of_a_chat_hold_and_become_a_program(page: Any) -> None:
+    page.get_by_role("button", name="Rules").click()
+    form = page.get_by_role("group", name="Rules for the answers")
+    form.get_by_label("One of").fill("red\ngreen")
+    page.get_by_label("Message").fill("A color?")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Regenerate").wait_for()
+    assert answer_of(page) in ("red", "green")
+    form.get_by_label("One of").fill("")
+    form.get_by_label("JSON with these fields").fill("name: string\ncolor: red | green")
+    form.get_by_label("Never these phrases").fill("as an AI")
+    form.get_by_label("At most so many tokens").fill("60")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Regenerate").click()
+    body = asked.value.post_data_json
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert schema["properties"] == {"name": {"type": "string"}, "color": {"enum": ["red", "green"]}}
+    assert (body["max_tokens"], body["banned_phrases"]) == (60, ["as an AI"])
+    page.get_by_role("button", name="Regenerate").wait_for()
+    form.get_by_role("button", name="Show as program").click()
+    assert '"jsonSchema"' in page.locator(".editor .cm-content").inner_text()
+    assert page.get_by_label("Prompt").input_value() == "A color?"
+    page.get_by_label("unsteered twin").uncheck()
+    page.get_by_role("button", name="Run", exact=True).click()
+    settle(page)
+    assert set(json.loads(text_of(page))) == {"name", "color"}
+
+
+def test_a_recorded_run_is_stepped_through(page: Any) -> None:
+    """Attempts that were rolled back are listed one by one; the text is shown as it was after each step."""
+    steer(page, "JavaScript", "Taking back")
+    settle(page)
+    page.get_by_text("attempts were rolled back").click()
+    attempts = page.locator(".attempts q").all_inner_texts()
+    assert len(attempts) == 3 and all(attempts)
+    page.get_by_role("button", name="Step through").click()
+    shown = page.locator(".steps .said-text")
+    texts = [shown.inner_text()]
+    forward = page.get_by_role("button", name="Step forward")
+    while forward.is_enabled():
+        forward.click()
+        texts.append(shown.inner_text())
+    assert texts[-1].strip() == "".join(page.locator(".tokens > .chunk .t").all_text_contents()).strip()
+    assert len(texts) > 10 and texts[5] != texts[-1] and texts[-1].startswith(texts[1][:10])

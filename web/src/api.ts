@@ -76,8 +76,17 @@ export async function look(): Promise<void> {
   }
 }
 
+/** The JSON at a path. */
+export async function read(path: string): Promise<any> {
+  return (await ask(path, { headers: headers() })).json()
+}
+
+export async function textAt(path: string): Promise<string> {
+  return (await ask(path, { headers: headers() })).text()
+}
+
 export async function traceOf(requestId: string): Promise<string> {
-  return (await ask(`v1/traces/${encodeURIComponent(requestId)}`, { headers: headers() })).text()
+  return textAt(`v1/traces/${encodeURIComponent(requestId)}`)
 }
 
 /** Posts `body` and gives each event of the answer; `onStart` is told the request's id. */

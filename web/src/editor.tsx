@@ -40,7 +40,7 @@ const look = EditorView.theme({
 function languageOf(id: string): Extension {
   if (id === "javascript") return javascript()
   if (id === "python") return [python(), indentUnit.of("    ")]
-  if (id === "program" || id === "schema") return [json(), linter(view => broken(view.state))]
+  if (id === "program" || id === "schema") return json()
   return []
 }
 
@@ -71,6 +71,13 @@ export function placeOf(error: string, state: EditorState): { from: number; to: 
   return { from: line.from + (line.text.length - line.text.trimStart().length), to: line.to }
 }
 
+/** What is marked: the server's error, and where JSON breaks off. Both come from here, so that neither removes the other. */
+function marked(state: EditorState, language: string, error: string): Diagnostic[] {
+  const place = error ? placeOf(error, state) : null
+  if (place) return [{ ...place, severity: "error", message: error }]
+  return language === "program" || language === "schema" ? broken(state) : []
+}
+
 function nodeAt(state: EditorState, path: string[]): { from: number; to: number } | null {
   let node = syntaxTree(state).topNode.firstChild
   for (const name of path) {
@@ -95,8 +102,8 @@ interface Props { text: string; language: string; error: string; label: string; 
 export function Editor({ text, language, error, label, onChange, onRun }: Props) {
   const host = useRef<HTMLDivElement>(null)
   const editor = useRef<EditorView | null>(null)
-  const latest = useRef({ onChange, onRun })
-  latest.current = { onChange, onRun }
+  const latest = useRef({ onChange, onRun, error })
+  latest.current = { onChange, onRun, error }
   useEffect(() => {
     const root = host.current!.shadowRoot ?? host.current!.attachShadow({ mode: "open" })
     const made = new EditorView({
@@ -108,7 +115,7 @@ export function Editor({ text, language, error, label, onChange, onRun }: Props)
         lineNumbers(), history(), drawSelection(), indentOnInput(), bracketMatching(), closeBrackets(), highlightActiveLine(),
         highlightActiveLineGutter(), EditorView.lineWrapping, syntaxHighlighting(colours), look,
         keymap.of([...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
-        languageOf(language), placeholder("Write a program"), EditorView.contentAttributes.of({ "aria-label": label }),
+        languageOf(language), linter(view => marked(view.state, language, latest.current.error)), placeholder("Write a program"), EditorView.contentAttributes.of({ "aria-label": label }),
         EditorView.updateListener.of(update => update.docChanged && latest.current.onChange(update.state.doc.toString())),
       ],
     })
@@ -122,8 +129,7 @@ export function Editor({ text, language, error, label, onChange, onRun }: Props)
   useEffect(() => {
     const made = editor.current!
     const place = error ? placeOf(error, made.state) : null
-    const diagnostics: Diagnostic[] = place ? [{ ...place, severity: "error", message: error }] : []
-    made.dispatch(setDiagnostics(made.state, diagnostics))
+    made.dispatch(setDiagnostics(made.state, marked(made.state, language, error)))
     if (place) made.dispatch({ effects: EditorView.scrollIntoView(place.from, { y: "nearest" }) })
   }, [error, language])
   return <div class="editor" ref={host} />

@@ -1,7 +1,9 @@
 // Programs to begin with, one list for each language.
 
+/** `expect` says what to look for: what the rule does, and what the twin without it does. */
+export interface Example { name: string; text: string; prompt?: string; expect?: string }
 export interface Language {
-  id: string; name: string; controller: string | null; prompt: string; examples: { name: string; text: string; prompt?: string }[]
+  id: string; name: string; controller: string | null; prompt: string; examples: Example[]
 }
 
 const SCHEMA = `{
@@ -19,7 +21,13 @@ export const LANGUAGES: Language[] = [
   {
     id: "javascript", name: "JavaScript", controller: "jsctrl", prompt: "",
     examples: [
-      { name: "A sum", text: `// Fixed text costs no step of the model; what follows must match.
+      { name: "Yes or no, and why", prompt: "Is the sun a planet?", text: `// One of two words; then a reason of one sentence.
+const answer = await gen({ options: ["Yes", "No"], storeVar: "answer" })
+await $\`, because \`
+await gen({ regex: /[^.\\n]{10,120}[.]/, maxTokens: 40 })
+console.log(\`the model says \${answer}\`)
+`, expect: "The answer begins with Yes or No and is one sentence. The comma and “because” cost no step of the model. The twin explains as long as it likes." },
+      { name: "A sum", expect: "The answer is a number alone, kept in a variable.", text: `// Fixed text costs no step of the model; what follows must match.
 await $\`19 + 23 = \`
 const answer = await gen({ regex: /[0-9]+/, storeVar: "sum" })
 console.log(\`the model says \${answer}\`)
@@ -110,15 +118,18 @@ aici.start(main())
   {
     id: "regex", name: "Regex", controller: null, prompt: "Once upon",
     examples: [
+      { name: "A date", text: "[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}", prompt: "When did people first walk on the Moon?",
+        expect: "The answer is a date and nothing else: each token had to fit the pattern. The twin writes sentences." },
       { name: "Lower case", text: "[a-z ]+[.]", prompt: "Once upon" },
       { name: "A telephone number", text: "[0-9]{3}-[0-9]{4}", prompt: "Call me: " },
       { name: "Words without an e", text: "( [a-df-z]+){4,8}[.]", prompt: "Once upon a time there was" },
     ],
   },
   {
-    id: "schema", name: "JSON schema", controller: null, prompt: "A person: ",
+    id: "schema", name: "JSON schema", controller: null, prompt: "Invent a person, as JSON.",
     examples: [
-      { name: "A person", text: SCHEMA, prompt: "A person: " },
+      { name: "A person", text: SCHEMA, prompt: "Invent a person, as JSON.",
+        expect: "The answer is JSON with these three fields; age is below 100 and color is one of three. The twin may write prose, or other fields." },
       { name: "A list of numbers", text: `{ "type": "array", "items": { "type": "integer" }, "minItems": 3, "maxItems": 5 }\n`, prompt: "Numbers: " },
     ],
   },

@@ -1,11 +1,12 @@
-// Files that go with a message: pictures, sounds and videos, as data URLs.
+// Files that go with a message: images, sounds and videos, as data URLs, and texts.
 
 import type { Model } from "./api"
 
 export type Kind = "image" | "audio" | "video"
 
 const KINDS: Kind[] = ["image", "audio", "video"]
-const WORDS: Record<Kind, string> = { image: "picture", audio: "sound", video: "video" }
+const WORDS: Record<Kind, string> = { image: "image", audio: "sound", video: "video" }
+const MAX_TEXT_KIB = 256
 const MAX_MIB: Record<Kind, number> = { image: 8, audio: 16, video: 16 }
 
 /** What a model reads beside text. */
@@ -13,9 +14,23 @@ export function kindsOf(model: Model | undefined): Kind[] {
   return KINDS.filter(kind => model?.input_modalities?.includes(kind))
 }
 
-/** "pictures and sounds" */
+/** "texts, images and sounds": all models read texts. */
 export function inWords(kinds: Kind[]): string {
-  return kinds.map(kind => `${WORDS[kind]}s`).join(", ").replace(/, ([^,]*)$/, " and $1")
+  return ["texts", ...kinds.map(kind => `${WORDS[kind]}s`)].join(", ").replace(/, ([^,]*)$/, " and $1")
+}
+
+/** Whether a file is text, as far as its type or its name say so. */
+export function isText(file: File): boolean {
+  return /^text\/|json|xml|javascript|yaml|toml|x-sh|sql/.test(file.type) || (!file.type && /\.\w{1,5}$/.test(file.name) && !/\.(?:pdf|bin|gguf|zip|gz)$/i.test(file.name))
+}
+
+/** The text of a file. The error says in words why it cannot go with a message. */
+export async function asText(file: File): Promise<string> {
+  if (file.size > MAX_TEXT_KIB << 10)
+    throw new Error(`${file.name} has ${Math.ceil(file.size / 1024)} KiB; at most ${MAX_TEXT_KIB} of a text are taken.`)
+  const text = await file.text()
+  if (text.includes("\0")) throw new Error(`${file.name} is no text.`)
+  return text
 }
 
 export function kindOf(url: string): Kind {
@@ -38,7 +53,7 @@ export function partOf(url: string): Record<string, unknown> {
 export function asUrl(file: File, kinds: Kind[]): Promise<string> {
   const kind = KINDS.find(each => file.type.startsWith(`${each}/`))
   if (!kind || !kinds.includes(kind)) {
-    const what = kind ? `a ${WORDS[kind]}` : "none of them"
+    const what = kind ? `${kind === "image" ? "an" : "a"} ${WORDS[kind]}` : "none of them"
     throw new Error(`The model reads ${inWords(kinds)}; ${file.name} is ${what}.`)
   }
   if (file.size > MAX_MIB[kind] << 20) {

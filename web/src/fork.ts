@@ -6,10 +6,10 @@
 import { Past, Paths } from "./paths"
 import type { TokenRecord, TraceRecord } from "./records"
 import { type Run, newRun, retell, start } from "./runs"
-import { seedOrNew } from "./settings"
+import { fitting, seedOrNew } from "./settings"
 import type { Inherited, Line } from "./story"
 
-const STEERING = ["controller", "controllers", "constraint", "regex", "response_format"]
+const STEERING = ["controller", "controllers", "constraint", "regex", "choice", "grammar", "response_format"]
 const YOU = "you"
 
 export const isSteered = (body: Record<string, unknown>) => STEERING.some(name => body[name] !== undefined)
@@ -58,7 +58,9 @@ function plainBody(run: Run, line: Line, { at, chosen }: Place): Record<string, 
   const body: Record<string, any> = { ...run.request.body }
   for (const name of [...STEERING, "controller_arg", "rewind", "messages", "max_completion_tokens"]) delete body[name]
   const tokens = line.alive.slice(0, at).map(number => line.pieces[number].token ?? 0)
-  return { ...body, prompt: [...run.story.promptTokens, ...tokens, ...(chosen === undefined ? [] : [chosen])] }
+  const prompt = [...run.story.promptTokens, ...tokens, ...(chosen === undefined ? [] : [chosen])]
+  const most = body.max_tokens && fitting(body.max_tokens, body.model ?? "", prompt.length)
+  return { ...body, prompt, max_tokens: most }
 }
 
 function guidedBody(run: Run, past: Past, chosen?: number): Record<string, any> {
@@ -88,9 +90,10 @@ function amended(past: Past, place: Place): (record: TraceRecord) => TraceRecord
 export function forkAt(run: Run, place: Place, { isFree = false, changes = {}, onEnd }: Options = {}): Run {
   const line = run.story.line(place.output)
   const piece = line.pieces[line.alive[place.at]]
-  const from = { made: run.made, at: place.at, chosen: place.text ?? "", isFree: isFree && isSteered(run.request.body) }
+  const from = { made: run.made, at: place.at, chosen: place.text ?? "", isFree: isFree && isSteered(run.request.body),
+    hasRule: changes.constraint !== undefined || changes.banned_phrases !== undefined }
   const common = { n: undefined, seed: run.request.body.seed ?? seedOrNew(), ...changes }
-  const kind = run.kind === "trace" ? "complete" : run.kind
+  const kind = run.kind === "trace" || run.kind === "twin" ? "complete" : run.kind
   if (isGuided(run, isFree)) {
     const past = new Past(run.records, place.output, place.chosen === undefined ? undefined : piece?.record)
     const body = { ...guidedBody(run, past, place.chosen), ...common }
@@ -107,6 +110,15 @@ export function forkAt(run: Run, place: Place, { isFree = false, changes = {}, o
   forked.content = forked.story.line(0).text
   void start(forked, onEnd)
   return forked
+}
+
+/** Goes on after the end of an output, by as many tokens as the run was allowed to have. */
+export function goOn(run: Run, output: number, onEnd?: () => void): Run {
+  const line = run.story.line(output)
+  const more = Number(run.request.body.max_tokens) || 0
+  const isAgain = isGuided(run, false) // what is there is written again, and counts
+  const changes = isAgain && more ? { max_tokens: fitting(line.alive.length + more, run.request.body.model ?? "", run.story.promptTokens.length) } : {}
+  return forkAt(run, { output, at: line.alive.length }, { changes, onEnd })
 }
 
 /** What was there before the fork, as it was, although it is part of the new request's prompt. */

@@ -4,7 +4,8 @@ import { effect } from "@preact/signals"
 import { forkAt } from "./fork"
 import { Candidates, type Choose, percent, visible } from "./odds"
 import type { Draw } from "./records"
-import { type Run, beside, current } from "./runs"
+import { openRun } from "./programs"
+import { type Run, beside } from "./runs"
 import { forkInChat } from "./talk"
 import { type Looked, looked, pinned } from "./tokens"
 
@@ -23,8 +24,7 @@ function forkFrom({ run, line, number }: Looked, token: number, text: string, is
   const place = { output: line!.index, at, chosen: token, text }
   const forked = run.kind === "chat" ? forkInChat(run, place, isFree) : forkAt(run, place, { isFree })
   if (!forked) return
-  if (run.kind === "steer") current.steer.value = forked
-  else if (run.kind !== "chat") current.complete.value = forked
+  if (run.kind !== "chat" && run !== beside.left.value) openRun(forked)
   if (beside.left.value === run) beside.right.value = forked
   lookAtChosen(forked, looked.value)
 }

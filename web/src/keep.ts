@@ -10,6 +10,9 @@ import type { Inherited, Piece } from "./story"
 import { Turns } from "./turns"
 
 const MAX_KEPT = 30
+/** The runs of answers are read when their conversation is shown. */
+const OF_CHATS = "m-"
+const MAX_OF_CHATS = 300
 const MAX_RECORDS = 20_000
 
 /** Values as lines of JSON; earlier pages kept them as they were. */
@@ -18,7 +21,7 @@ type Lines<T> = string | T[]
 type KeptInherited = Omit<Inherited, "prompt" | "pieces"> & { prompt: Lines<Piece>; pieces: Lines<Piece> }
 interface Kept {
   id: string; made: number; kind: Kind; title: string; request: Run["request"]; records: Lines<TraceRecord>; error: string
-  requestId: string; seconds: number; firstToken: number; program: Run["program"]; header: Run["header"]
+  requestId: string; seconds: number; firstToken: number; content?: string; thoughts?: string; program: Run["program"]; header: Run["header"]
   ancestor?: Omit<Ancestor, "inherited"> & { inherited: KeptInherited | null } | null
 }
 
@@ -41,12 +44,12 @@ async function read<T>(kept: Lines<T>, turns: Turns): Promise<T[]> {
   return values
 }
 
-async function keep(run: Run): Promise<void> {
+async function keep(run: Run, id = `${run.made}-${run.id}`): Promise<void> {
   const turns = new Turns()
   await turns.next() // until then the run is not told how long it took
-  const { made, kind, title, request, error, requestId, seconds, firstToken, program, header } = run
-  const kept: Kept = { id: `${made}-${run.id}`, made, kind, title, request, records: await write(run.records, turns), error,
-    requestId, seconds, firstToken, program, header }
+  const { made, kind, title, request, error, requestId, seconds, firstToken, program, header, content, thoughts } = run
+  const kept: Kept = { id, made, kind, title, request, records: await write(run.records, turns), error,
+    requestId, seconds, firstToken, program, header, content, thoughts }
   if (run.ancestor) {
     const from = run.ancestor.inherited
     const inherited = from && { ...from, prompt: await write(from.prompt, turns), pieces: await write(from.pieces, turns) }
@@ -55,7 +58,7 @@ async function keep(run: Run): Promise<void> {
   await put("runs", kept)
 }
 
-async function bringBack({ id: _, records: lines, ancestor: before, ...kept }: Kept): Promise<void> {
+async function bringBack({ id: _, records: lines, ancestor: before, ...kept }: Kept): Promise<Run> {
   const turns = new Turns()
   const records = await read(lines, turns)
   let ancestor: Ancestor | null = null
@@ -68,24 +71,45 @@ async function bringBack({ id: _, records: lines, ancestor: before, ...kept }: K
   retell(run)
   known.add(run)
   run.state.value = kept.error ? "failed" : "done"
+  return run
 }
 
 const known = new Set<Run>()
 let writing = Promise.resolve()
 
+/** Whether a run is short enough to be kept. */
+const isKept = (run: Run) => run.records.length + (run.ancestor?.inherited?.pieces.length ?? 0) <= MAX_RECORDS
+
+/** Keeps the run of an answer under a name of its own. */
+export function keepAs(id: string, run: Run): Promise<void> {
+  return (writing = writing.then(() => (isKept(run) ? keep(run, id) : undefined)))
+}
+
+/** The run that was kept under this name; null if there is none any more. */
+export async function keptAs(id: string): Promise<Run | null> {
+  const kept = await get<Kept>("runs", id)
+  return kept ? bringBack(kept) : null
+}
+
+/** Removes the oldest of some runs, which are named after when they were made. */
+function prune(names: string[], most: number): string[] {
+  names.sort()
+  for (const old of names.splice(0, Math.max(names.length - most, 0))) void remove("runs", old)
+  return names
+}
+
 /** Keeps the runs that end from now on, and brings back those that were kept, the oldest first. */
 export async function keepRuns(): Promise<void> {
   effect(() => {
     for (const run of runs.value) {
-      if (known.has(run) || run.state.value === "running" || run.kind === "chat") continue
+      if (known.has(run) || run.state.value === "running" || run.kind === "chat" || run.kind === "twin") continue
       known.add(run)
-      if (run.records.length + (run.ancestor?.inherited?.pieces.length ?? 0) > MAX_RECORDS) continue
-      writing = writing.then(() => keep(run))
+      if (isKept(run)) writing = writing.then(() => keep(run))
     }
   })
-  const found = (await keys("runs")).sort() // they begin with when a run was made
-  for (const old of found.splice(0, Math.max(found.length - MAX_KEPT, 0))) void remove("runs", old)
-  for (const id of found) {
+  const found = await keys("runs")
+  prune(found.filter(id => id.startsWith(OF_CHATS)), MAX_OF_CHATS)
+  for (const id of prune(found.filter(id => !id.startsWith(OF_CHATS)), MAX_KEPT)) {
     const kept = await get<Kept>("runs", id)
     if (kept) await bringBack(kept)
   }

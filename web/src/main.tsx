@@ -9,15 +9,18 @@ import { Compare } from "./compare"
 import { Complete } from "./complete"
 import { Icon, type IconName } from "./icons"
 import { keepRuns } from "./keep"
+import { openLink } from "./links"
 import { Panel, panel } from "./panel"
 import { Notice } from "./parts"
 import { type View, model, theme, view } from "./settings"
+import { Server } from "./server"
 import { Sidebar } from "./sidebar"
 import { Steer } from "./steer"
-import { loadTalks } from "./talk"
+import { loadTalks } from "./talks"
 import { looked, pinned } from "./tokens"
+import { Undo } from "./undo"
 
-const VIEWS: [View, string][] = [["chat", "Chat"], ["complete", "Complete"], ["steer", "Steer"], ["compare", "Compare"]]
+const VIEWS: [View, string][] = [["chat", "Chat"], ["complete", "Complete"], ["steer", "Steer"], ["compare", "Compare"], ["server", "Server"]]
 const THEMES: Record<string, [string, IconName, string]> = {
   auto: ["light", "auto", "as the system has it"], light: ["dark", "light", "light"], dark: ["auto", "dark", "dark"],
 }
@@ -90,10 +93,11 @@ function App() {
       {(hasHistory || hasPanel) && <div class="shade" onClick={() => { setHistory(false); setPanel(false) }} />}
       <main>
         <h1 class="offscreen">{VIEWS.find(([id]) => id === view.value)![1]}</h1>
-        {view.value === "chat" ? <Chat /> : view.value === "complete" ? <Complete /> : view.value === "steer" ? <Steer /> : <Compare />}
+        {view.value === "chat" ? <Chat /> : view.value === "complete" ? <Complete /> : view.value === "steer" ? <Steer /> : view.value === "compare" ? <Compare /> : <Server />}
       </main>
       <Panel isOpen={hasPanel || (pinned.value !== null && panel.value === "token")}
         onClose={() => { setPanel(false); pinned.value = looked.value = null }} />
+      <Undo />
     </div>
   )
 }
@@ -101,7 +105,7 @@ function App() {
 effect(() => {
   if (pinned.value) panel.value = "token"
 })
-void look()
+void look().then(openLink).then(wrong => { if (wrong) trouble.value = wrong })
 void loadTalks()
 void keepRuns()
 render(<App />, document.getElementById("app")!)

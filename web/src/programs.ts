@@ -19,10 +19,17 @@ export function showProgram(program: { language: string; text: string }): void {
   programs.value = { ...programs.value, [program.language]: program.text }
 }
 
+/** Whether a text to begin with is sent as a message, by the model's chat template. */
+export const asMessage = kept<boolean>("steer-message", true)
+/** Whether a steered run has a twin beside it that is not steered. */
+export const hasTwin = kept<boolean>("steer-twin", true)
+
 /** The text that a run began with, without the signs that the tokenizer adds. */
 export function promptTextOf(run: Run): string {
   const { prompt: sent } = run.request.body
   if (typeof sent === "string") return sent
+  const said = run.request.body.messages?.at(-1)?.content
+  if (typeof said === "string") return said
   return run.story.prompt.map(piece => piece.text).filter(text => !/^<\|.*\|>$/.test(text)).join("")
 }
 
@@ -31,7 +38,7 @@ export function openRun(run: Run): void {
   if (run.kind === "steer") {
     current.steer.value = run
     if (run.program) showProgram(run.program)
-    if (run.program && typeof run.request.body.prompt === "string") prompts.value = { ...prompts.value, [run.program.language]: run.request.body.prompt }
+    if (run.program && !run.ancestor?.inherited) prompts.value = { ...prompts.value, [run.program.language]: promptTextOf(run) }
     view.value = "steer"
   } else {
     current.complete.value = run

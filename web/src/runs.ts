@@ -6,13 +6,14 @@ import { ApiError, stream, traceOf } from "./api"
 import { type Header, type TraceRecord, VERSION, parseTraces } from "./records"
 import { type Inherited, Story } from "./story"
 
-export type Kind = "complete" | "chat" | "steer" | "trace"
+export type Kind = "complete" | "chat" | "steer" | "trace" | "twin"
 export type State = "running" | "done" | "stopped" | "failed"
 
 export interface Request { path: string; body: Record<string, any> }
 /** Where a run came from: another one, by when it was made, with a token chosen by hand. `inherited` is what stood before
- *  that token, which the run's own records do not tell. `isFree` runs go on without the rules of the other one. */
-export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null; isFree?: boolean }
+ *  that token, which the run's own records do not tell. `isFree` runs go on without the
+ *  rules of the other one, and one that `hasRule` under one of its own. */
+export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null; isFree?: boolean; hasRule?: boolean }
 
 export interface Run {
   id: number
@@ -35,6 +36,8 @@ export interface Run {
   program: { language: string; text: string } | null
   abort: AbortController | null
   header: Header | null
+  /** The same request without what steers it. */
+  twin: Run | null
   /** Makes of the records that come what they are for this run. */
   amend: ((record: TraceRecord) => TraceRecord) | null
 }
@@ -56,7 +59,7 @@ export function newRun(kind: Kind, title: string, request: Request, more: Partia
     id: ++lastId, kind, title, made: lastMade, request, story: new Story(), records: [], version: signal(0),
     state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
     firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null,
-    amend: null, ...more,
+    twin: null, amend: null, ...more,
   }
   runs.value = [run, ...runs.value].sort((a, b) => b.made - a.made).slice(0, MAX_RUNS)
   return run

@@ -1,11 +1,13 @@
 // One run: its text in colours, what the colours mean, its forks, its time line, and what one can do with it.
 
-import { useState } from "preact/hooks"
-import { Menu, Notice } from "./parts"
-import { openRun } from "./programs"
+import { goOn } from "./fork"
+import { Menu, Notice, useTold } from "./parts"
+import { linkToProgram, linkToTrace } from "./links"
+import { openRun, promptTextOf } from "./programs"
 import { type Run, beside, runs, stop, summary, traceText } from "./runs"
 import { type Colours, colours, folds, view } from "./settings"
 import { type Shape, asProgram, copy, download } from "./share"
+import { Attempts, Steps } from "./steps"
 import { Spoken } from "./spoken"
 import { type Line, type Origin, counts } from "./story"
 import { Timeline } from "./timeline"
@@ -43,13 +45,17 @@ export function Legend({ run, line }: { run: Run; line: Line }) {
 }
 
 export function RunActions({ run }: { run: Run }) {
-  const [told, setTold] = useState("")
-  const tell = (text: string) => {
-    setTold(text)
-    setTimeout(() => setTold(""), 2000)
-  }
+  const [told, tell] = useTold()
   const program = (shape: Shape) => async () =>
     tell((await copy(asProgram(run.request, shape))) ? "Copied" : "This browser does not let pages copy")
+  const share = (make: () => Promise<string>) => async () => {
+    try {
+      tell((await copy(await make())) ? "Copied" : "This browser does not let pages copy")
+    } catch (error) {
+      tell((error as Error).message)
+    }
+  }
+  const { program: written } = run
   const save = async () => download(`trace-${run.requestId || run.id}.jsonl`, await traceText(run))
   const compare = () => {
     beside.left.value = run
@@ -63,6 +69,8 @@ export function RunActions({ run }: { run: Run }) {
         <button onClick={program("curl")}>As curl</button>
         <button onClick={program("python")}>As Python</button>
         <button onClick={program("javascript")}>As JavaScript</button>
+        {written && <button onClick={share(() => linkToProgram(written.language, written.text, promptTextOf(run)))}>Link to the program</button>}
+        <button onClick={share(() => linkToTrace(run))}>Link to the trace</button>
       </Menu>
       <button class="quiet" onClick={save}>Save trace</button>
       <button class="quiet" onClick={compare}>Compare</button>
@@ -72,7 +80,7 @@ export function RunActions({ run }: { run: Run }) {
 
 export function Ancestry({ run }: { run: Run }) {
   if (!run.ancestor) return null
-  const { made, at, chosen, isFree } = run.ancestor
+  const { made, at, chosen, isFree, hasRule } = run.ancestor
   const from = runs.value.find(each => each.made === made)
   const state = from?.state.value === "running" ? ", which is still writing" : ""
   return (
@@ -80,7 +88,19 @@ export function Ancestry({ run }: { run: Run }) {
       {chosen ? "Forked from " : "Continues "}
       {from && from.kind !== "chat" ? <button class="link" onClick={() => openRun(from)}>run {from.id}</button> : "an earlier run"}{state}
       {chosen && <> at token {at + 1}, with <code>{chosen}</code></>}{isFree && ", without its rule"}
+      {hasRule && ` at token ${at + 1}, under a new rule`}
     </p>
+  )
+}
+
+/** Says that a text is not complete, and continues it. */
+function Limit({ run, line }: { run: Run; line: Line }) {
+  run.version.value
+  if (line.end?.reason !== "length" || run.state.value === "running") return null
+  const most = run.request.body.max_tokens
+  return (
+    <p class="unfinished">{most ? `The text stopped at the limit of ${Number(most).toLocaleString("en")} tokens.` : "The text stopped at the limit of tokens."}{" "}
+      <button onClick={() => openRun(goOn(run, line.index))}>Continue</button></p>
   )
 }
 
@@ -104,8 +124,11 @@ export function RunView({ run, marks, isSmall = false }: Props) {
       <Legend run={run} line={line} />
       {hasForks && <Tree run={run} />}
       <TokenText key={line.index} run={run} line={line} marks={marks?.(line)} label={hasForks ? `Fork ${line.index}` : "Text"} />
+      <Limit run={run} line={line} />
       <Spoken key={`${run.id} ${line.index}`} run={run} line={line} />
       <Timeline run={run} line={line} />
+      <Steps key={run.id} run={run} />
+      <Attempts run={run} line={line} />
       <Said line={line} />
     </article>
   )

@@ -3,13 +3,22 @@
 import { effect, signal } from "@preact/signals"
 import { models } from "./api"
 
+const MAX_TOKENS = 512
+const lengthOf = (name: string) => models.value.find(each => each.id === name)?.max_model_len ?? Infinity
+
+/** How many tokens a text has at most if nothing else is set: half of the context, if that is short. */
+export const usualLimit = () => Math.min(MAX_TOKENS, Math.floor(lengthOf(model.value) / 2))
+
+/** As many tokens as are asked for, and as fit after a prompt. */
+export const fitting = (asked: number, name: string, numPrompt: number) => Math.max(1, Math.min(asked, lengthOf(name) - numPrompt))
+
 export interface Sampling {
   max_tokens: string; temperature: string; top_p: string; top_k: string; min_p: string; seed: string; n: string
   presence_penalty: string; frequency_penalty: string; repetition_penalty: string; stop: string; system: string
 }
 
 export const FIELDS: { name: keyof Sampling; label: string; hint: string; step: string; min: string }[] = [
-  { name: "max_tokens", label: "Most tokens", hint: "256", step: "1", min: "1" },
+  { name: "max_tokens", label: "Most tokens", hint: "", step: "1", min: "1" },
   { name: "temperature", label: "Temperature", hint: "the model's", step: "0.1", min: "0" },
   { name: "top_p", label: "Top-p", hint: "the model's", step: "0.05", min: "0" },
   { name: "top_k", label: "Top-k", hint: "the model's", step: "1", min: "-1" },
@@ -20,7 +29,7 @@ export const FIELDS: { name: keyof Sampling; label: string; hint: string; step: 
   { name: "frequency_penalty", label: "Frequency", hint: "0", step: "0.1", min: "-2" },
 ]
 
-const EMPTY: Sampling = {
+export const EMPTY: Sampling = {
   max_tokens: "", temperature: "", top_p: "", top_k: "", min_p: "", seed: "", n: "", presence_penalty: "",
   frequency_penalty: "", repetition_penalty: "", stop: "", system: "",
 }
@@ -45,7 +54,7 @@ export function kept<T>(name: string, usual: T) {
   return value
 }
 
-export type View = "complete" | "chat" | "steer" | "compare"
+export type View = "complete" | "chat" | "steer" | "compare" | "server"
 export type Colours = "origin" | "probability" | "none"
 export const model = kept<string>("model", "")
 export const sampling = kept<Sampling>("sampling", EMPTY)
@@ -67,14 +76,17 @@ effect(() => {
   }
 })
 
+/** The settings of a conversation: its own, as soon as one was changed in it. */
+export const settingsOf = (of: { sampling?: Sampling }): Sampling => of.sampling ?? sampling.value
+
 /** The fields of a body that were set. */
-export function samplingFields(): Record<string, unknown> {
-  const given: Record<string, unknown> = { max_tokens: 256 }
+export function samplingFields(of: Sampling = sampling.value): Record<string, unknown> {
+  const given: Record<string, unknown> = { max_tokens: usualLimit() }
   for (const { name } of FIELDS) {
-    const value = sampling.value[name].trim()
+    const value = of[name].trim()
     if (value && Number.isFinite(Number(value))) given[name] = Number(value)
   }
-  if (sampling.value.stop) given.stop = sampling.value.stop.split("\n").filter(Boolean)
+  if (of.stop) given.stop = of.stop.split("\n").filter(Boolean)
   return given
 }
 

@@ -69,9 +69,9 @@ export async function copy(text: string): Promise<boolean> {
   }
 }
 
-export function download(name: string, text: string): void {
+export function download(name: string, text: string, type = "application/x-ndjson"): void {
   const link = document.createElement("a")
-  const url = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }))
+  const url = URL.createObjectURL(new Blob([text], { type }))
   link.href = url
   link.download = name
   link.click()

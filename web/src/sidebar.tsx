@@ -1,31 +1,14 @@
 // The history: conversations, runs, traces that were opened. All of it is in this browser.
 
 import { useRef, useState } from "preact/hooks"
+import { Conversations, openTalk, readTalk } from "./conversations"
+import { Footer } from "./footer"
 import { Icon } from "./icons"
 import { Notice } from "./parts"
 import { openRun } from "./programs"
 import { openTraces, runs } from "./runs"
 import { view } from "./settings"
-import { type Talk, beginTalk, forget, talk, talks } from "./talk"
-
-function Talks({ onDone }: { onDone: () => void }) {
-  const open = (each: Talk) => {
-    talk.value = each
-    view.value = "chat"
-    onDone()
-  }
-  return (
-    <ul>
-      {talks.value.map(each => (
-        <li key={each.id} class="entry">
-          <button class="open" aria-current={each.id === talk.value.id && view.value === "chat" ? "true" : undefined} onClick={() => open(each)}>
-            {each.title || "New conversation"}</button>
-          <button class="forget quiet" aria-label={`Forget ${each.title}`} onClick={() => forget(each)}>×</button>
-        </li>
-      ))}
-    </ul>
-  )
-}
+import { beginTalk, talks } from "./talks"
 
 export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => void }) {
   const file = useRef<HTMLInputElement>(null)
@@ -33,8 +16,9 @@ export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => voi
   const read = async (files: FileList | null) => {
     try {
       for (const each of files ?? []) {
-        const made = openTraces(each.name, await each.text())
-        openRun(made[0])
+        const text = await each.text()
+        if (each.name.endsWith(".json")) openTalk(readTalk(each.name, text))
+        else openRun(openTraces(each.name, text)[0])
       }
       setTrouble("")
       onDone()
@@ -42,11 +26,11 @@ export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => voi
       setTrouble((error as Error).message)
     }
   }
-  const shown = runs.value.filter(run => run.kind !== "chat")
+  const shown = runs.value.filter(run => run.kind !== "chat" && run.kind !== "twin")
   return (
     <nav class={isOpen ? "sidebar open" : "sidebar"} aria-label="History">
       <button class="new" onClick={() => { beginTalk(); view.value = "chat"; onDone() }}><Icon name="plus" />New conversation</button>
-      {talks.value.length > 0 && <><h2>Conversations</h2><Talks onDone={onDone} /></>}
+      {talks.value.length > 0 && <><h2>Conversations</h2><Conversations onDone={onDone} /></>}
       {shown.length > 0 && (
         <>
           <h2>Runs</h2>
@@ -62,10 +46,10 @@ export function Sidebar({ isOpen, onDone }: { isOpen: boolean; onDone: () => voi
       )}
       <span class="spring" />
       {trouble && <Notice text={trouble} />}
-      <input ref={file} type="file" accept=".jsonl,.ndjson,application/x-ndjson" class="offscreen" tabIndex={-1} aria-label="Trace file"
+      <input ref={file} type="file" accept=".json,.jsonl,.ndjson,application/x-ndjson" class="offscreen" tabIndex={-1} aria-label="Trace file"
         onChange={event => { void read(event.currentTarget.files); event.currentTarget.value = "" }} />
-      <button class="quiet wide" onClick={() => file.current!.click()}>Open a trace</button>
-      <p class="foot"><a href="docs">API reference</a><a href="v1/models">Models</a><a href="metrics">Metrics</a><a href="health/ready">Health</a></p>
+      <button class="quiet wide" onClick={() => file.current!.click()}>Open a trace or conversation</button>
+      <Footer />
     </nav>
   )
 }

@@ -18,6 +18,12 @@ export function toldTo(text: string, from: number, isOver: boolean): number {
   return text.lastIndexOf(" ", from + MAX_SENTENCE) > from ? text.lastIndexOf(" ", from + MAX_SENTENCE) + 1 : from + MAX_SENTENCE
 }
 
+function ending(run: Run, line: Line): string {
+  if (run.state.value === "stopped") return "Stopped."
+  if (run.state.value !== "done") return ""
+  return line.end?.reason === "length" ? "Stopped at the limit of tokens. The text is not complete." : "End of the text."
+}
+
 interface Told { id: number; text: string }
 
 /** Tells the text of a run's output while it is being written; one that was there before is not read aloud. */
@@ -40,7 +46,7 @@ export function Spoken({ run, line }: { run: Run; line: Line }) {
     }
     const to = toldTo(text, last.text.length, isOver)
     if (to > last.text.length) said.push(text.slice(last.text.length, to))
-    if (isOver && !last.isOver) said.push(run.state.value === "done" ? "End of the text." : run.state.value === "stopped" ? "Stopped." : "")
+    if (isOver && !last.isOver) said.push(ending(run, line))
     Object.assign(last, { text: text.slice(0, to), isOver })
     const rows = said.filter(each => each.trim()).map(each => ({ id: ++last.id, text: each }))
     if (rows.length) setTold(rest => [...rest, ...rows].slice(-MAX_TOLD))

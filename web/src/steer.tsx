@@ -1,11 +1,12 @@
 // Steering: a program or a form on one side, what it makes of the model's text on the other.
 
 import { signal } from "@preact/signals"
+import { models } from "./api"
 import { Editor } from "./editor"
 import { LANGUAGES, type Language } from "./examples"
 import { Notice, TextBox } from "./parts"
-import { chosen, language, programs, promptOf, prompts, textOf } from "./programs"
-import { current, newRun, start, stop } from "./runs"
+import { asMessage, chosen, hasTwin, language, programs, promptOf, prompts, textOf } from "./programs"
+import { type Request, type Run, current, newRun, start, stop } from "./runs"
 import { RunView } from "./runview"
 import { model, samplingFields, seedOrNew } from "./settings"
 
@@ -19,6 +20,15 @@ function steering(of: Language, text: string): Record<string, unknown> {
   return { constraint: { json_schema: JSON.parse(text) } }
 }
 
+/** What the model begins with: a message, or a text as it is. Programs that write all of it themselves need neither. */
+function beginning(text: string): Request {
+  const isMessage = asMessage.value && text.trim() !== "" && models.value.find(each => each.id === model.value)?.has_chat_template !== false
+  const common = { model: model.value || undefined, seed: seedOrNew(), ...samplingFields() }
+  if (!isMessage) return { path: "v1/completions", body: { ...common, prompt: text } }
+  return { path: "v1/chat/completions", body: { ...common, messages: [{ role: "user", content: text }] } }
+}
+
+/** Starts a steered run, and beside it the same request without what steers it. */
 function run(): void {
   const of = chosen()
   const text = textOf(of)
@@ -30,12 +40,23 @@ function run(): void {
     wrong.value = `The schema is not JSON: ${(error as Error).message}`
     return
   }
-  const body = { model: model.value || undefined, prompt: promptOf(of), seed: seedOrNew(), ...samplingFields(), ...fields }
-  const made = newRun("steer", `${of.name}: ${text.trim().split("\n")[0].slice(0, 40)}`, { path: "v1/completions", body }, {
-    program: { language: of.id, text },
-  })
+  const { path, body } = beginning(promptOf(of))
+  const twin = hasTwin.value && promptOf(of).trim() ? newRun("twin", "Unsteered", { path, body }) : null
+  const title = `${of.name}: ${text.trim().split("\n")[0].slice(0, 40)}`
+  const made = newRun("steer", title, { path, body: { ...body, ...fields } }, { program: { language: of.id, text }, twin })
   current.steer.value = made
   void start(made)
+  if (twin) void start(twin)
+}
+
+function Outcome({ run }: { run: Run }) {
+  if (!run.twin) return <RunView run={run} />
+  return (
+    <div class="twins">
+      <section aria-label="Steered"><h2>Steered</h2><RunView run={run} /></section>
+      <section aria-label="Unsteered twin"><h2>Unsteered, same seed</h2><RunView run={run.twin} isSmall /></section>
+    </div>
+  )
 }
 
 export function Steer() {
@@ -51,6 +72,7 @@ export function Steer() {
     prompts.value = { ...prompts.value, [of.id]: example.prompt ?? of.prompt }
   }
   const at = of.examples.findIndex(example => example.text === textOf(of))
+  const example = of.examples[at]
   return (
     <div class="steer">
       <section class="program" aria-label="Program">
@@ -68,6 +90,11 @@ export function Steer() {
         </div>
         <Editor text={textOf(of)} language={of.id} label={`${of.name} program`} error={wrong.value || (isThisProgram ? made!.error : "")}
           onChange={text => (programs.value = { ...programs.value, [of.id]: text })} onRun={() => !isBusy && run()} />
+        {example?.expect && <p class="expect">{example.expect}</p>}
+        <div class="row steer-options">
+          <label class="check"><input type="checkbox" checked={asMessage.value} onChange={event => (asMessage.value = event.currentTarget.checked)} /> as a message</label>
+          <label class="check"><input type="checkbox" checked={hasTwin.value} onChange={event => (hasTwin.value = event.currentTarget.checked)} /> unsteered twin</label>
+        </div>
         <div class="steer-prompt">
           <span>Prompt</span>
           <TextBox id="steer-prompt" value={promptOf(of)} label="Prompt" placeholder={of.controller ? "none" : "A text to continue"}
@@ -75,7 +102,7 @@ export function Steer() {
         </div>
       </section>
       <section class="outcome" aria-label="Outcome">
-        {wrong.value ? <Notice text={wrong.value} /> : made ? <RunView run={made} /> : (
+        {wrong.value ? <Notice text={wrong.value} /> : made ? <Outcome run={made} /> : (
           <div class="welcome small"><p>The program decides what may come next, and the model chooses among it. Run it to see
             which tokens were sampled, forced and rolled back, and where the text forked.</p></div>
         )}

@@ -5,6 +5,7 @@ import { signal } from "@preact/signals"
 import { Component } from "preact"
 import { useRef } from "preact/hooks"
 import type { Run } from "./runs"
+import { SelectionRules } from "./selection"
 import { type Colours, colours, folds } from "./settings"
 import type { Line, Piece } from "./story"
 
@@ -132,6 +133,7 @@ export function TokenText({ run, line, hasPrompt = true, marks = null, label = "
   }
   const prompt = run.story.prompt
   return (
+    <>
     <div ref={root} class={`tokens ${run.state.value}`} tabIndex={0} role="group" aria-busy={run.state.value === "running"} onPointerOver={event => look(event.target)}
       onClick={event => choose(event.target)} onKeyDown={walk} onPointerLeave={() => (looked.value = pinned.value)}
       aria-label={`${label}: ${line.alive.length} tokens. Arrow keys walk along them, Enter tells more.`}>
@@ -143,5 +145,7 @@ export function TokenText({ run, line, hasPrompt = true, marks = null, label = "
       )}
       {chunks(line, marks)}
     </div>
+    <SelectionRules run={run} line={line} root={root} />
+    </>
   )
 }
