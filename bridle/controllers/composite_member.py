@@ -74,9 +74,7 @@ class CompositeMember:
         if news is not None and news.parent is not None:
             return True
         return self.script is None and (
-            self.is_forked
-            or self.decision is None
-            or (news is not None and bool(news.tokens or news.backtrack))
+            self.is_forked or self.decision is None or (news is not None and bool(news.tokens or news.backtrack))
         )
 
     def relent(self) -> bool:

@@ -137,8 +137,8 @@ class _Guest:
 
 
 def own_number(seq_id: int) -> int:
-    """The number of a sequence as `aici_host_self_seq_id` returns it to its guest. Guests have 32 bits for it; the
-    higher bits tell the controllers of one output apart."""
+    """Return the number of a sequence as its guest sees it, in `aici_host_self_seq_id`: 32 bits. The higher bits tell
+    the controllers of one output apart."""
     return seq_id & 0xFFFFFFFF
 
 
