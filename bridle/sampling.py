@@ -5,7 +5,7 @@ the OpenAI API and vLLM where those exist. The object is independent of the mode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, asdict, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridle.errors import InvalidRequest, UnknownKeyword
@@ -293,7 +293,10 @@ class SamplingParams:
         """The fields that differ from the defaults, JSON-ready."""
         changed = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
-        return changed if self.watermark is None else changed | {"watermark": asdict(self.watermark)}
+        mark = changed.pop("watermark", None)
+        if mark is not None and not mark.key:  # one of the operator's is nobody's business
+            changed["watermark"] = {"gamma": mark.gamma, "delta": mark.delta}
+        return changed
 
 
 def _freeze_collections(params: SamplingParams) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.errors import InvalidRequest
@@ -19,6 +19,8 @@ _MANY_BIASES = 256  # more are packed
 MAX_BIAS_TEXTS = 256
 #: The most options of a choice that are scored as a whole, and the most tokens of all of them together.
 MAX_SCORED, MAX_OPTION_TOKENS = 4_096, 16_384
+#: The most last tokens that choose the green list of a watermark.
+MAX_WATERMARK_CONTEXT = 8
 #: The least number above 0.
 TINY = math.ulp(0.0)
 
@@ -63,14 +65,18 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits."""
+    """A green-list watermark (arXiv 2301.10226): a share `gamma` of the vocabulary gets `delta` added to its logits.
+    With the `key` of a policy, a secret and the last `context` tokens choose that share; no request names one."""
 
     gamma: float = 0.5
     delta: float = 2.0
+    key: str = field(default="", repr=False)
+    context: int = 1
 
     def __post_init__(self) -> None:
         check_number("watermark.gamma", self.gamma, TINY, 1.0)
         check_number("watermark.delta", self.delta, -100.0, 100.0)
+        check_number("watermark.context", self.context, 1, MAX_WATERMARK_CONTEXT)
 
     @classmethod
     def of(cls, given: object) -> Watermark | None:

@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.cpu_kernels",),
     ("bridle.demo",),
     ("bridle.config", "bridle.outputs", "bridle.constraint_usage", "bridle.sampling"),
-    ("bridle.sampling_values",),
+    ("bridle.sampling_values", "bridle.watermark"),
     ("bridle.traces",),
     ("bridle.telemetry",),
     ("bridle.compat",),

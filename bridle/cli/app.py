@@ -79,6 +79,7 @@ _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (KNOWING, "explain", "explain", "TRACE", "Explain how a traced request got its tokens."),
     (KNOWING, "doctor", "doctor", "[MODEL]", "Check this machine for problems and say how to fix them."),
     (KNOWING, "check", "check", "MODEL", "Compare a model with transformers' own computation of it."),
+    (KNOWING, "detect", "detect", "FILE", "Test a text for the watermark that a policy writes."),
     (KNOWING, "quantize", "quantize", "MODEL OUT", "Write a model with weights in fewer bits."),
     (KNOWING, "bench", "bench", "NAME", "Measure a part of bridle on this machine."),
     (USING, "list", "models:list_models", "", "List the models on this machine."),

@@ -46,7 +46,7 @@ from bridle.engine.scheduling.scheduler import Scheduled
 from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.sequence import Sequence
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded
+from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded, UnsupportedFeature
 from bridle.kv_store import BlockStore
 from bridle.outputs import Event, Finished, FinishReason
 
@@ -161,6 +161,12 @@ class Engine:
             raise InvalidRequest(f"no controller pool of this engine runs a {kind}", "controller")
         if request.sampling.lookahead:
             self._steering.check_lookahead(request)
+        mark = request.sampling.watermark
+        if mark is not None and mark.key and self._interruptible is not None:
+            raise UnsupportedFeature(
+                "watermark: got a policy's; its key is not sent to shards. Run the model in the engine's process.",
+                "policies",
+            )
         if request.adapter is not None:
             self._rotation.check(request.adapter)
         if request.media:

@@ -46,6 +46,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"name": "a", "kind": "thinking"}, "max_tokens is missing"),
     ({"name": "a", "kind": "wasm", "module": "latest"}, "module is 'latest'"),
     ({"name": "a", "kind": "python", "class": "nowhere:Nothing"}, "class cannot be used"),
+    ({"name": "a", "kind": "watermark"}, "key_file is missing; must be a text"),
+    ({"name": "a", "kind": "watermark", "key_file": "/none"}, "key_file cannot be used"),
     ({"name": "a", "kind": "loops", "times": 1}, "times is 1; must be between 2"),
 ]
 

@@ -59,8 +59,10 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """Return the controller's sampling parameters with the client's log-probabilities: an override changes how a
-    token is sampled, not what the client receives."""
+    """Return the controller's sampling parameters with the client's log-probabilities and an operator's watermark: an
+    override changes how a token is sampled, not what the client receives, and not what policies write."""
+    if own.watermark is not None and own.watermark.key:
+        override = override.with_(watermark=own.watermark)
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):
         return override
     return override.with_(logprobs=own.logprobs, logprobs_mode=own.logprobs_mode)

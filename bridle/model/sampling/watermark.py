@@ -1,8 +1,8 @@
 """The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226): half of the vocabulary, chosen by a hash of the
 previous token, gets a small bonus, so that text of a model can later be told from other text.
 
-The list is that of text-generation-inference: seeded with 15485863 times the previous token, so that its detectors
-read what is written here.
+Without a key, the list is that of text-generation-inference: seeded with 15485863 times the previous token, so that
+its detectors read what is written here. With one, it is that of `bridle.watermark`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 
 from bridle.engine.interfaces import HistoryLookup
 from bridle.engine.scheduling.step_plan import SampleRow
+from bridle.watermark import FACTOR, FIRST, GOLDEN, SECOND, limit_of, seed_of
 
 _HASH_KEY = 15485863
 _CACHED_LISTS = 64
+_CACHED_HASHES = 4  # one for each vocabulary and device
 
 
 def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
@@ -26,9 +28,38 @@ def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: His
         if mark is None:
             continue
         tokens, _ = history(row)
-        if len(tokens):
+        if mark.key:
+            if len(tokens) >= mark.context:
+                last = [int(token) for token in tokens[len(tokens) - mark.context :]]
+                work[i, :vocab] += keyed_green_list(mark.key, last, vocab, mark.gamma, work.device) * mark.delta
+        elif len(tokens):
             green = _green_list(int(tokens[-1]), vocab, mark.gamma)
             work[i, :vocab] += green.to(work.device) * mark.delta
+
+
+def keyed_green_list(key: str, last: Sequence[int], vocab: int, gamma: float, device: torch.device) -> torch.Tensor:
+    """[vocab] of bool on `device`, as `bridle.watermark.is_green` says of each token: 64-bit integers that wrap."""
+    value = _hashes(vocab, device).bitwise_xor(_signed(seed_of(key, last))).mul_(_signed(FACTOR))
+    return value < limit_of(gamma)
+
+
+@lru_cache(_CACHED_HASHES)
+def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
+    """[vocab] of int64: `bridle.watermark.hash_of` each token."""
+    value = torch.arange(1, vocab + 1, dtype=torch.int64, device=device).mul_(_signed(GOLDEN))
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        value.bitwise_xor_(_shifted(value, shift)).mul_(_signed(factor))
+    return value.bitwise_xor_(_shifted(value, 31))
+
+
+def _shifted(value: torch.Tensor, places: int) -> torch.Tensor:
+    """A logical shift to the right; that of torch keeps the sign."""
+    return (value >> places).bitwise_and_((1 << (64 - places)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The signed integer with the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
 
 
 @lru_cache(_CACHED_LISTS)

@@ -23,9 +23,11 @@ from bridle.engine.guardrails.guardrails import (
     compiled,
 )
 from bridle.engine.guardrails.text_normalization import Reading, fold
-from bridle.errors import BridleError, UnsupportedFeature
+from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
+from bridle.sampling_values import MAX_WATERMARK_CONTEXT, Watermark
 from bridle.serving.policies.fields import PolicyFields
 from bridle.structured_output.spec import parse as parse_constraint
+from bridle.watermark import read_key
 
 if TYPE_CHECKING:
     from bridle.engine.interfaces import ExecutorInfo
@@ -63,6 +65,7 @@ class CompiledPolicy:
     max_tokens: int | None = None
     allowed: str | None = None
     controller: MakeController | None = None
+    watermark: Watermark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +250,17 @@ def _wasm(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     return CompiledPolicy(controller=make)
 
 
+def _watermark(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
+    key_file, context = fields.need("key_file", str), fields.count("context", 1, most=MAX_WATERMARK_CONTEXT) or 1
+    gamma, delta = fields.anything("gamma"), fields.anything("delta")
+    try:
+        key = read_key(key_file)
+        mark = Watermark(0.25 if gamma is None else gamma, 2.0 if delta is None else delta, key, context)
+    except InvalidRequest as error:
+        raise fields.error(str(error.param).rpartition(".")[2], f"cannot be used: {error}") from None
+    return CompiledPolicy(watermark=mark)
+
+
 def _python(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     place, argument = fields.need("class", str), fields.anything("argument")
     try:
@@ -268,6 +282,7 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
     "thinking": _thinking,
     "wasm": _wasm,
     "python": _python,
+    "watermark": _watermark,
 }
 
 

@@ -18,6 +18,7 @@ from bridle.engine.guardrails.guardrails import Guardrails, OnFailure
 from bridle.errors import BridleError, InvalidRequest
 from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
+from bridle.sampling_values import Watermark
 from bridle.serving.policies.fields import PolicyFields
 from bridle.serving.policies.kinds import KINDS, CompiledPolicy, ForModel, PolicySettings, allowed_tokens
 
@@ -89,6 +90,7 @@ class Applied:
     guard: Guardrails | None = None
     controllers: tuple[tuple[Demand, object], ...] = ()
     max_tokens: int | None = None
+    watermark: Watermark | None = None
     has_header: bool = False
 
     @property
@@ -97,8 +99,10 @@ class Applied:
         return tuple(policy.label for policy in self.policies)
 
     def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
-        """Return the sampling parameters limited by the policies' maximum number of tokens, and by the `room` if the
-        request sets no number."""
+        """Return the sampling parameters with the policies' watermark and maximum number of tokens, limited by the
+        `room` if the request sets no number."""
+        if self.watermark is not None:
+            sampling = sampling.with_(watermark=self.watermark)
         if self.max_tokens is None or room < 1:
             return sampling
         most = min(self.max_tokens, room if sampling.max_tokens is None else sampling.max_tokens)
@@ -139,7 +143,8 @@ class PolicySet:
         guard = Guardrails(texts, loops, budgets, self._allowed(model, patterns)) if texts or loops or budgets else None
         limits = [each.max_tokens for each in made if each.max_tokens is not None]
         controllers = tuple(each for policy in chosen for each in _controllers(policy, model))
-        return Applied(chosen, guard, controllers, min(limits, default=None), self.has_header)
+        mark = next((each.watermark for each in made if each.watermark is not None), None)
+        return Applied(chosen, guard, controllers, min(limits, default=None), mark, self.has_header)
 
     def _allowed(self, model: ForModel, patterns: tuple[str, ...]) -> bytes | None:
         if not patterns:
