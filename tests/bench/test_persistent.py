@@ -22,7 +22,9 @@ def test_parts_are_chosen_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_prompt_comes_from_disk(tmp_path: Path) -> None:
+def test_the_prompt_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "FIRST_ID", 10)  # the demo model's vocabulary is smaller than those of real models
+    monkeypatch.setattr(persistent, "NUM_IDS", 1000)
     row = persistent.measure_own(str(demo_model_path()), tmp_path, 1500, BenchSettings(threads=1))
     assert row.num_tokens == 1500
     assert row.gap is not None
