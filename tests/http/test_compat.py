@@ -27,7 +27,8 @@ BODY = {"prompt": "Say", "max_tokens": 24, "seed": 4, "temperature": 1.0, "ignor
 NO_SAMPLERS = {
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "skip_special_tokens", "speculate",
     "include_stop_str_in_output", "prediction", "banned_phrases", "canonical",
-    "constraint_report", "constraint_floor", "on_constraint_floor", "lookahead", "aligned", "token_healing", "describe_constraint",
+    "constraint_report", "constraint_floor", "on_constraint_floor", "lookahead", "aligned",
+    "token_healing", "describe_constraint",
 }  # fmt: skip
 
 
