@@ -65,7 +65,7 @@ _TOLD: Mapping[str, str] = {
     "constraint_floor": "Log-probability that a forced text must reach.",
     "on_constraint_floor": "Action on a forced text below the floor: `flag`, `refuse` or `rewind`.",
     "lookahead": "Number of forced tokens after a candidate that count when the candidate is chosen.",
-    "aligned": "Most restarts for a constrained text with the model's own distribution.",
+    "aligned": "Maximum number of restarts for a constrained text with the model's own distribution.",
     "token_healing": "Take the last tokens of the prompt back where longer tokens may stand.",
     "describe_constraint": "Say in the last message what form the answer must have.",
     "prediction": "Expected output; its tokens are used as drafts.",

@@ -38,9 +38,9 @@ def detect(
     key_file
         File of the policy's key.
     gamma
-        The policy's share of green tokens.
+        Share of green tokens, as in the policy.
     context
-        The policy's number of tokens that choose the green list.
+        Number of last tokens that choose the green list, as in the policy.
     revision
         Branch, tag or commit of a hub model.
     """
