@@ -53,15 +53,17 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
     records = Records(None if settings.folder is None else settings.folder / "recipes.jsonl")
     asked, skipped = _cases(settings)
     for model in _models(settings):
-        _in_process(model, asked, records, phases)
-        if settings.llama_server is not None:
+        if _is_missing(model, columns.COLUMNS[:3], asked, records):
+            _in_process(model, asked, records, phases)
+        if settings.llama_server is not None and _is_missing(model, columns.COLUMNS[3:], asked, records):
             with phases.part(_title(model, "llama-server")), _llama_server(model, settings) as url:
                 for name, cases in asked.items():
                     _answer(model, name, "llama-server", cases, records, partial(columns.over_http, url))
     cells = [
         (Path(model).stem, name, each) for model in _models(settings) for name in asked for each in _columns(settings)
     ]
-    rows = [row_of(found) for cell in cells if (found := records.of(*cell))]
+    found = [[each for each in records.of(*cell) if each.case in _ids(asked[cell[1]])] for cell in cells]
+    rows = [row_of(some) for some in found if some]
     show(rows, skipped, console)
     return {"rows": [asdict(row) for row in rows], "skipped": skipped}
 
@@ -97,6 +99,16 @@ def _answer(model: str, name: str, column: str, cases: list[Case], records: Reco
         records.add(
             [Record(Path(model).stem, name, column, c.id, a.text, ok, a.tokens, a.seconds) for c, a, ok in judged]
         )
+
+
+def _is_missing(model: str, some: Sequence[str], asked: Mapping[str, list[Case]], records: Records) -> bool:
+    """Whether a case of these columns has no record, so that the model need be loaded."""
+    done = {(name, each): {r.case for r in records.of(Path(model).stem, name, each)} for name in asked for each in some}
+    return any(_ids(asked[name]) - cases for (name, _), cases in done.items())
+
+
+def _ids(cases: Sequence[Case]) -> set[str]:
+    return {case.id for case in cases}
 
 
 def _cases(settings: BenchSettings) -> tuple[dict[str, list[Case]], dict[str, str]]:

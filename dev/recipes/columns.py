@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,8 +65,12 @@ def _asked(url: str, recipe: Recipe, case: Case) -> Answer:
     body = {"messages": case.messages, "temperature": 0, "max_tokens": recipe.max_tokens, **peer_form(case.form)}
     head = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=_SECONDS) as reply:  # noqa: S310  (a server that was started here)
-        answer = json.load(reply)
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as reply:  # noqa: S310  (a server that was started here)
+            answer = json.load(reply)
+    except urllib.error.HTTPError as error:  # such as a grammar that it refuses
+        error.close()
+        return Answer("")
     return Answer(answer["choices"][0]["message"]["content"] or "", answer["usage"]["completion_tokens"])
 
 

@@ -32,14 +32,16 @@ async def values_of(tables: list[str]) -> list[str]:
 async def mend(query: str, error: str, names: list[str], values: list[str], begin: aici.Label) -> str:
     """Rewind to what is wrong, and write something else there. Gives the query up to it."""
     found = re.search(r"no such \w+: (?:\w+\.)?(.+)", error) or re.search(r'near "(.+?)"', error)
-    wrong = found[1] if found and found[1] in query[7:] else query[7:]
-    kept = query[: query.rfind(wrong)].removesuffix(" ")
-    space = " " if query[len(kept)] == " " else ""
+    wrong = found[1] if found else ""
+    place = re.search(rf"(?<!\w){re.escape(wrong)}(?!\w)", query[7:])
+    kept = query[: 7 + place.start() if wrong and place else 7].removesuffix(" ")
+    space = " " if query[len(kept) :].startswith(" ") else ""
     await aici.FixedTokens(kept, following=begin)
     if error.startswith("no such"):
         others = [f"{each}'" for each in values] if "value" in error else [each for each in names if each != wrong]
         return kept + await aici.choose([space + each for each in others])
-    return kept + await aici.gen_text(max_tokens=1, bias={aici.tokenize(space + wrong)[0]: -100})
+    bias = dict.fromkeys(aici.tokenize(space + wrong)[:1], -100)
+    return kept + await aici.gen_text(max_tokens=1, bias=bias)
 
 
 async def main() -> None:

@@ -81,6 +81,19 @@ def test_a_query_is_mended_where_it_is_wrong(run: Run) -> None:
     assert others[0].partition(" in ")[2].startswith("SELECT COUNT(") and "weight" not in "".join(others)
 
 
+def test_a_wrong_name_inside_of_another_one_is_not_mistaken_for_it(run: Run) -> None:
+    begun = 'query = aici.Label(), "SELECT uct FROM products"'
+    output = run(
+        "sql.py",
+        **{
+            'query = aici.Label(), "SELECT"': begun,
+            'query += await aici.gen_text(stop_at=";", max_tokens=80)': "query += ''",
+        },
+    )
+    assert "no such column: uct in SELECT uct FROM products" in output.outputs[0].logs
+    assert output.text.partition("SELECT ")[2].split()[0] != "uct" and "SELECT uct FROM prod" not in output.text
+
+
 def test_a_query_with_an_unknown_value_is_mended(run: Run) -> None:
     begun = "query = aici.Label(), \"SELECT price FROM products WHERE name = 'Lamp'\""
     last = 'await aici.gen_text(stop_at=";", max_tokens=80)'

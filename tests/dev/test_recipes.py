@@ -200,6 +200,9 @@ def peer() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            if bodies[-1].get("grammar") == "refused":
+                self.send_error(400)
+                return
             answer = {"choices": [{"message": {"content": "7"}}], "usage": {"completion_tokens": 3}}
             self.send_response(200)
             self.end_headers()
@@ -225,6 +228,11 @@ def test_llama_server_gets_the_same_grammar(peer: tuple[str, list[dict[str, Any]
         assert (answer.text, answer.tokens) == ("7", 3)
     assert bodies[0]["grammar"] == calculator.FORM["gbnf"] and bodies[0]["temperature"] == 0
     assert bodies[1]["response_format"]["json_schema"]["schema"]["required"] == ["delivered", "weight_kg", "to_pay"]
+
+
+def test_a_grammar_that_llama_server_refuses_is_a_wrong_answer(peer: tuple[str, list[dict[str, Any]]]) -> None:
+    case = Case("1", [], 7, {"gbnf": "refused"})
+    assert columns.over_http(peer[0], calculator.RECIPE, [case])[0].text == ""
 
 
 def test_records_outlive_a_run(tmp_path: Path) -> None:
