@@ -41,6 +41,7 @@ class DenseModel:
         self.layers: list[DenseLayer] = list(body.layers)
         self.norm = body.norm if isinstance(body.norm, Norm) else Norm(body.norm)
         self._head = as_function(model.lm_head)
+        self.vocab_size = int(getattr(model.lm_head, "out_features", 0))  # 0: unknown
         self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
         self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
         self._logits_cap: float | None = getattr(model.config, "final_logit_softcapping", None)
@@ -79,6 +80,17 @@ class DenseModel:
         look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts images into rows [T, hidden]."""
+        return self.logits(self.run_layers(input_ids, position_ids, logits_rows, attend, look))
+
+    def run_layers(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_rows: Tensor,
+        attend: AttentionHandler,
+        look: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """As a call, but returns the inputs of the head, [R, hidden]."""
         rows = self._embed(input_ids[0])  # [T, hidden]
         if look is not None:
             rows = look(rows)
@@ -89,9 +101,11 @@ class DenseModel:
             self.hidden = self.fused.advance(rows, turned, attend).index_select(0, logits_rows)
         else:
             self.hidden = self.norm(self._advance(rows, position_ids, attend).index_select(0, logits_rows))
-        return self._scaled(self._head(self.hidden))
+        return self.hidden
 
-    def _scaled(self, logits: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Inputs of the head [R, hidden] -> logits [R, V]"""
+        logits = self._head(hidden)
         if self._logits_scale != 1.0:
             logits = logits / self._logits_scale
         if self._logits_cap is not None:

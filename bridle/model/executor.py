@@ -28,6 +28,7 @@ from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
 from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.media_device import LocalMedia
+from bridle.model.partial_logits import PartialLogits
 from bridle.model.runner import ModelRunner
 
 
@@ -56,7 +57,7 @@ class LocalExecutor:
         self._identity = identity  # of the KV that this model computes
         self._mirrors = InputBatch(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
-        self.logits: Tensor | None = None  # [R, V] of the last forward pass
+        self.logits: Tensor | PartialLogits | None = None  # [R, V] of the last forward pass
         self.async_sampling = AsyncSampling(device)
 
     @property
@@ -145,6 +146,8 @@ class LocalExecutor:
         check_batch(batch, 0 if logits is None else logits.shape[0])
         try:
             with torch.inference_mode():
+                if isinstance(logits, PartialLogits):
+                    return logits.sample(batch, self.sampler, self.history, _strike)
                 strike_unnamed(logits, batch)
                 return sampler(logits, batch, self.history)
         except InternalError:
@@ -200,12 +203,12 @@ class LocalExecutor:
 
     # -- helpers -------------------------------------------------------------------------------------------
 
-    def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor:
+    def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor | PartialLogits:
         if self.adapters is None or step.replay is not None:  # a graph knows its adapters
-            return runner.run(step)
+            return runner.run_in_parts(step)
         adapted = self.adapters.begin_step(plan.rows)
         if adapted is None:
-            return runner.run(step)
+            return runner.run_in_parts(step)
         with self.adapters.applied(adapted):
             logits = runner.run(step)
         check_complete(adapted)
@@ -258,9 +261,14 @@ def is_sound(device: torch.device) -> bool:
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
     """Forbid the ids of `logits` [R, V] that stand for no token, whatever then draws from them."""
     if batch.unnamed and logits is not None:
-        if batch.unnamed.end > logits.shape[1]:
-            raise InternalError(f"id {batch.unnamed.end - 1} is to be struck from {logits.shape[1]} logits")
-        logits.index_fill_(1, _columns(batch.unnamed, logits.device), -torch.inf)
+        _strike(logits, batch.unnamed)
+
+
+def _strike(logits: Tensor, unnamed: PaddedVocab) -> None:
+    if unnamed and unnamed.end > logits.shape[1]:
+        raise InternalError(f"id {unnamed.end - 1} is to be struck from {logits.shape[1]} logits")
+    if unnamed:
+        logits.index_fill_(1, _columns(unnamed, logits.device), -torch.inf)
 
 
 @lru_cache(maxsize=16)

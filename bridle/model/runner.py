@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,14 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from bridle.cpu_kernels.threads import torch_alone
+from bridle.model import partial_logits
 from bridle.model.attention import PagedAttention
 from bridle.model.batch_inputs import PackedStep, Packer
-from bridle.model.dense_model import try_lower_model
+from bridle.model.dense_model import DenseModel, try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.h2d_copies import upload_list
 from bridle.model.hidden_states import HeadInput
 from bridle.model.language_model import LanguageModel
 from bridle.model.media_encoder import Features
+from bridle.model.partial_logits import PartialLogits
+from bridle.model.tensor_parallel import num_ranks
 
 
 class ModelRunner:
@@ -71,19 +74,45 @@ class ModelRunner:
         if step.replay is not None:
             logits, self.hidden = step.replay()
             return logits
-        attention = self.attention
-        attention.step = step
-        attention.kernel.begin(step)
-        with torch.inference_mode(), torch_alone() if self._is_native else nullcontext():
+        with self._computing(step):
             if self.lowered is not None:
-                look = partial(self._look, step) if step.sights else None
-                logits = self.lowered(step.input_ids, step.position_ids, step.logits_rows, attention, look)
-                self.hidden = self.lowered.hidden
-                return logits
-            with attention_handler(attention):
+                return self.lowered.logits(self._run_layers(self.lowered, step))
+            with attention_handler(self.attention):
                 logits = self._call(step)
             self.hidden = self._head_input.rows(step.logits_rows)
             return logits
+
+    def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
+        """As `run`. On a CPU, logits that take much memory are computed when they are sampled, where that is known to
+        give the same."""
+        size = 0 if self.lowered is None else self.lowered.vocab_size
+        is_small = step.logits_rows.numel() * size <= partial_logits.MAX_LOGITS
+        if self.lowered is None or is_small or step.input_ids.device.type != "cpu" or num_ranks() > 1:
+            return self.run(step)
+        with self._computing(step):
+            return PartialLogits(self._run_layers(self.lowered, step), self._compute_logits, size)
+
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """Inputs of the lowered model's head [R, hidden] -> logits [R, V]"""
+        assert self.lowered is not None
+        with torch.inference_mode(), self._threads():
+            return self.lowered.logits(hidden)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return torch_alone() if self._is_native else nullcontext()
+
+    @contextmanager
+    def _computing(self, step: PackedStep) -> Iterator[None]:
+        """In this block, attention is that of `step`."""
+        self.attention.step = step
+        self.attention.kernel.begin(step)
+        with torch.inference_mode(), self._threads():
+            yield
+
+    def _run_layers(self, lowered: DenseModel, step: PackedStep) -> Tensor:
+        look = partial(self._look, step) if step.sights else None
+        self.hidden = lowered.run_layers(step.input_ids, step.position_ids, step.logits_rows, self.attention, look)
+        return self.hidden
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:
         """Rows [T, hidden] with the features of images in their places."""
