@@ -69,7 +69,7 @@ def _of_scores(batch: SampleBatch, wanted: Sequence[tuple[ScoreRun, int]]) -> tu
 
 
 def _joined(step: int, sampled: Sequence[tuple[int, StepResult]]) -> StepResult:
-    """The answers for all rows from those of parts with so many rows each."""
+    """The answers for all rows from those of parts, each with its number of rows."""
     joined = StepResult(step)
     for _, part in sampled:
         joined.tokens += part.tokens
