@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 from bridle.file_cache import FileCache
@@ -54,5 +54,6 @@ def _pieces(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def digest_piece(path: Path, start: int) -> bytes:
+    """Digest a piece of a file. Processors have instructions for SHA-256, which make it twice as fast as BLAKE2."""
     with path.open("rb") as file:
-        return blake2b(os.pread(file.fileno(), _PIECE_BYTES, start), digest_size=16).digest()
+        return sha256(os.pread(file.fileno(), _PIECE_BYTES, start)).digest()
