@@ -48,7 +48,7 @@ class Plainly(Controller):
         {"controller": Plainly()},
         {"constraint": Regex("[a-z ,.]{300}")},
     ],
-    ids=str,
+    ids=["off", "weaker", "controller", "constraint"],
 )
 def test_nothing_in_a_request_leaves_it_out(marked: LLM, key_file: Path, fields: dict[str, Any]) -> None:
     asked = {"temperature": 1.0, "seed": 5, "ignore_eos": True, "max_tokens": 150, **fields}

@@ -62,7 +62,7 @@ def steer(page: Any, language: str, example: str) -> None:
 
 
 def plainly(page: Any) -> None:
-    """Let programs continue the prompt as it is, without an unsteered twin."""
+    """Let programs continue the plain prompt, without an unsteered twin."""
     page.get_by_label("as a message").uncheck()
     page.get_by_label("unsteered twin").uncheck()
 
