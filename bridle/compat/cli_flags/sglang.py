@@ -116,7 +116,7 @@ SGLANG: tuple[Flag, ...] = (
                 "what is compiled is kept in memory; there is one engine of constraints, llguidance"
             ),
             "--enable-custom-logit-processor": "--controller-class: a class that decides about each token",
-            "--enable-watermark": "a controller can mark a text; nothing is marked by itself",
+            "--enable-watermark": "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)",
             "--hf-chat-template-name --completion-template": reasons.TEMPLATE,
             "--strip-thinking-cache --enable-strict-thinking": reasons.TOLD,
             "--enable-response-store --file-storage-path --enable-streaming-session": (
