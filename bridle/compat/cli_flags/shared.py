@@ -123,7 +123,11 @@ SHARED: tuple[Flag, ...] = (
     *refused("vLLM SGLang", "--allowed-media-domains", "--allow-image-host, once for each"),
     *refused("vLLM SGLang", "--language-model-only", reasons.MEDIA),
     *refused("vLLM SGLang", "--enable-return-routed-experts", "answers do not say which experts computed them"),
-    *refused("vLLM SGLang", "--watermark-config", "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)"),
+    *refused(
+        "vLLM SGLang",
+        "--watermark-config",
+        "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)",
+    ),
     *refused("vLLM SGLang", "--skip-tokenizer-init", "requests may be token ids; the tokenizer stays for the others"),
     *refused("vLLM SGLang", "--tokenizer-mode", reasons.TOKENIZERS),
     *refused("vLLM", "--grpc", "`bridle shard` speaks gRPC; clients speak HTTP"),
