@@ -107,6 +107,7 @@ class KvState:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
+    num_retained: int = 0  # tokens that stay protected after the end, as the request asked
     is_looked_up: bool = False  # whether its blocks were searched in the store
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0

@@ -373,9 +373,8 @@ class BlockManager:
         request = seq.request
         self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
 
-    def retain(self, seq: Sequence, now: float) -> int:
-        """Protect what the request of `seq`, which is about to end, retains. Returns the number of tokens that are
-        protected."""
+    def retain(self, seq: Sequence, now: float) -> None:
+        """Protect what the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts its tokens."""
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
@@ -383,7 +382,7 @@ class BlockManager:
                 for digest in held:
                     self.on_retain(self._block_of[digest], digest, request.tenant)
             num_blocks = max(num_blocks, self.parking.retain(request.tenant, request.adapter, held, wish, now))
-        return num_blocks * self.block_size
+        seq.kv.num_retained = num_blocks * self.block_size
 
     def _published(self, seq: Sequence) -> list[bytes]:
         digests = seq.kv.block_hashes[: min(seq.kv.num_hashed, seq.kv.num_computed // self.block_size)]

@@ -383,6 +383,7 @@ class OutputProcessor:
             tokens = seq.tokens[: len(seq.tokens) - (seq.num_generated > 0 and seq.tokens[-1] in seq.stop_ids)]
             seq.output.usage.constraint = seq.output.meter.report(self._decoder, tokens, seq.num_prompt)
         self._scheduler.remove(seq, parks=seq.request.parks and reason in BY_ITSELF)
+        seq.output.usage.retained_tokens = seq.kv.num_retained
         self._statistics.finished[reason.value] += 1
         event = Finished(
             seq.request.id, seq.index, reason, seq.output.usage, tail, stop, error, held=seq.control.held_seconds

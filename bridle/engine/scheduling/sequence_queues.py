@@ -69,7 +69,7 @@ class SequenceQueues:
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
-            seq.output.usage.retained_tokens = self.blocks.retain(seq, self._clock())
+            self.blocks.retain(seq, self._clock())
         if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
         elif seq.queue.status is SequenceStatus.WAITING:
