@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from bridle.serving import load_model
 from bridle.serving.controller_runtime import ControlSettings
 from tests.http.browser import chromium, opened
 from tests.http.harness import saying, scripted_model, served
+from tests.http.playground_kit import WEB
+from tests.waiting import PATIENCE
 
 REPLY = "Hello there, é and the end."
 
@@ -69,3 +73,21 @@ def page(browser: Any, playground_url: str) -> Iterator[Any]:
     """The playground, with nothing stored in the browser."""
     with opened(browser, playground_url) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The rules of accessibility as a program, from the packages that the page is built with."""
+    packages = WEB / "node_modules"
+    if not (packages / "axe-core").is_dir():
+        npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
+        if npm is None:
+            pytest.skip("no npm here")
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(WEB / name, folder)
+        install = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        fetched = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+        if fetched.returncode != 0:
+            pytest.skip(f"the packages cannot be fetched here: {fetched.stderr.strip()[-200:]}")
+        packages = folder / "node_modules"
+    return (packages / "axe-core/axe.min.js").read_text(encoding="utf-8")

@@ -144,3 +144,41 @@ def picture(page: Any, name: str) -> None:
     if PICTURES:
         image = Image.open(io.BytesIO(data)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
         image.save(Path(PICTURES) / f"playground-{name}.png", optimize=True)
+
+
+#: What breaks a rule, and where.
+BROKEN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.flatMap(
+    rule => rule.nodes.map(node => `${rule.id}: ${rule.help}: ${node.html.slice(0, 200)}`))"""
+
+#: An answer with what Markdown has.
+MARKDOWN = """# A title
+
+Some **bold** text, `inline`, and $a^2 + b^2$.
+
+```python
+def double(n):
+    return 2 * n
+```
+
+| Name | Age |
+| --- | ---: |
+| Ann | 7 |
+
+- [x] done
+- [link](https://example.org/) and [trap](javascript:alert(1))
+- ![image](https://example.org/a.png)
+
+$$\\frac{1}{2}$$
+
+<img src=x onerror=alert(1)><script>alert(2)</script>
+"""
+
+#: Selects tokens of the shown text, from one to another.
+SELECT = """([from, to]) => {
+  const all = document.querySelectorAll(".tokens > .chunk .t")
+  const range = document.createRange()
+  range.setStartBefore(all[from])
+  range.setEndAfter(all[to])
+  document.getSelection().removeAllRanges()
+  document.getSelection().addRange(range)
+}"""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,13 @@ import pytest
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served
 from tests.http.playground_kit import (
+    BROKEN,
     KEPT,
+    MARKDOWN,
     MARKS,
+    SELECT,
     VIEWS,
-    WEB,
+    ask,
     complete,
     go,
     hostile_trace,
@@ -25,7 +26,6 @@ from tests.http.playground_kit import (
     show_tokens,
     steer,
 )
-from tests.waiting import PATIENCE
 
 pytestmark = MARKS
 
@@ -90,29 +90,6 @@ NAMES = """elements => elements.filter(each => each.checkVisibility()).map(each 
     each.outerHTML])"""
 
 
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The rules of accessibility as a program, from the packages that the page is built with."""
-    packages = WEB / "node_modules"
-    if not (packages / "axe-core").is_dir():
-        npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
-        if npm is None:
-            pytest.skip("no npm here")
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(WEB / name, folder)
-        install = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        fetched = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
-        if fetched.returncode != 0:
-            pytest.skip(f"the packages cannot be fetched here: {fetched.stderr.strip()[-200:]}")
-        packages = folder / "node_modules"
-    return (packages / "axe-core/axe.min.js").read_text(encoding="utf-8")
-
-
-#: What breaks a rule, and where.
-BROKEN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.flatMap(
-    rule => rule.nodes.map(node => `${rule.id}: ${rule.help}: ${node.html.slice(0, 200)}`))"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path: Path, scheme: Any) -> None:
     """Names, roles, contrasts, order of headings: what axe-core finds without a person."""
@@ -157,6 +134,42 @@ def test_no_view_breaks_a_rule_of_accessibility(browser: Any, axe: str, tmp_path
             page.locator(".tokens > .chunk .t").nth(2).tap()
             page.locator(".panel.open .odd").first.wait_for()
             check("a phone, and the details of a token")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_opens_breaks_no_rule_either(browser: Any, axe: str, scheme: Any) -> None:
+    """Markdown, rules, what was deleted, twins, forbidden candidates, a selection, steps, and the server."""
+
+    def check(what: str) -> None:
+        assert page.evaluate(BROKEN) == [], what
+
+    model = scripted_model(next_token=saying(MARKDOWN), max_model_len=2048)
+    with served(model) as url, opened(browser, url, color_scheme=scheme) as page:
+        page.evaluate(axe)
+        ask(page, "hello")
+        page.get_by_role("button", name="Rules").click()
+        page.get_by_label("Pattern").fill("[0-9]+")
+        check("an answer with Markdown, and rules")
+        page.get_by_role("button", name="Rules").click()
+        page.locator(".message.user").hover()
+        page.locator(".message.user").get_by_role("button", name="Delete").click()
+        page.get_by_role("button", name="Undo").wait_for()
+        page.get_by_role("button", name="Actions for hello").click()
+        check("an offer to undo, and the actions of a conversation")
+        go(page, "Steer")
+        page.get_by_label("Language").select_option(label="Regex")
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.locator(".twins .state.done").nth(1).wait_for()
+        page.locator(".tokens > .chunk .t").first.click()
+        page.locator("button.odd.forbidden").first.click()
+        page.get_by_role("button", name="Continue without the rule").wait_for()
+        page.get_by_role("button", name="Step through").first.click()
+        page.evaluate(SELECT, [0, 0])
+        page.get_by_role("button", name="One of").click()
+        check("twins, a forbidden candidate, steps, a selection")
+        go(page, "Server")
+        page.locator(".card").wait_for()
+        check("the server")
 
 
 def test_sentences_are_told_as_they_come(browser: Any) -> None:

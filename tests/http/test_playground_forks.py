@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.http.playground_kit import KEPT, MARKS, SHOWN, complete, go, plainly, settle, steer, text_of, write
+from tests.http.playground_kit import KEPT, MARKS, SELECT, SHOWN, complete, go, plainly, settle, steer, text_of, write
 
 pytestmark = MARKS
 
@@ -147,17 +147,6 @@ def test_a_program_that_rolled_back_forks(page: Any) -> None:
     assert alive.all_text_contents()[:2] == kept[:2]
 
 
-#: Selects tokens of the shown text, from one to another.
-SELECT = """([from, to]) => {
-  const all = document.querySelectorAll(".tokens > .chunk .t")
-  const range = document.createRange()
-  range.setStartBefore(all[from])
-  range.setEndAfter(all[to])
-  document.getSelection().removeAllRanges()
-  document.getSelection().addRange(range)
-}"""
-
-
 def test_a_selected_text_becomes_a_rule(page: Any) -> None:
     """The text before the selection stays; what follows keeps to the rule."""
     page.get_by_role("tab", name="Settings").click()
@@ -188,3 +177,19 @@ def test_a_selected_text_becomes_a_rule(page: Any) -> None:
     settle(page)
     rest = text_of(page)
     assert rest.startswith(kept) and re.match(r" ?(red|green)", rest[len(kept) :])
+
+
+def test_the_forks_of_a_text_are_a_tree(page: Any) -> None:
+    """The text, a fork of it, and a fork of that; each with the chosen token and its probability."""
+    complete(page)
+    first = choose(page, 3)
+    second = choose(page, 5)
+    rows = page.get_by_label("Forks of this text").get_by_role("button")
+    assert rows.count() == 3
+    chosen = [text.replace("␣", " ") for text in rows.locator("code").all_inner_texts()]
+    assert chosen == [first, second]
+    assert all(re.search(r"[0-9.]+ %", text) for text in rows.locator(".fork-more").all_inner_texts())
+    assert rows.nth(2).get_attribute("aria-current") == "true" and "depth3" in rows.nth(2).get_attribute("class")
+    rows.first.click()
+    page.locator(".ancestry").wait_for(state="detached")
+    assert rows.first.get_attribute("aria-current") == "true"

@@ -6,41 +6,19 @@ from typing import Any
 
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served
-from tests.http.playground_kit import MARKS, ask
+from tests.http.playground_kit import MARKDOWN, MARKS, ask
 
 pytestmark = MARKS
-
-SAID = """# A title
-
-Some **bold** text, `inline`, and $a^2 + b^2$.
-
-```python
-def double(n):
-    return 2 * n
-```
-
-| Name | Age |
-| --- | ---: |
-| Ann | 7 |
-
-- [x] done
-- [link](https://example.org/) and [trap](javascript:alert(1))
-- ![image](https://example.org/a.png)
-
-$$\\frac{1}{2}$$
-
-<img src=x onerror=alert(1)><script>alert(2)</script>
-"""
 
 
 def test_markdown_is_shown(browser: Any) -> None:
     with (
-        served(scripted_model(next_token=saying(SAID), max_model_len=2048)) as url,
+        served(scripted_model(next_token=saying(MARKDOWN), max_model_len=2048)) as url,
         opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as page,
     ):
         ask(page, "Show all of it")
         said = page.locator(".message.assistant .markdown")
-        assert said.get_by_role("heading", name="A title").get_attribute("aria-level") == "3"
+        assert said.get_by_role("heading", name="A title").get_attribute("aria-level") == "2"
         assert said.locator("strong").inner_text() == "bold"
         assert said.locator(".hljs-keyword").all_inner_texts() == ["def", "return"]
         said.get_by_role("button", name="Copy code").click()

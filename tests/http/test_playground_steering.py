@@ -153,3 +153,14 @@ def test_a_recorded_run_is_stepped_through(page: Any) -> None:
         texts.append(shown.inner_text())
     assert texts[-1].strip() == "".join(page.locator(".tokens > .chunk .t").all_text_contents()).strip()
     assert len(texts) > 10 and texts[5] != texts[-1] and texts[-1].startswith(texts[1][:10])
+
+
+def test_a_call_of_gen_and_its_tokens_light_up_together(page: Any) -> None:
+    steer(page, "JavaScript", "Yes or no, and why")
+    settle(page)
+    page.locator(".editor").get_by_text("options").hover()
+    page.locator(".tokens .t.lit").first.wait_for()
+    assert "".join(page.locator(".tokens .t.lit").all_text_contents()) in ("Yes", "No")
+    page.locator(".tokens > .chunk .t").last.hover()
+    page.locator(".editor .cm-lit").get_by_text("regex").first.wait_for()
+    assert text_of(page).endswith("".join(page.locator(".tokens .t.lit").all_text_contents()))

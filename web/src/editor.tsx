@@ -12,6 +12,7 @@ import { type EditorState, type Extension, Prec } from "@codemirror/state"
 import { EditorView, drawSelection, highlightActiveLine, highlightActiveLineGutter, keymap, lineNumbers, placeholder } from "@codemirror/view"
 import { tags } from "@lezer/highlight"
 import { useEffect, useRef } from "preact/hooks"
+import { followLit, litCalls } from "./lit"
 
 const colours = HighlightStyle.define([
   { tag: [tags.keyword, tags.operatorKeyword, tags.modifier], color: "var(--code-keyword)" },
@@ -32,6 +33,7 @@ const look = EditorView.theme({
   ".cm-cursor": { borderLeftColor: "var(--ink)" },
   "&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground": { backgroundColor: "var(--select)" },
   ".cm-lintRange-error": { backgroundImage: "none", textDecoration: "wavy underline var(--bad)", textUnderlineOffset: "3px" },
+  ".cm-lit": { backgroundColor: "var(--accent-soft)", outline: "1px solid var(--accent)", borderRadius: "3px" },
   ".cm-lint-marker-error": { content: "none" },
   ".cm-diagnostic-error": { borderLeftColor: "var(--bad)" },
   ".cm-tooltip": { backgroundColor: "var(--raised)", color: "var(--ink)", border: "1px solid var(--line)", borderRadius: "8px", overflow: "hidden", maxWidth: "32rem", whiteSpace: "pre-wrap" },
@@ -115,12 +117,16 @@ export function Editor({ text, language, error, label, onChange, onRun }: Props)
         lineNumbers(), history(), drawSelection(), indentOnInput(), bracketMatching(), closeBrackets(), highlightActiveLine(),
         highlightActiveLineGutter(), EditorView.lineWrapping, syntaxHighlighting(colours), look,
         keymap.of([...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
-        languageOf(language), linter(view => marked(view.state, language, latest.current.error)), placeholder("Write a program"), EditorView.contentAttributes.of({ "aria-label": label }),
+        languageOf(language), litCalls, linter(view => marked(view.state, language, latest.current.error)), placeholder("Write a program"), EditorView.contentAttributes.of({ "aria-label": label }),
         EditorView.updateListener.of(update => update.docChanged && latest.current.onChange(update.state.doc.toString())),
       ],
     })
     editor.current = made
-    return () => made.destroy()
+    const unfollow = followLit(made)
+    return () => {
+      unfollow()
+      made.destroy()
+    }
   }, [language])
   useEffect(() => {
     const made = editor.current!

@@ -91,6 +91,7 @@ export function forkAt(run: Run, place: Place, { isFree = false, changes = {}, o
   const line = run.story.line(place.output)
   const piece = line.pieces[line.alive[place.at]]
   const from = { made: run.made, at: place.at, chosen: place.text ?? "", isFree: isFree && isSteered(run.request.body),
+    odds: piece?.record?.draw?.before.top?.find(([token]) => token === place.chosen)?.[1],
     hasRule: changes.constraint !== undefined || changes.banned_phrases !== undefined }
   const common = { n: undefined, seed: run.request.body.seed ?? seedOrNew(), ...changes }
   const kind = run.kind === "trace" || run.kind === "twin" ? "complete" : run.kind

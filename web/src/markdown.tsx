@@ -67,7 +67,7 @@ function element(token: Token, key: number): ComponentChildren {
     case "space": case "def": return null
     case "paragraph": return <p key={key}>{inner()}</p>
     // The page has headings of its own above those of a text.
-    case "heading": return <p key={key} class={`heading h${token.depth}`} role="heading" aria-level={Math.min(token.depth + 2, 6)}>{inner()}</p>
+    case "heading": return <p key={key} class={`heading h${token.depth}`} role="heading" aria-level={Math.min(token.depth + 1, 6)}>{inner()}</p>
     case "code": return <Code key={key} text={token.text} language={token.lang?.match(/\S+/)?.[0] ?? ""} />
     case "blockquote": return <blockquote key={key}>{inner()}</blockquote>
     case "list": return list(token as Tokens.List, key)

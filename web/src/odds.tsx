@@ -55,13 +55,12 @@ function Row({ each, isThis, isSteered, onChoose }: { each: Candidate; isThis: b
   if (!onChoose || isThis) return <div class={`${kind}${isThis ? " this" : ""}`} aria-current={isThis ? "true" : undefined}>{row}</div>
   if (!each.isForbidden)
     return (
-      <button class={kind} title="Fork here, and go on with this token" onClick={() => onChoose(each.token, each.text, false)}
-        aria-label={`Fork here and go on with ${name}, ${percent(each.after ?? each.before ?? 0)}`}>{row}</button>
+      <button class={kind} title="Fork here, and go on with this token" onClick={() => onChoose(each.token, each.text, false)}>
+        <span class="offscreen">Fork here and go on with </span>{row}</button>
     )
   return (
     <>
-      <button class={`${kind} forbidden`} aria-expanded={isAsking} onClick={() => setAsking(!isAsking)}
-        aria-label={`${name} is forbidden; without the rule ${percent(each.before ?? 0)}`}>{row}</button>
+      <button class={`${kind} forbidden`} aria-expanded={isAsking} onClick={() => setAsking(!isAsking)}>{row}</button>
       {isAsking && (
         <p class="ask-free">The rule forbids it. <button class="quiet" onClick={() => onChoose(each.token, each.text, true)}>
           Continue without the rule</button></p>

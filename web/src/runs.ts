@@ -13,7 +13,9 @@ export interface Request { path: string; body: Record<string, any> }
 /** Where a run came from: another one, by when it was made, with a token chosen by hand. `inherited` is what stood before
  *  that token, which the run's own records do not tell. `isFree` runs go on without the
  *  rules of the other one, and one that `hasRule` under one of its own. */
-export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null; isFree?: boolean; hasRule?: boolean }
+export interface Ancestor { made: number; at: number; chosen: string; inherited: Inherited | null; isFree?: boolean; hasRule?: boolean
+  /** The chosen token's log-probability there, before any mask. */
+  odds?: number }
 
 export interface Run {
   id: number

@@ -1,5 +1,6 @@
 // One run: its text in colours, what the colours mean, its forks, its time line, and what one can do with it.
 
+import { Family } from "./family"
 import { goOn } from "./fork"
 import { Menu, Notice, useTold } from "./parts"
 import { linkToProgram, linkToTrace } from "./links"
@@ -120,6 +121,7 @@ export function RunView({ run, marks, isSmall = false }: Props) {
         {state === "running" ? <button class="stop" onClick={() => stop(run)}>Stop</button> : !isSmall && <RunActions run={run} />}
       </header>
       <Ancestry run={run} />
+      <Family run={run} />
       {run.error && <Notice text={run.error} />}
       <Legend run={run} line={line} />
       {hasForks && <Tree run={run} />}

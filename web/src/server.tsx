@@ -69,11 +69,11 @@ function controlOf(control: Control | undefined): string {
 
 function ModelOf({ model }: { model: Status["models"][number] }) {
   const engine = model.engine
-  if (!engine) return <section class="card"><h3>{model.name}</h3><p>{model.state}</p></section>
+  if (!engine) return <section class="card"><h2>{model.name}</h2><p>{model.state}</p></section>
   const prompt = engine.num_prompt_tokens || 0
   return (
     <section class="card">
-      <h3>{model.name}</h3>
+      <h2>{model.name}</h2>
       <p class="told-small">{model.state} on {model.device} · controllers {controlOf(model.control)} · policies {controlOf(model.policy_control)}</p>
       <Bar name="Sequences in the batch" now={engine.num_running} most={model.max_num_seqs ?? 0} />
       <Bar name="Sequences in the queue" now={engine.num_waiting} most={0} />

@@ -9,7 +9,11 @@ const VERSION = 2
 function upgrade(request: IDBOpenDBRequest): void {
   const { result: database, transaction } = request
   const isOld = database.objectStoreNames.contains("talks")
-  for (const name of NAMES) if (!database.objectStoreNames.contains(name)) database.createObjectStore(name, { keyPath: "id" })
+  for (const name of NAMES) {
+    if (database.objectStoreNames.contains(name)) continue
+    const store = database.createObjectStore(name, { keyPath: "id" })
+    if (name === "messages") store.createIndex("talk", "talk")
+  }
   if (!isOld) return
   const talks = transaction!.objectStore("talks")
   talks.openCursor().onsuccess = event => {
@@ -60,6 +64,10 @@ export const put = (name: StoreName, value: { id: string }) => act(name, "readwr
 export const remove = (name: StoreName, id: string) => act(name, "readwrite", store => store.delete(id))
 export const get = <T>(name: StoreName, id: string) => act<T | undefined>(name, "readonly", store => store.get(id))
 export const keys = async (name: StoreName) => (await act(name, "readonly", store => store.getAllKeys()) ?? []) as string[]
+/** The messages of one conversation. */
+export const messagesOf = async <T>(talk: string) =>
+  ((await act("messages", "readonly", store => store.index("talk").getAll(talk))) ?? []) as T[]
+
 export async function all<T extends { made: number }>(name: StoreName): Promise<T[]> {
   const found = (await act(name, "readonly", store => store.getAll())) as T[] | null
   return (found ?? []).sort((a, b) => b.made - a.made)

@@ -4,7 +4,7 @@
 import { signal } from "@preact/signals"
 import type { Run } from "./runs"
 import type { Sampling } from "./settings"
-import { all, announce, get, onAnnounced, put, remove } from "./store"
+import { all, announce, get, messagesOf, onAnnounced, put, remove } from "./store"
 import { offerUndo } from "./undo"
 
 /** How an answer ended: by its own end, the limit of tokens, the reader, or not at all. */
@@ -77,8 +77,15 @@ export function add(of: Talk, parent: string, more: Partial<Message>): Message {
 
 // -- keeping ---------------------------------------------------------------------------------------------------
 
+/** Messages on their way to the database. */
+const going = new Set<Message>()
+
 export function keepMessage(message: Message): void {
-  void put("messages", message).then(() => announce(message.talk))
+  going.add(message)
+  void put("messages", message).then(() => {
+    going.delete(message)
+    announce(message.talk)
+  })
 }
 
 export function keepTalk(of: Talk): void {
@@ -153,8 +160,8 @@ async function reread(id: string): Promise<void> {
     return
   }
   const own = talks.value.find(each => each.id === id)
-  const messages = (await all<Message>("messages")).filter(each => each.talk === id)
-    .map(each => (runOf.has(each.id) && own?.messages.get(each.id)) || each)
+  const messages = (await messagesOf<Message>(id)).map(each => (runOf.has(each.id) && own?.messages.get(each.id)) || each)
+  for (const each of going) if (each.talk === id && own?.messages.has(each.id)) messages.push(each)
   if (own) {
     own.messages = new Map(messages.map(each => [each.id, each]))
     own.title = kept.title

@@ -4,6 +4,7 @@
 import { signal } from "@preact/signals"
 import { Component } from "preact"
 import { useRef } from "preact/hooks"
+import { Lit } from "./lit"
 import type { Run } from "./runs"
 import { SelectionRules } from "./selection"
 import { type Colours, colours, folds } from "./settings"
@@ -145,6 +146,7 @@ export function TokenText({ run, line, hasPrompt = true, marks = null, label = "
       )}
       {chunks(line, marks)}
     </div>
+    {run.program && <Lit run={run} line={line} root={root} />}
     <SelectionRules run={run} line={line} root={root} />
     </>
   )
