@@ -40,6 +40,8 @@ def test_each_theme_has_its_colours(browser: Any, playground_url: str, scheme: A
             page.locator("input[name=seed]").fill("5")
             steer(page, "JavaScript", "Taking back")
             settle(page)
+            page.get_by_role("button", name="Run", exact=True).click()  # once more: the first time waits for a compiler
+            page.get_by_label("Run 2").locator(".state.done").wait_for()
             page.locator(".tokens .t.rewound").nth(2).click()
             picture(page, "steer")
         else:

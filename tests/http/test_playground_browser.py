@@ -20,6 +20,7 @@ from tests.http.playground_kit import (
     complete,
     go,
     hostile_trace,
+    plainly,
     settle,
     show_tokens,
     text_of,
@@ -45,6 +46,7 @@ def test_several_models_are_chosen_from(browser: Any) -> None:
         complete(page)
         assert text_of(page) == "Bye."
         go(page, "Steer")
+        plainly(page)
         page.get_by_label("Language").select_option(label="Regex")
         page.locator(".editor .cm-content").wait_for()
         write(page, "[A-Z][a-z]+[.]")

@@ -10,7 +10,7 @@ from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.keys import KeyStore
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served, serving, tokenizer
-from tests.http.playground_kit import MARKS, PASTE, complete, go, settle, steer, write
+from tests.http.playground_kit import MARKS, PASTE, complete, go, plainly, settle, steer, write
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -18,6 +18,7 @@ pytestmark = MARKS
 
 def program(page: Any, language: str, text: str) -> None:
     go(page, "Steer")
+    plainly(page)
     page.get_by_label("Language").select_option(label=language)
     page.locator(".editor .cm-content").wait_for()
     write(page, text)
