@@ -374,7 +374,8 @@ class BlockManager:
         self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
 
     def retain(self, seq: Sequence, now: float) -> None:
-        """Protect what the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts its tokens."""
+        """Protect what the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts the
+        tokens."""
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
