@@ -146,6 +146,7 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         assert [path for path, post in posts.items() if "requestBody" not in post] == [
             "/v1/policies/reload",
             "/v1/websocket_tickets",
+            "/v1/caches/{cache_id}/prefetch",
         ]
 
 

@@ -66,6 +66,8 @@ OTHERS = {
     "/similarity",
     "/tokenize",
     "/v1/adapters",
+    "/v1/caches",
+    "/v1/caches/{cache_id}/prefetch",
     "/v1/classify",
     "/v1/controllers",
     "/v1/controllers/tags",
