@@ -27,7 +27,8 @@ def run(code: str) -> dict[str, Any]:
     command = [sys.executable, "-I", __file__]
     try:
         done = subprocess.run(command, input=code, capture_output=True, text=True, timeout=_PATIENCE, check=False)
-        return json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
     except (subprocess.TimeoutExpired, IndexError, ValueError):
         return {"error": "it ran for too long or was ended", "line": None}
 
@@ -47,8 +48,8 @@ def outcome(code: str) -> dict[str, Any]:
     runner.report_failure = lambda out, test, example, got: failures.append(  # type: ignore[method-assign]
         {"error": f"{example.source.strip()} gave {got.strip()}, not {example.want.strip()}", "line": None}
     )
-    runner.report_unexpected_exception = lambda out, test, example, info: failures.append(  # type: ignore[method-assign]
-        _failure(info[1])
+    runner.report_unexpected_exception = lambda out, test, example, exc_info: failures.append(  # type: ignore[method-assign]
+        _failure(exc_info[1])
     )
     for value in list(space.values()):
         if callable(value) and getattr(value, "__doc__", None) and getattr(value, "__module__", None) == "program":
