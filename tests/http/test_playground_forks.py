@@ -82,6 +82,7 @@ def run_program(page: Any, language: str, program: str) -> None:
     page.get_by_label("Language").select_option(label=language)
     page.locator(".editor .cm-content").wait_for()
     write(page, program)
+    page.get_by_label("Prompt").fill("" if language == "JavaScript" else "Once upon")
     page.get_by_role("button", name="Run", exact=True).click()
     settle(page)
 

@@ -164,3 +164,12 @@ def test_a_call_of_gen_and_its_tokens_light_up_together(page: Any) -> None:
     page.locator(".tokens > .chunk .t").last.hover()
     page.locator(".editor .cm-lit").get_by_text("regex").first.wait_for()
     assert text_of(page).endswith("".join(page.locator(".tokens .t.lit").all_text_contents()))
+
+
+def test_the_first_screen_has_an_example_and_its_twin(page: Any) -> None:
+    go(page, "Steer")
+    page.get_by_text("The answer begins with Yes or No").wait_for()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator(".twins .state.done").nth(1).wait_for()
+    steered = "".join(page.get_by_label("Steered", exact=True).locator(".tokens > .chunk").all_text_contents())
+    assert re.fullmatch(r"(Yes|No), because [^.\n]{10,120}[.]", steered)

@@ -12,7 +12,7 @@ export const prompt = kept<string>("prompt", "Once upon a time")
 
 export const chosen = (): Language => LANGUAGES.find(each => each.id === language.value) ?? LANGUAGES[0]
 export const textOf = (of: Language) => programs.value[of.id] ?? of.examples[0].text
-export const promptOf = (of: Language) => prompts.value[of.id] ?? of.prompt
+export const promptOf = (of: Language) => prompts.value[of.id] ?? of.examples[0].prompt ?? of.prompt
 
 export function showProgram(program: { language: string; text: string }): void {
   language.value = program.language
