@@ -127,8 +127,12 @@ def leave_namespaces() -> bool:
 
 @cache
 def python_folders() -> tuple[Path, ...]:
-    """Return the folders that modules are imported from: of this interpreter, and of bridle."""
-    return (Path(os.__file__).parent, *map(Path, site.getsitepackages()), Path(__file__).resolve().parent.parent)
+    """Return the folders that modules are imported from: of this interpreter, of installed packages, and of bridle. A
+    user's own packages, or those below another environment, are on the path alone. Other folders of the path, such as
+    the current one, may hold anything."""
+    found = [Path(os.__file__).parent, *map(Path, site.getsitepackages()), Path(__file__).resolve().parent.parent]
+    found += [path for path in map(Path, sys.path) if path.name in ("site-packages", "dist-packages")]
+    return tuple(dict.fromkeys(found))
 
 
 def explain_end(status: int) -> str | None:

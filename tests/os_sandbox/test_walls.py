@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -118,3 +119,17 @@ def test_workers_have_a_network_without_interfaces() -> None:
     if done.stdout.startswith("False"):
         pytest.skip("this machine permits no namespaces")
     assert done.stdout.split() == ["True", "['lo']"]
+
+
+def test_packages_of_a_user_stay_readable(tmp_path: Path) -> None:
+    """`pip install --user` puts them into a folder that is on the path alone; other folders of the path are closed."""
+    packages, other = tmp_path / "site-packages", tmp_path / "other"
+    for folder in (packages, other):
+        folder.mkdir()
+        (folder / f"of_{folder.name[:4]}.py").touch()
+    program = "from bridle import os_sandbox; os_sandbox.enter(); import of_site; print('read'); import of_othe"
+    path = os.pathsep.join(map(str, (packages, other, ROOT)))
+    environment = os.environ | {os_sandbox.VARIABLE: "strict", "PYTHONPATH": path}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "read\n" and ("PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr)
