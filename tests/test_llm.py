@@ -24,6 +24,7 @@ from bridle.llm.streams import TextStream
 from bridle.outputs import Event, FinishReason, TokenEvent
 from bridle.serving.lifecycle import request_handle
 from tests.fakes.tiny_checkpoints import make_checkpoint
+from tests.waiting import until_async
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["the quick brown fox", "jumps", "over the lazy dog, and sleeps"]
@@ -198,13 +199,15 @@ def test_generate_async_shares_the_batch(llm: LLM) -> None:
 def test_cancelling_the_task_cancels_the_requests(llm: LLM) -> None:
     before = llm.statistics().finished["cancelled"]
 
+    def held() -> int:
+        return llm.statistics().num_running + llm.statistics().num_suspended
+
     async def give_up() -> None:
         task = asyncio.ensure_future(llm.generate_async(PROMPTS, GREEDY, controller=Holds()))
         async with llm.stream("x", GREEDY, controller=Holds()) as later:
             async for _ in later:
                 break
-            while (now := llm.statistics()).num_running + now.num_suspended <= len(PROMPTS):
-                await asyncio.sleep(0.01)  # a busy machine may admit them later
+            await until_async(lambda: held() > len(PROMPTS))  # a busy machine may admit them later
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
