@@ -41,7 +41,8 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, floa
     """A part for each model and column."""
     num_cases = _num_cases(settings) * len(_chosen(settings))
     return {
-        _title(model, column): limits.python(10.0 + 0.1 * num_cases) + num_cases * 2 * num_bytes(model) / limits.bandwidth
+        _title(model, column): limits.python(10.0 + 0.1 * num_cases)
+        + num_cases * 2 * num_bytes(model) / limits.bandwidth
         for model in _models(settings)
         for column in _columns(settings)
     }
