@@ -15,7 +15,7 @@ from bridle.cgroups import num_cores
 from bridle.threads import start_thread
 
 _LIBRARY = "libtorch_cpu.so"
-_unpacking: list[subprocess.Popen[bytes]] = []
+UNPACKING: list[subprocess.Popen[bytes]] = []
 
 
 def preload_torch() -> Future[None]:
@@ -39,14 +39,14 @@ def begin_unpacking(path: Path) -> bool:
         return False
     command = [sys.executable, "-m", "bridle.tokenizer.unpacking", str(path)]
     nothing = subprocess.DEVNULL  # errors are found again by who loads the file
-    _unpacking.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))  # noqa: S603
+    UNPACKING.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))  # noqa: S603
     return True
 
 
 def await_unpacking() -> None:
     """Wait until the files that were begun are unpacked. Meanwhile torch is imported, which is needed next."""
-    while _unpacking:
-        process = _unpacking.pop()
+    while UNPACKING:
+        process = UNPACKING.pop()
         if process.poll() is None:
             import torch  # noqa: F401
         process.wait()

@@ -60,7 +60,7 @@ runpy.run_module("bridle.tokenizer.unpacking", run_name="__main__")
 def test_parts_wait_for_it(file: Path) -> None:
     assert begin_unpacking(file)
     begin_parts(ModelConfig(model=str(file)), ControlSettings("off"))
-    assert not early_start._unpacking and is_unpacked(file)
+    assert not early_start.UNPACKING and is_unpacked(file)
 
 
 def test_one_core_has_nothing_to_spare(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_the_server_begins_before_its_libraries_are_imported(file: Path, monkeyp
 
     monkeypatch.setattr("bridle.cli.serve.ServerOptions.to_settings", end)
     main(["serve", str(file)])
-    assert early_start._unpacking
+    assert early_start.UNPACKING
     await_unpacking()
     assert is_unpacked(file)
 

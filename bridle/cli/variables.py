@@ -20,6 +20,7 @@ _OWN: dict[str, frozenset[str]] = {
     "adapters unload": frozenset({"--model"}),
     "chat": frozenset({"--adapter"}),
     "check": frozenset({"--quantization"}),
+    "detect": frozenset({"--model"}),
     "explain": frozenset({"--schema", "--tokens"}),
     "generate": frozenset({"--adapter"}),
     "infer": frozenset({"--adapter", "--log-level"}),

@@ -190,10 +190,10 @@ def _writing_families() -> set[str]:
     """The families of which the library has a class that writes text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *_multimodal_families()}
+    return {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *multimodal_families()}
 
 
-def _multimodal_families() -> set[str]:
+def multimodal_families() -> set[str]:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
     return set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
@@ -203,7 +203,7 @@ def takes_media(config: PreTrainedConfig) -> bool:
     """Return whether the model belongs to a family that takes images or sound besides text."""
     if config.model_type in TEXT_FAMILIES:
         return False
-    return config.model_type in _multimodal_families()
+    return config.model_type in multimodal_families()
 
 
 def is_compared(config: PreTrainedConfig) -> bool:

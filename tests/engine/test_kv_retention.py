@@ -368,7 +368,7 @@ def test_budgets_and_counts_hold_whatever_is_asked(data: st.DataObject) -> None:
                 assert until is None or until > now
         parking.check_integrity()
         assert held == parking.digests()
-        for each in parking._users.values():
+        for each in parking.users.values():
             stays = [entry for entry in each.parked.values() if entry.stays]
             assert len(stays) <= most
             assert len({digest for entry in stays for digest in entry.digests}) <= most_blocks

@@ -92,7 +92,7 @@ def test_other_configurations_are_the_librarys(family: str, changes: dict[str, A
 
 
 def test_families_of_text_are_no_others() -> None:
-    assert not support_checks.TEXT_FAMILIES & support_checks._multimodal_families()
+    assert not support_checks.TEXT_FAMILIES & support_checks.multimodal_families()
 
 
 def test_a_folder_is_read_by_the_library() -> None:

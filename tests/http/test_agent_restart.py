@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from bridle import LLM
-from tests.http.test_warm_restart import SYSTEM, served, turn
+from tests.http.restarts import SYSTEM, served, turn
 from tests.waiting import until
 
 TURNS = 10

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from bridle.config import EngineConfig
 from bridle.serving.models.loading import LoadedModel
-from tests.http.harness import local_client, saying, scripted_model
-from tests.http.parked_chats import TOLD, flood
-from tests.http.tool_calls import BLOCK, HERMES, a_tokenizer
+from tests.http.parked_chats import flood
+from tests.http.retaining_app import LONG, an_app
+from tests.http.tool_calls import BLOCK
 
 MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 WRONG: dict[str, Any] = {"cache_control": {"type": "forever"}}
 HOUR: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-LONG, SHORT = "You know all about the weather. " * 9, "Be brief. " * 9
+SHORT = "Be brief. " * 9
 TOOL = {"name": "find", "description": "Finds.", "input_schema": {"type": "object"}}
-
-
-@contextmanager
-def an_app(**config: Any) -> Iterator[tuple[TestClient, LoadedModel]]:
-    text = a_tokenizer(TOLD + HERMES)
-    config = {"park_memory": 1 << 20, **config}
-    model = scripted_model(
-        text=text, next_token=saying("Fine.", text), max_model_len=2048, config=EngineConfig(**config)
-    )
-    with local_client(model) as client:
-        yield client, model
 
 
 def text(said: str, mark: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from bridle import LLM, InvalidRequest
 from bridle.serving.models.loading import LoadedModel
 from bridle.serving.prompt_caches import read_ttl
 from tests.http.parked_chats import flood
-from tests.http.test_cache_control import LONG, an_app
+from tests.http.retaining_app import LONG, an_app
 from tests.http.tool_calls import BLOCK
 
 SYSTEM = [{"role": "system", "content": LONG}]

@@ -82,7 +82,7 @@ class KVRetention:
     ) -> None:
         self.max_blocks, self.seconds = max_blocks, seconds
         self._on_pin, self._on_unpin = on_pin, on_unpin
-        self._users: dict[str, _User] = {}
+        self.users: dict[str, _User] = {}
         self._max_retained = max_retained
         self._max_asked_blocks = max_blocks if max_asked_blocks is None else max_asked_blocks
         self._user_of: dict[Key, str] = {}
@@ -112,7 +112,7 @@ class KVRetention:
 
     def is_pinned(self, user: str, digest: bytes) -> bool:
         """Return whether a conversation holds the hash."""
-        known = self._users.get(user)
+        known = self.users.get(user)
         return known is not None and digest in known.pins
 
     # -- coming ------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class KVRetention:
         if not self.is_open or not digests:
             return
         self.drop(key)
-        known = self._users.setdefault(user, _User())
+        known = self.users.setdefault(user, _User())
         older = [each for each in self._continued_by(user, digests) if _replaces(entry, known.parked[each])]
         known.parked[key] = entry
         self._soonest = min(self._soonest, entry.until)
@@ -166,7 +166,7 @@ class KVRetention:
         if len(known.parked) > MAX_OF_USER:
             self._give_way(_first(known))
         elif len(self) > MAX_PARKED:
-            self._give_way(_first(max(self._users.values(), key=lambda each: len(each.parked))))
+            self._give_way(_first(max(self.users.values(), key=lambda each: len(each.parked))))
         while self.num_blocks > self.max_blocks:
             self.evict_oldest()
 
@@ -189,7 +189,7 @@ class KVRetention:
     def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
         """Restart the time of blocks from which a waiting request will continue."""
         for key in self._continued_by(user, digests, request_id):
-            known = self._users[user]
+            known = self.users[user]
             entry = known.parked[key]
             known.parked.move_to_end(key)
             if not entry.is_named:
@@ -211,19 +211,19 @@ class KVRetention:
                     self.num_expired += 1
             self._soonest = min((entry.until for entry in entries if entry.until > now), default=inf)
         for adapter in [each for each in self._adapters if not is_known(each)]:
-            for key in [each.key for known in self._users.values() for each in known.parked.values()]:
+            for key in [each.key for known in self.users.values() for each in known.parked.values()]:
                 if self._entry(key).adapter == adapter:
                     self.drop(key)
         return self._soonest if self._user_of else None
 
     def _entry(self, key: Key) -> RetainedPrefix:
-        return self._users[self._user_of[key]].parked[key]
+        return self.users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
         """Release one block: the last one of the oldest conversation of the user that parks most."""
-        if not self._users:
+        if not self.users:
             raise InternalError("a parked block is to be given up although none is parked")
-        known = max(self._users.values(), key=lambda each: len(each.pins))
+        known = max(self.users.values(), key=lambda each: len(each.pins))
         self._cut(known, _first(known), 1)
 
     def _cut(self, known: _User, entry: RetainedPrefix, num_blocks: int) -> None:
@@ -233,7 +233,7 @@ class KVRetention:
 
     def lose(self, user: str, digest: bytes) -> None:
         """Note that the block of this hash is being rewritten, so that what follows it cannot be used any more."""
-        known = self._users.get(user)
+        known = self.users.get(user)
         for entry in [] if known is None else list(known.parked.values()):
             assert known is not None
             if digest in entry.digests:
@@ -243,7 +243,7 @@ class KVRetention:
         """Release one conversation; unknown keys are ignored."""
         user = self._user_of.get(key)
         if user is not None:
-            known = self._users[user]
+            known = self.users[user]
             self._shorten(known, known.parked[key], 0)
 
     def clear(self) -> None:
@@ -268,7 +268,7 @@ class KVRetention:
             del known.parked[entry.key], self._user_of[entry.key]
             self._forget_adapter(entry.adapter)
             if not known.parked:
-                del self._users[entry.user]
+                del self.users[entry.user]
         for digest in cut if entry.stays else ():
             known.asked[digest] -= 1
             if not known.asked[digest]:
@@ -290,11 +290,11 @@ class KVRetention:
 
     def digests(self) -> set[bytes]:
         """All hashes that are held, for integrity checks."""
-        return {digest for known in self._users.values() for digest in known.pins}
+        return {digest for known in self.users.values() for digest in known.pins}
 
     def check_integrity(self) -> None:
         """Raise `InternalError` unless the counts are those of what is parked."""
-        for user, known in self._users.items():
+        for user, known in self.users.items():
             entries = known.parked.values()
             pins = Counter(digest for entry in entries for digest in entry.digests)
             asked = Counter(digest for entry in entries if entry.stays for digest in entry.digests)
@@ -303,7 +303,7 @@ class KVRetention:
             is_owned = all(self._user_of.get(key) == user for key in known.parked)
             if pins != known.pins or asked != known.asked or ends != listed or not is_owned or not entries:
                 raise InternalError(f"the parked KV of user {user!r} is counted wrongly")
-        num_entries = sum(len(known.parked) for known in self._users.values())
+        num_entries = sum(len(known.parked) for known in self.users.values())
         if num_entries != len(self) or self.num_blocks != len(self.digests()) or self.num_blocks > self.max_blocks:
             raise InternalError(f"{self.num_blocks} blocks are parked, {len(self.digests())} are listed")
         parked = [self._entry(key) for key in self._user_of]
@@ -315,7 +315,7 @@ class KVRetention:
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
         """The conversations of a user that end at one of these hashes, or that a request has parked, the oldest
         first."""
-        known = self._users.get(user)
+        known = self.users.get(user)
         if known is None:
             return []
         keys = {key for digest in digests for key in known.ends.get(digest, ())}
