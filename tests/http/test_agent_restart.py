@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from bridle import LLM
 from tests.http.restarts import SYSTEM, served, turn
@@ -33,6 +34,7 @@ def session(folder: Path, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
     return counts
 
 
+@pytest.mark.slow  # three servers and twenty turns; `test_warm_restart.py` has the short form
 def test_a_restart_in_a_session_computes_no_token_again(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
