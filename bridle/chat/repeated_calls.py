@@ -49,17 +49,24 @@ def _last_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, An
     for message in reversed(messages):
         if message.get("role") == "tool":
             results.append(message.get("content"))
-        elif message.get("role") == "assistant" and results and message.get("tool_calls"):
-            yield [_call_of(call.get("function")) for call in message["tool_calls"]], results
+        elif message.get("role") == "assistant" and results and isinstance(message.get("tool_calls"), list):
+            yield _calls_of(message["tool_calls"]), results
             results = []
         else:
             return
 
 
-def _call_of(function: Any) -> Any:
-    """Name and arguments, in whatever spacing the client sends them back."""
-    arguments = function.get("arguments")
+def _calls_of(calls: Any) -> Any:
+    """Names and arguments, in whatever spacing the client sends them back. What is malformed is refused later, with the
+    message that it stands in."""
+    functions = [call.get("function") if isinstance(call, Mapping) else call for call in calls]
+    return [(each.get("name"), _canonical(each.get("arguments"))) for each in functions if isinstance(each, Mapping)]
+
+
+def _canonical(arguments: Any) -> Any:
+    """JSON text with sorted names, so that nothing nested is compared."""
     try:
-        return function.get("name"), msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    except msgspec.DecodeError:
-        return function.get("name"), arguments
+        read = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        return msgspec.json.encode(read, order="sorted")
+    except (msgspec.MsgspecError, RecursionError):
+        return arguments

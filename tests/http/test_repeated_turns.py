@@ -51,6 +51,7 @@ ASKED = [{"role": "user", "content": "Where?"}]
         ([*ASKED, *turn(), *ASKED, *turn()], False),
         ([*ASKED, *turn(), *turn(), *ASKED], False),
         ([*ASKED, *turn("{"), *turn("{")], True),
+        ([*ASKED, *turn("[" * 100_000), *turn("[" * 100_000)], True),
     ],
 )
 def test_equal_calls_with_equal_results_are_counted_in_a_row(messages: list[dict[str, Any]], expected: bool) -> None:
@@ -80,6 +81,15 @@ def test_anthropic_messages_count_repeated_calls(client: TestClient, num_turns: 
     body = {"model": NAME, "messages": [*ASKED, *anthropic_turn() * num_turns], "tools": tools, "max_tokens": 200}
     answer = client.post("/v1/messages", json=body).json()
     assert (answer["stop_reason"] == "tool_use") is (num_turns == 1), answer
+
+
+@pytest.mark.parametrize(
+    "calls", [5, [1], [{"function": None}], [{"function": {"name": "find", "arguments": "[" * 9_999}}]]
+)
+def test_a_malformed_history_is_no_server_error(client: TestClient, calls: Any) -> None:
+    said = [{"role": "assistant", "content": None, "tool_calls": calls}, turn()[1]] * 2
+    body = {"model": NAME, "messages": [*ASKED, *said], "tools": TOOLS, "max_tokens": 20}
+    assert client.post("/v1/chat/completions", json=body).status_code < 500
 
 
 def test_a_negative_limit_is_refused() -> None:
