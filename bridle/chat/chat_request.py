@@ -289,7 +289,7 @@ async def render_prompt(serving: ChatServing, conversation: Conversation) -> Cha
 async def _retained(
     serving: ChatServing, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
 ) -> tuple[Retention, ...]:
-    """What the breakpoints of a conversation retain: the blocks that its prompt has in common with theirs. With images,
+    """Return what breakpoints retain: the blocks that the prompt has in common with theirs. With images,
     which are not read twice, the whole prompt is retained. A beginning that the template refuses alone is not."""
     if made.sights.runs:
         return tuple(Retention(len(made.tokens), seconds) for _, seconds in conversation.breakpoints[-1:])

@@ -115,7 +115,7 @@ class FusedKernel:
         return [FusedProduct(segments, self.tables(segments), self.machine)]
 
     def tables(self, segments: Sequence[Segment]) -> list[Table]:
-        """Of each segment's adapter."""
+        """Return the table of each segment's adapter."""
         return [self._table(segment.adapter.layout) for segment in segments]
 
     def clear(self) -> None:

@@ -58,7 +58,7 @@ class _Instance:
     seconds_ahead: float = 0.0
 
     def leading(self, ahead: Matcher) -> _Instance:
-        """What answers about tokens that might come, with `ahead` for its matcher."""
+        """Return an instance that answers about tokens that might come, with `ahead` for its matcher."""
         canonical = self.canonical and self.canonical.copy()
         return _Instance(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
 
@@ -292,8 +292,8 @@ class ConstraintPool(ControllerPool):
         return parts, False
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """What is forced after `tokens`, or else the mask there. The copy that says so then goes back to where it was,
-        since `filter_draft` goes on from there."""
+        """Return what is forced after `tokens`, or else the mask there. The copy that says so then goes back, since
+        `filter_draft` goes on from there."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or instance.seconds_ahead > SLOW_SECONDS:
             return None

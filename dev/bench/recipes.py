@@ -103,7 +103,7 @@ def _answer(model: str, name: str, column: str, cases: list[Case], records: Reco
 
 
 def _is_missing(model: str, some: Sequence[str], asked: Mapping[str, list[Case]], records: Records) -> bool:
-    """Whether a case of these columns has no record, so that the model need be loaded."""
+    """Return whether a case of these columns has no record, so that the model need be loaded."""
     done = {(name, each): {r.case for r in records.of(Path(model).stem, name, each)} for name in asked for each in some}
     return any(_ids(asked[name]) - cases for (name, _), cases in done.items())
 
