@@ -1,8 +1,8 @@
 """Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
 
-A block that is offered is copied at once, into a queue of bounded size. If the queue is full, the block is dropped: it
-is a cache. Threads that write, and those that read while others compute, have low priority, so that they take little
-from a model on the same processors.
+A block that is offered is copied at once, into a queue of bounded size, from which it can be loaded until it is
+written. If the queue is full, the block is dropped: it is a cache. Threads that write, and those that read while others
+compute, have low priority, so that they take little from a model on the same processors.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BlockStore:
         self._max_queued_bytes = max_queued_bytes
         self._burst_bytes, self._allowance, self._offered = burst_bytes, float(burst_bytes), time.monotonic()
         self._queue: deque[_Waiting] = deque()
-        self._queued: set[bytes] = set()
+        self._queued: dict[bytes, Buffer] = {}
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._is_closed = False
@@ -87,15 +87,15 @@ class BlockStore:
         self.written_bytes = self.read_bytes = 0
 
     def count_present(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first keys are stored."""
+        """Return how many of the first keys are stored or wait to be written."""
         if time.monotonic() - self._refreshed >= _REFRESH_EVERY:
             self._refreshed = time.monotonic()
             self._nice.submit(self.store.refresh)
-        return next((number for number, key in enumerate(keys) if key not in self.store), len(keys))
+        return next((number for number, key in enumerate(keys) if not self.has(key)), len(keys))
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is stored or waits to be written."""
-        return key in self.store or key in self._queued
+        return key in self._queued or key in self.store  # in this order: the writer takes it out of the queue last
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class BlockStore:
         waiting = _Waiting(key, tenant, copy())
         with self._changed:
             self._queue.append(waiting)
-            self._queued.add(key)
+            self._queued[key] = waiting.block
             self._queued_bytes += num_bytes
             self._changed.notify_all()
         if self._writing is None:
@@ -142,7 +142,7 @@ class BlockStore:
             self._append(*waiting)
             with self._changed:
                 self._queue.popleft()
-                self._queued.discard(waiting.key)
+                del self._queued[waiting.key]
                 self._queued_bytes -= len(waiting.block)
                 self._changed.notify_all()
 
@@ -197,6 +197,9 @@ class BlockStore:
         self.on_change()
 
     def _read_block(self, block: LoadedBlock) -> bool:
+        if (queued := self._queued.get(block.key)) is not None:
+            block.put(memoryview(queued))
+            return True
         memory = self._memory_of(block.num_bytes)
         if not self.store.read(block.key, memory):
             return False

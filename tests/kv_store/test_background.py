@@ -75,6 +75,8 @@ def test_a_full_queue_drops_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [offer(target, number) for number in (0, 1, 0, 2)] == [True, True, True, False]
     assert not target.flush(time.monotonic() + 0.01)
     assert target.num_dropped == 1
+    assert target.count_present([key_of(number) for number in range(3)]) == 2
+    assert loaded(target, range(3)) == {number: block_of(number) for number in range(2)}  # from the queue
     going_on.set()
     assert target.flush(time.monotonic() + PATIENCE)
     assert offer(target, 2)
