@@ -88,33 +88,33 @@ def test_a_shard_is_sent_what_draws_need() -> None:
     assert unsent() == set()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_field_goes_to_a_shard_if_a_draw_needs_it(name: str) -> None:
-    sampling = SamplingParams(**{name: OTHER[name]})
-    back = decode_sampling(pb.Sampling.FromString(encode_sampling(sampling, 3).SerializeToString()))
-    expected = OTHER[name] if name in SENT_WITH_DRAWS else getattr(SamplingParams(), name)
-    assert getattr(back, name) == expected
+def test_a_field_goes_to_a_shard_if_a_draw_needs_it() -> None:
+    for name in NAMES:
+        sampling = SamplingParams(**{name: OTHER[name]})
+        back = decode_sampling(pb.Sampling.FromString(encode_sampling(sampling, 3).SerializeToString()))
+        expected = OTHER[name] if name in SENT_WITH_DRAWS else getattr(SamplingParams(), name)
+        assert getattr(back, name) == expected, name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_field_goes_to_a_replica(name: str) -> None:
-    request = make_request(**{name: OTHER[name]})
-    message = read_by_replica(frame(pack_request(request))[4:])
-    assert isinstance(message, Submit)
-    assert message.request.sampling == request.sampling
+def test_every_field_goes_to_a_replica() -> None:
+    for name in NAMES:
+        request = make_request(**{name: OTHER[name]})
+        message = read_by_replica(frame(pack_request(request))[4:])
+        assert isinstance(message, Submit)
+        assert message.request.sampling == request.sampling, name
 
 
-@pytest.mark.parametrize("name", sorted(set(fields_on("openai")) - {"max_tokens", "logprobs", "prompt_logprobs"}))
-def test_a_field_goes_through_the_bodies_of_openai(name: str) -> None:
-    value = OTHER[name]
-    plain = {"gamma": value.gamma, "delta": value.delta} if isinstance(value, Watermark) else value
-    plain = {str(token): bias for token, bias in value.items()} if name == "logit_bias" else plain
-    plain = list(value) if isinstance(value, tuple) else plain
-    for body in (
-        CompletionBody.model_validate({"prompt": "x", name: plain}),
-        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], name: plain}),
-    ):
-        assert getattr(body.sampling(), name) == value
+def test_a_field_goes_through_the_bodies_of_openai() -> None:
+    for name in set(fields_on("openai")) - {"max_tokens", "logprobs", "prompt_logprobs"}:
+        value = OTHER[name]
+        plain = {"gamma": value.gamma, "delta": value.delta} if isinstance(value, Watermark) else value
+        plain = {str(token): bias for token, bias in value.items()} if name == "logit_bias" else plain
+        plain = list(value) if isinstance(value, tuple) else plain
+        for body in (
+            CompletionBody.model_validate({"prompt": "x", name: plain}),
+            ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], name: plain}),
+        ):
+            assert getattr(body.sampling(), name) == value, name
 
 
 def flags(name: str, value: Any) -> list[str]:
