@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from cyclopts import App
@@ -136,10 +135,9 @@ def is_text(statement: ast.stmt) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
-def test_no_help_is_cut_off(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ClassDef):
+def test_no_help_is_cut_off() -> None:
+    for path in (PACKAGE / "cli").glob("*.py"):
+        for node in (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)):
             cut = [second.lineno for first, second in pairwise(node.body) if is_text(first) and is_text(second)]
             assert not cut, f"{path.name}: put the strings of line {cut[0]} and before into one pair of parentheses"
 
