@@ -109,13 +109,14 @@ class KvState:
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
     num_retained: int = 0  # tokens that stay protected after the end, as the request asked
     is_looked_up: bool = False  # whether its blocks were searched in the store
+    num_in_reach: int = 0  # first blocks that memory or the store had then, in a model with recurrent layers
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
     recurrent: RecurrentSlots | None = None  # None in models without recurrent layers
 
     def forget(self) -> None:
         """Note that no KV is left, so that everything is computed again."""
-        self.num_computed = self.num_mirrored_blocks = self.num_hashed = 0
+        self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
 

@@ -40,6 +40,11 @@ def tenant_tag(tenant: str) -> bytes:
     return blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES, person=b"bridle-kv-tenant").digest()
 
 
+def state_key(digest: bytes) -> bytes:
+    """Return the key of the recurrent state that belongs to the end of a block."""
+    return blake2b(digest, digest_size=KEY_BYTES, person=b"bridle-kv-state").digest()
+
+
 def block_digest(data: Buffer) -> bytes:
     """Digest of a block against damage: of the sum of each 4 KiB, and of the CRC of all bytes. A CRC sees every damage
     of few bits, and a sum every damaged page. Both are several times as fast as a cryptographic digest."""

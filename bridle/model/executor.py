@@ -67,10 +67,11 @@ class LocalExecutor:
 
     @property
     def kv_blocks(self) -> CacheBlocks | None:
-        """The blocks of the KV cache for a store; None unless they are in host memory."""
+        """The blocks of the KV cache and the recurrent states for a store; None unless they are in host memory."""
         if self._identity is None or self._device.type != "cpu":
             return None
-        return CacheBlocks(self._require_runner().attention.cache, self._identity)
+        attention = self._require_runner().attention
+        return CacheBlocks(attention.cache, self._identity, attention.states)
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""The blocks of a KV cache in this process's memory, as bytes."""
+"""The blocks of a KV cache in this process's memory, and its recurrent states, as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,38 +10,60 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bridle.cpu_kernels.isa_targets import MANIFEST
 from bridle.cpu_kernels.library import kernels
 from bridle.distribution import NAME
 from bridle.model.kv_cache import KVCache
 from bridle.model.loaded_weights import LoadedWeights
+from bridle.model.state_pool import StatePool
 from bridle.model.weights_digest import weights_digest
 
 #: The version of the layout below.
 _EDITION = 1
 
+_Parts = Sequence[NDArray[np.uint8]]  # each [blocks or slots, bytes], views
+_NOTHING = np.empty(0, np.uint8)  # the block of a model without attention
+
 
 class CacheBlocks:
     """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block is the bytes of its slots:
-    layer after layer, of each the keys, the values, and the scales if there are any."""
+    layer after layer, of each the keys, the values, and the scales if there are any. A state is the bytes of its
+    tensors, layer after layer."""
 
-    def __init__(self, cache: KVCache, identity: Callable[[], str]) -> None:
+    def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
         self.identity = identity
         parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
-        self._parts = [part.view(torch.uint8).numpy() for part in parts]  # each [blocks, bytes], views
+        slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
+        self._parts, self._states = ([part.view(torch.uint8).numpy() for part in each] for each in (parts, slots))
         self.block_bytes = sum(part.shape[1] for part in self._parts)
+        self.state_bytes = sum(part.shape[1] for part in self._states)
 
     def read_block(self, block: int) -> memoryview:
-        whole: Any = np.concatenate([part[block] for part in self._parts])  # an array is a buffer
-        return memoryview(whole)
+        return _gather(self._parts, block)
 
     def write_block(self, block: int, data: memoryview) -> None:
-        content, at = np.frombuffer(data, np.uint8), 0
-        for part in self._parts:
-            size = part.shape[1]
-            part[block] = content[at : at + size]
-            at += size
+        _scatter(self._parts, block, data)
+
+    def read_state(self, slot: int) -> memoryview:
+        return _gather(self._states, slot)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        _scatter(self._states, slot, data)
+
+
+def _gather(parts: _Parts, number: int) -> memoryview:
+    whole: Any = np.concatenate([part[number] for part in parts] or [_NOTHING])  # an array is a buffer
+    return memoryview(whole)
+
+
+def _scatter(parts: _Parts, number: int, data: memoryview) -> None:
+    content, at = np.frombuffer(data, np.uint8), 0
+    for part in parts:
+        size = part.shape[1]
+        part[number] = content[at : at + size]
+        at += size
 
 
 def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
@@ -55,6 +77,7 @@ def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
         "quantization": loaded.config.quantization,
         "max_model_len": loaded.max_model_len,  # scaled angles may depend on it
         "kv": [sorted(dtypes), cache.block_size],
+        "states": repr(loaded.geometry.states),
         "kernels": [found.name, blake2b(MANIFEST.read_bytes()).hexdigest()] if found else [],
         "versions": {name: _version(name) for name in ("torch", "transformers", NAME)},
     }

@@ -81,6 +81,9 @@ class FakeStates:
     def __init__(self, num_slots: int) -> None:
         self._digests: list[int | None] = [None] * num_slots
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def clear(self) -> None:
         """Forget everything."""
         self._digests = [None] * len(self._digests)
@@ -90,6 +93,17 @@ class FakeStates:
         held = [self._digests[copy.source] for copy in copies]
         for copy, digest in zip(copies, held, strict=True):
             self._digests[copy.target] = digest
+
+    def read(self, slot: int) -> bytes:
+        """The bytes of a state. Raises `InternalError` if nothing has written it."""
+        digest = self._digests[slot]
+        if digest is None:
+            raise InternalError(f"state slot {slot} is read, and holds nothing")
+        return digest.to_bytes(8, "little")
+
+    def write(self, slot: int, data: memoryview) -> None:
+        """Fill a slot with what `read` has returned."""
+        self._digests[slot] = int.from_bytes(data, "little")
 
     def run(self, row: PlanRow, digests: Sequence[int]) -> None:
         """Bring a row's state from its first to its last token. `digests` are those of all tokens of its sequence."""

@@ -42,11 +42,12 @@ class _LogitsRow:
 
 
 class ScriptedBlocks:
-    """Blocks of the fake KV cache, for a store; `identity` stands for the model that has computed them."""
+    """Blocks and states of the fake KV cache, for a store; `identity` stands for the model that has computed them."""
 
-    def __init__(self, paged: PagedKV, identity: str) -> None:
-        self._paged, self._identity = paged, identity
+    def __init__(self, paged: PagedKV, states: FakeStates, identity: str) -> None:
+        self._paged, self._states, self._identity = paged, states, identity
         self.block_bytes = 16 * paged.block_size
+        self.state_bytes = 8 * bool(states)
 
     def identity(self) -> str:
         return self._identity
@@ -56,6 +57,12 @@ class ScriptedBlocks:
 
     def write_block(self, block: int, data: memoryview) -> None:
         self._paged.write_block(block, data)
+
+    def read_state(self, slot: int) -> bytes:
+        return self._states.read(slot)
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        self._states.write(slot, data)
 
 
 class ScriptedExecutor:
@@ -117,9 +124,9 @@ class ScriptedExecutor:
         self._on_forward, self._record = on_forward, record
         self._mirrors = Mirrors(self.info, self.model)
         self._paged = PagedKV(num_blocks, block_size)
-        self.kv_blocks = ScriptedBlocks(self._paged, f"scripted {vocab_size} {block_size} {seed}")
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._states = FakeStates(num_states)
+        self.kv_blocks = ScriptedBlocks(self._paged, self._states, f"scripted {vocab_size} {block_size} {seed}")
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True

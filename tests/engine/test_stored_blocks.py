@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from random import Random
@@ -11,75 +9,20 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from bridle.config import EngineConfig
-from bridle.engine.engine import Engine
 from bridle.engine.kv.stored_blocks import IDLE_SECONDS
-from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, ShardUnavailable
-from bridle.kv_store import BlockStore, Load, LoadedBlock, SegmentStore, forget_tenant
-from bridle.kv_store.store import list_segments
-from bridle.outputs import Event, Finished
+from bridle.kv_store import Load, LoadedBlock, forget_tenant
+from bridle.kv_store.records import HEADER_BYTES, state_key
+from bridle.outputs import Finished
 from bridle.serving.models.kv_store import open_store
 from bridle.testing.async_executor import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
-from tests.engine.programs import VOCAB
-from tests.engine.random_labs import SEED, random_request
-from tests.engine.support import Lab, Replay, check_against_reference, make_request
-from tests.kv_store.kit import DAMAGES, damage
-from tests.waiting import PATIENCE, until
-
-BLOCK = 4
-LIMIT = 1 << 20
-
-
-class StoreLab(Lab):
-    """A lab with a store. A step waits for what is being read, so that steps with nothing to do are few."""
-
-    def __init__(self, folder: Path, *, limit: int = LIMIT, waits: bool = True, **options: Any) -> None:
-        self.folder, self.limit, self.waits = folder, limit, waits
-        super().__init__(block_size=BLOCK, **{"num_blocks": 24, "vocab_size": 50, **options})
-
-    def make_one(self, config: EngineConfig) -> Engine:
-        executor = self.connect(self.executor)
-        blocks = self.executor.kv_blocks
-        self.store = BlockStore(SegmentStore(self.folder, blocks.identity(), self.limit))
-        pools = self.pools
-        return Engine(executor, config, pools=pools, decoder=self.decoder, clock=self.clock, store=self.store)
-
-    def step(self) -> list[Event]:
-        events = super().step()
-        stored = self.engine.stored
-        assert stored is not None
-        if self.waits:
-            until(lambda: all(each.load.is_done for each in stored.loads), "what is being read")
-        elif stored.is_loading:
-            time.sleep(0.0005)  # a bounded number of steps waits for it
-        return events
-
-    def settle(self) -> None:
-        assert self.store.flush(time.monotonic() + PATIENCE)
-
-    def restart(self) -> StoreLab:
-        """Close the engine, and start another one over the same store."""
-        self.engine.close()
-        return StoreLab(self.folder, limit=self.limit)
-
-
-def prompt_of(number: int, length: int = 30) -> list[int]:
-    return [(number * 31 + i * i) % 50 for i in range(length)]
-
-
-def flood(lab: Lab, tenant: str = "others") -> None:
-    """Fill the cache with prompts of somebody else."""
-    for i in range(4):
-        lab.run(make_request([i, *prompt_of(1000 + i, 60)], tenant=tenant, max_tokens=1))
-
-
-def num_cached(replay: Replay) -> int:
-    return replay.first.usage.cached_tokens
-
+from tests.engine.random_labs import SEED
+from tests.engine.store_lab import BLOCK, StoreLab, flood, num_cached, prompt_of
+from tests.engine.support import check_against_reference, make_request
+from tests.waiting import until
 
 # -- what is found ---------------------------------------------------------------------------------------------
 
@@ -248,28 +191,103 @@ def test_a_request_that_is_cancelled_while_it_is_read_for_leaves_nothing(tmp_pat
     lab.engine.close()
 
 
+# -- recurrent states ------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_was_evicted_is_read_with_the_blocks_before_it(tmp_path: Path) -> None:
+    lab = StoreLab(tmp_path, num_states=3)
+    first = lab.run_one(prompt_of(1), max_tokens=4)
+    flood(lab)
+    lab.settle()
+    again = lab.run_one(prompt_of(1), max_tokens=4)
+    assert (again.first.tokens, num_cached(again)) == (first.first.tokens, 28)
+    lab.engine.close()
+
+
+def test_a_state_is_read_alone_if_its_blocks_are_in_memory(tmp_path: Path) -> None:
+    lab = StoreLab(tmp_path, num_states=3, num_blocks=200)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    flood(lab)
+    lab.settle()
+    assert num_cached(lab.run_one(prompt_of(1), max_tokens=1)) == 28
+    statistics = lab.engine.statistics()
+    assert statistics.num_restored_tokens == 0
+    assert statistics.num_restored_bytes == lab.executor.kv_blocks.state_bytes
+    lab.engine.close()
+
+
+def test_blocks_without_a_state_are_not_read_but_say_where_others_leave_them(tmp_path: Path) -> None:
+    """As in memory: the second prompt that leaves a chain of blocks keeps the state there, also over a restart."""
+    lab, common = StoreLab(tmp_path, num_states=8), prompt_of(1)[:16]
+    lab.run_one([*common, *[1] * 9], max_tokens=1)
+    lab = lab.restart()
+    assert num_cached(lab.run_one([*common, *[2] * 9], max_tokens=1)) == 0
+    assert lab.engine.statistics().num_restored_tokens == 0
+    lab = lab.restart()
+    assert num_cached(lab.run_one([*common, *[3] * 9], max_tokens=1)) == 16
+    lab.engine.close()
+
+
+def test_a_state_that_is_damaged_is_not_continued_from(tmp_path: Path) -> None:
+    lab = StoreLab(tmp_path, num_states=8)
+    want = lab.run_one(prompt_of(1), max_tokens=4)
+    lab.engine.close()
+    segment, position = lab.store.store.index[state_key(lab.hashes(prompt_of(1)[:28])[-1])]
+    with segment.path.open("r+b") as file:
+        file.seek(position + HEADER_BYTES)
+        file.write(b"wrong")
+    lab = StoreLab(tmp_path, num_states=8)
+    got = lab.run_one(prompt_of(1), max_tokens=4)
+    assert (got.first.tokens, num_cached(got)) == (want.first.tokens, 0)
+    lab.engine.close()
+
+
+@given(seed=SEED)
+def test_a_recurrent_model_finds_the_same_with_and_without_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    """Turns of several conversations and users with common beginnings. One engine goes on, the other restarts."""
+    random, kept = Random(seed), StoreLab(tmp_path_factory.mktemp("kept"), num_states=200, num_blocks=400)
+    folder = tmp_path_factory.mktemp("restarted")
+    chats = [(prompt_of(i % 2, random.randint(1, 20)), random.choice(["", "t"])) for i in range(4)]
+    lab = StoreLab(folder, num_states=200, num_blocks=400)
+    for _ in range(8):
+        tokens, tenant = random.choice(chats)
+        tokens += [random.randrange(50) for _ in range(random.randint(0, 6))]
+        want, got = (each.run_one(tokens, max_tokens=7, tenant=tenant, temperature=0.0) for each in (kept, lab))
+        assert (got.first.tokens, num_cached(got)) == (want.first.tokens, num_cached(want))
+        tokens += got.first.tokens
+        if random.random() < 0.5:
+            lab.engine.close()
+            lab = StoreLab(folder, num_states=200, num_blocks=400)
+    for each in (lab, kept):
+        each.engine.close()
+
+
 # -- who finds it ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("num_states", [0, 8])
 @pytest.mark.parametrize("other", [{"tenant": "b"}, {"adapter": "x"}, {"tenant": "", "adapter": None}])
-def test_no_other_tenant_adapter_or_model_finds_a_block(tmp_path: Path, other: dict[str, Any]) -> None:
-    lab = StoreLab(tmp_path)
+def test_no_other_tenant_adapter_or_model_finds_a_block(tmp_path: Path, other: dict[str, Any], num_states: int) -> None:
+    lab = StoreLab(tmp_path, num_states=num_states)
     lab.run_one(prompt_of(1), tenant="a", max_tokens=1)
     lab = lab.restart()
     assert num_cached(lab.run_one(prompt_of(1), max_tokens=1, **other)) == 0
     lab.engine.close()
-    changed = StoreLab(tmp_path, seed=1)
+    changed = StoreLab(tmp_path, seed=1, num_states=num_states)
     assert num_cached(changed.run_one(prompt_of(1), tenant="a", max_tokens=1)) == 0
     changed.engine.close()
 
 
-def test_a_forgotten_user_computes_again_and_others_do_not(tmp_path: Path) -> None:
-    lab = StoreLab(tmp_path, num_blocks=64)
+@pytest.mark.parametrize("num_states", [0, 8])
+def test_a_forgotten_user_computes_again_and_others_do_not(tmp_path: Path, num_states: int) -> None:
+    lab = StoreLab(tmp_path, num_blocks=64, num_states=num_states)
     for tenant in "ab":
         lab.run_one(prompt_of(1), tenant=tenant, max_tokens=1)
     lab.engine.close()
-    assert forget_tenant(tmp_path, "a") == 7
-    lab = StoreLab(tmp_path)
+    assert forget_tenant(tmp_path, "a") == 7 + (num_states > 0)
+    lab = StoreLab(tmp_path, num_states=num_states)
     assert [num_cached(lab.run_one(prompt_of(1), tenant=tenant, max_tokens=1)) for tenant in "ab"] == [0, 28]
     lab.engine.close()
 
@@ -279,7 +297,6 @@ def test_a_forgotten_user_computes_again_and_others_do_not(tmp_path: Path) -> No
     [
         (ScriptedExecutor(kv="sequences"), {}, "needs a model that torch computes on a CPU"),
         (LateScriptedExecutor(), {}, "needs a model that torch computes on a CPU"),
-        (ScriptedExecutor(num_states=4), {}, "recurrent layers"),
         (ScriptedExecutor(), {"enable_prefix_caching": False}, "prefix caching"),
         (ScriptedExecutor(), {"kv_store_bytes": 100}, "kv_store_bytes is 100; a store of this model needs at least"),
     ],
@@ -298,70 +315,11 @@ def test_a_store_that_cannot_be_used_is_refused_unless_it_is_optional(
     opened.close()
 
 
-# -- whatever happens ------------------------------------------------------------------------------------------
-
-
-def run_random(lab: StoreLab, random: Random, num_requests: int) -> None:
-    """Run random requests, each of which must give what the reference gives."""
-    requests: list[Request] = []
-    for _ in range(num_requests):
-        requests.append(random_request(random, max_tokens=random.choice([1, 4, 9])))
-        lab.engine.add(requests[-1])
-        for _ in range(random.choice([0, 1, 5])):
-            lab.step()
-    replays = lab.drain()
-    for request in requests:
-        check_against_reference(lab, request, replays[request.id])
-
-
-@given(seed=SEED, limit=st.sampled_from([0, 40_000, LIMIT]), waits=st.booleans())
-def test_tokens_are_the_same_whatever_the_store_does(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, limit: int, waits: bool
-) -> None:
-    """Store small, full, cold or warm; files damaged in between; another engine over the same folder; a device
-    that is lost. The scripted device checks each position that it reads."""
-    folder, random = tmp_path_factory.mktemp("store"), Random(seed)
-    options: dict[str, Any] = {"limit": limit, "vocab_size": VOCAB, "num_blocks": random.choice([12, 24, 64])}
-    neighbour = StoreLab(folder, **options)
-    for _ in range(random.randint(1, 3)):
-        faults = {random.randrange(40): ShardUnavailable("the device went away")} if random.random() < 0.3 else {}
-        lab = StoreLab(folder, faults=faults, **options)
-        lab.waits = waits or bool(faults)
-        try:
-            if faults:
-                run_failing(lab)
-            else:
-                run_random(lab, random, 5)
-            run_random(neighbour, random, 2)
-        finally:
-            lab.engine.close()
-        assert sum(size for _, size, _ in list_segments(folder)) <= limit
-        for path, _, _ in list(list_segments(folder)):
-            if random.random() < 0.3:
-                damage(path, random.choice(DAMAGES), random.randrange(1 << 30))
-    neighbour.engine.close()
-
-
-def run_failing(lab: StoreLab) -> None:
-    """Run prompts while all KV is lost once."""
-    prompts = [[i % 3, *(token % VOCAB for token in prompt_of(i % 2, 20))] for i in range(5)]
-    requests = [make_request(prompt, max_tokens=6) for prompt in prompts]
-    for request, replay in zip(requests, lab.run(*requests), strict=True):
-        check_against_reference(lab, request, replay)
-
-
-def test_a_full_disk_costs_only_what_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*given: Any) -> int:
-        raise OSError(28, "No space left on device")
-
-    lab = StoreLab(tmp_path)
-    monkeypatch.setattr(os, "pwritev", full)
-    first = lab.run_one(prompt_of(1), max_tokens=4)
-    flood(lab)
-    lab.settle()
-    again = lab.run_one(prompt_of(1), max_tokens=4)
-    assert (num_cached(again), again.first.tokens) == (0, first.first.tokens)
-    statistics = lab.engine.statistics()
-    assert statistics.num_store_drops > 0
-    assert statistics.num_stored_blocks == 0
-    lab.engine.close()
+def test_a_store_that_is_too_small_for_a_state_is_refused(tmp_path: Path) -> None:
+    executor, least = ScriptedExecutor(num_states=4), 16 * (1000 + HEADER_BYTES)
+    executor.kv_blocks.state_bytes = 1000
+    with pytest.raises(InvalidRequest, match=f"needs at least {least}"):
+        open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least - 1))
+    store = open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least))
+    assert store is not None
+    store.close()

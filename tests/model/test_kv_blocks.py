@@ -18,7 +18,8 @@ from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.kv_cache import KVCache
 from bridle.model.loading import load_executor
-from tests.fakes.tiny_checkpoints import cached_checkpoint
+from bridle.model.state_pool import StatePool, StateShape
+from tests.fakes.tiny_checkpoints import HYBRID_FAMILIES, cached_checkpoint
 
 PROMPT = [5 + i * i % 200 for i in range(200)]
 
@@ -26,6 +27,10 @@ PROMPT = [5 + i * i % 200 for i in range(200)]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "cache"))
+
+
+def tensors_of(pool: StatePool) -> list[torch.Tensor]:
+    return [part for layer in pool.layers.values() for part in layer.values()]
 
 
 def parts_of(cache: KVCache) -> list[torch.Tensor]:
@@ -49,6 +54,28 @@ def test_a_block_comes_back_bit_by_bit_and_touches_no_other(dtype: torch.dtype) 
         assert torch.equal(bits[4:8], want.view(torch.uint8)[12:16])
         assert not bits[:4].any()
         assert not bits[8:].any()
+
+
+def test_a_state_comes_back_bit_by_bit_and_touches_no_other() -> None:
+    shapes = {
+        n: {("conv", 0): StateShape((3, n), torch.bfloat16), ("recurrent", 0): StateShape((2,), torch.float32)}
+        for n in (1, 4)
+    }
+    first, second = (StatePool(shapes, 3, torch.device("cpu")) for _ in range(2))
+    for number, pool in enumerate((first, second)):
+        for part in tensors_of(pool):
+            part.view(torch.uint8).fill_(0) if number else part.view(torch.uint8).random_(0, 256)
+    cache = KVCache(Geometry({}, 10), 5, 4, torch.float32, torch.device("cpu"))
+    source, target = (CacheBlocks(cache, str, pool) for pool in (first, second))
+    assert (source.block_bytes, len(source.read_block(2))) == (0, 0)  # no attention
+    target.write_block(1, source.read_block(2))
+    data = source.read_state(2)
+    assert len(data) == source.state_bytes == first.num_bytes // 3
+    target.write_state(0, data)
+    for have, want in zip(tensors_of(second), tensors_of(first), strict=True):
+        bits = have.view(torch.uint8)
+        assert torch.equal(bits[0], want.view(torch.uint8)[2])
+        assert not bits[1:].any()
 
 
 def identity(folder: Path, **settings: Any) -> str:
@@ -114,3 +141,39 @@ def test_a_cache_that_is_too_small_for_two_conversations_keeps_both(tmp_path: Pa
         statistics = llm.statistics()
         assert statistics.num_stored_blocks >= len(PROMPT) // 16
         assert statistics.num_restored_tokens > 0
+
+
+HYBRIDS = ("lfm2", "qwen3_5_text")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=() if each in HYBRIDS else pytest.mark.slow) for each in HYBRID_FAMILIES],
+)
+def test_a_recurrent_model_continues_after_a_restart_as_without_one(tmp_path: Path, family: str) -> None:
+    """Five turns of two conversations with a common beginning."""
+    model, options = str(cached_checkpoint(family)), {"dtype": "float32", "max_batch_total_tokens": 2048}
+
+    def turns(llm: LLM, numbers: range) -> list[tuple[list[int], int]]:
+        found = []
+        for number in numbers:
+            tokens = chats[number % 2]
+            (output,) = llm.generate([tokens], max_tokens=20, temperature=0, ignore_eos=True)
+            answer = list(output.outputs[0].token_ids)
+            tokens += [*answer, 7, 8 + number]
+            found.append((answer, output.usage.cached_tokens))
+        return found
+
+    chats = start()
+    with LLM(model, **options) as llm:  # type: ignore[arg-type]
+        wanted = turns(llm, range(5))
+    assert wanted[-1][1] > len(start()[0])
+    chats, got = start(), []
+    for number in range(5):
+        with LLM(model, kv_store=str(tmp_path / "kv"), **options) as llm:  # type: ignore[arg-type]
+            got += turns(llm, range(number, number + 1))
+    assert got == wanted
+
+
+def start() -> list[list[int]]:
+    return [[3 + i * i % 200 for i in range(100)] + [number] * 30 for number in (5, 6)]

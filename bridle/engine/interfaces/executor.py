@@ -93,12 +93,16 @@ class AsyncExecutor(Executor, Protocol):
 
 
 class KVBlocks(Protocol):
-    """The blocks of an executor's KV cache, as bytes. A block that no plan refers to may be written from any thread,
-    also while steps run."""
+    """The blocks of an executor's KV cache and its slots of recurrent states, as bytes. What no plan refers to may be
+    written from any thread, also while steps run."""
 
     @property
     def block_bytes(self) -> int:
         """Size of each block in bytes."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of each slot in bytes; 0 without recurrent layers."""
 
     def identity(self) -> str:
         """Return a text that is the same only if equal tokens give the same bytes: it stands for weights, number types
@@ -109,6 +113,12 @@ class KVBlocks(Protocol):
 
     def write_block(self, block: int, data: memoryview) -> None:
         """Fill a block with bytes that `read_block` has returned."""
+
+    def read_state(self, slot: int) -> bytes | bytearray | memoryview:
+        """Return a copy of a slot."""
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        """Fill a slot with bytes that `read_state` has returned."""
 
 
 def find_kv_blocks(executor: Executor) -> KVBlocks | None:

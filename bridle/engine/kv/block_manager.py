@@ -133,12 +133,12 @@ class BlockManager:
     def match_prefix(self, seq: Sequence) -> int:
         """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. In a model with
         recurrent layers they end with a state. Changes only the cached hashes of the sequence."""
-        num_blocks = self._match_blocks(seq)
+        num_blocks = self.match_blocks(seq)
         if num_blocks and self.states.is_used:
             num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
         return num_blocks * self.block_size
 
-    def _match_blocks(self, seq: Sequence) -> int:
+    def match_blocks(self, seq: Sequence) -> int:
         """Return how many of the first blocks of `seq` are in the cache, with or without a state."""
         if not self._caching:
             return 0
@@ -183,7 +183,8 @@ class BlockManager:
         seq.kv.num_computed, seq.kv.num_hashed = num_cached, len(cached)
         if self.states.is_used:
             digest = seq.kv.block_hashes[len(cached) - 1] if cached else None
-            self.states.admit(seq, digest, num_cached, self._match_blocks(seq) * self.block_size)
+            num_known = max(self.match_blocks(seq), seq.kv.num_in_reach)
+            self.states.admit(seq, digest, num_cached, num_known * self.block_size)
         if self.parking.num_blocks:
             self.parking.claim(seq.request.tenant, seq.kv.block_hashes[: len(cached)], seq.request.continues)
         return True

@@ -10,6 +10,7 @@ slot is free or referenced, by sequences and at most one hash. 3. A frozen slot 
 
 When slots run out, frozen states are evicted in this order: those within prompts and answers; those at junctions and at
 the ends of prompts and sequences; those of retained conversations. Of each class the least recently used goes first.
+A store may keep what is evicted (`on_evict`), except copies within answers: there are many, and few are used again.
 This module only counts, and holds no states.
 """
 
@@ -47,6 +48,10 @@ class StateManager:
         self._frozen: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._kinds: dict[bytes, SaveKind] = {}
+        self._tenant_of: dict[bytes, str] = {}  # of frozen states
+        self._loading: set[int] = set()  # slots that a store is filling
+        self.on_evict: Callable[[int, bytes, str], object] | None = None  # slot, hash, tenant; before it is reused
+        self.num_published = 0
         self._order: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._class_of: dict[bytes, int] = {}
         self._copies: list[StateCopy] = []
@@ -107,7 +112,7 @@ class StateManager:
         if old >= 0 and self._is_exclusive(old):
             return
         if old >= 0 and not self._free and self._is_only_frozen_beside(old) and self._oldest((_PASSING, _KEPT)) is None:
-            self._unfreeze(self._hash_of[old])
+            self._evict(self._hash_of[old])
             return
         state.slot = self._take()
         if old >= 0:
@@ -148,7 +153,7 @@ class StateManager:
             digest = self._oldest()
             if digest is None:
                 raise InternalError(f"all {self.num_slots} state slots are in use")
-            self._unfreeze(digest)
+            self._evict(digest)
         slot = self._free.pop()
         self._num_refs[slot] = 1
         return slot
@@ -224,7 +229,8 @@ class StateManager:
         wanted = [(end, SaveKind.BASE)] if row.start + row.num_scheduled > end else []
         if start // size == end // size:
             return wanted  # it fills no block: true for most decodes
-        places = {(seq.num_prompt - 1) // size * size: SaveKind.PROMPT, state.junction: SaveKind.JUNCTION}
+        places = {num // size * size: SaveKind.PROMPT for num in (seq.num_prompt, seq.num_prompt - 1)}
+        places[state.junction] = SaveKind.JUNCTION
         places.setdefault(end // size * size, SaveKind.TAIL)
         for position in range((start // self._every + 1) * self._every, min(end, seq.num_prompt) + 1, self._every):
             places.setdefault(position, SaveKind.PERIODIC)
@@ -238,7 +244,7 @@ class StateManager:
             digest = self._oldest((_PASSING, _KEPT))
             if digest is None:
                 return None
-            self._unfreeze(digest)
+            self._evict(digest)
         return self._take()
 
     def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
@@ -262,14 +268,15 @@ class StateManager:
                 state.base = save
             else:
                 state.tail = hashes[number - 1]
-                self._freeze(state.tail, save)
+                self._freeze(state.tail, save, seq.request.tenant)
         state.pending.clear()
 
     # -- frozen states -----------------------------------------------------------------------------------
 
-    def _freeze(self, digest: bytes, save: SavedSlot) -> None:
+    def _freeze(self, digest: bytes, save: SavedSlot, tenant: str) -> None:
         if digest not in self._frozen:
-            self._frozen[digest], self._hash_of[save.slot] = save.slot, digest
+            self.num_published += 1
+            self._frozen[digest], self._hash_of[save.slot], self._tenant_of[digest] = save.slot, digest, tenant
             self._classify(digest, save.kind)
             return
         self._release(save.slot)
@@ -299,9 +306,15 @@ class StateManager:
         refs, frozen = self._num_refs, self._frozen
         return next((one for number in classes for one in self._order[number] if refs[frozen[one]] == 1), None)
 
+    def _evict(self, digest: bytes) -> None:
+        if self.on_evict is not None and (slot := self.lasting(digest)) is not None:
+            self.on_evict(slot, digest, self._tenant_of[digest])
+        self._unfreeze(digest)
+
     def _unfreeze(self, digest: bytes) -> None:
         slot = self._frozen.pop(digest)
         del self._hash_of[slot], self._kinds[digest], self._order[self._class_of.pop(digest)][digest]
+        del self._tenant_of[digest]
         self._release(slot)
 
     def forget_content(self) -> None:
@@ -310,11 +323,33 @@ class StateManager:
             self._unfreeze(digest)
         self._copies.clear()
 
+    # -- states that a store reads and writes ------------------------------------------------------------
+
+    def lasting(self, digest: bytes) -> int | None:
+        """Return the slot of a frozen state that is worth storing; None if there is none, or only one within an
+        answer."""
+        return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
+
+    def take_slot(self) -> int | None:
+        """Return a slot to fill from a store, for `end_load`; None if none can be had without evicting what is
+        retained."""
+        if (slot := self._spare()) is not None:
+            self._loading.add(slot)
+        return slot
+
+    def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
+        """Keep the state that a slot was filled with under its hash; None if it was not."""
+        self._loading.remove(slot)
+        if digest is None:
+            self._release(slot)
+        else:
+            self._freeze(digest, SavedSlot(0, slot, SaveKind.PROMPT), tenant)
+
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
-        refs = Counter(self._frozen.values())
+        refs = Counter([*self._frozen.values(), *self._loading])
         for seq in sequences:
             if (state := seq.kv.recurrent) is not None:
                 own = [save.slot for save in (*state.pending, state.base) if save is not None]
@@ -326,7 +361,7 @@ class StateManager:
         if self._hash_of != {slot: digest for digest, slot in self._frozen.items()}:
             raise InternalError("the two directions of the map of frozen states disagree")
         listed = {digest: number for number, order in enumerate(self._order) for digest in order}
-        if listed != self._class_of or set(listed) != set(self._frozen) or set(self._kinds) != set(listed):
+        if listed != self._class_of or not set(listed) == set(self._frozen) == set(self._kinds) == set(self._tenant_of):
             raise InternalError("frozen states are not filed in exactly one class of eviction each")
 
 

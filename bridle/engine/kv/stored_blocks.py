@@ -5,38 +5,67 @@ A block is copied before it is reused, so the store never sees what comes after.
 are stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others.
 Steps do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so nobody else reads or
 writes them.
+
+In a model with recurrent layers, blocks are of use only up to a state. States are stored under a key that follows from
+the hash of the block where they end, and what is read ends with a state.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from bridle.engine.interfaces import Executor, KVBlocks, find_kv_blocks
 from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.sequence import Sequence
 from bridle.kv_store import BlockStore, Load, LoadedBlock
-from bridle.kv_store.records import tenant_tag
+from bridle.kv_store.records import Buffer, state_key, tenant_tag
 
 #: How many loads run at once.
 MAX_LOADS = 4
 #: For how many seconds an engine that closes writes what is in memory.
 SAVE_SECONDS = 10.0
-#: Seconds after which an engine without work begins to write what is in memory; blocks at once, and the pause between.
+#: Seconds after which an engine without work begins to write what is in memory; entries at once, and the pause between.
 IDLE_SECONDS = 5.0
-_IDLE_BLOCKS, _IDLE_PAUSE = 8, 0.02
+_IDLE_ENTRIES, _IDLE_PAUSE = 8, 0.02
+
+
+class _Entry(NamedTuple):
+    """A block or a state to write: its key, its tenant's tag, its size, and what copies it."""
+
+    key: bytes
+    tenant: bytes
+    num_bytes: int
+    copy: Callable[[], Buffer]
+
+
+class _Missing(NamedTuple):
+    """What a sequence lacks and the store has: the blocks `digests` after the blocks `held` of the prefix cache, and
+    the recurrent state at the end of block `state`."""
+
+    held: list[bytes]
+    digests: list[bytes]
+    state: bytes | None = None
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Keys in the store, in the order in which they are read."""
+        return self.digests if self.state is None else [*self.digests, state_key(self.state)]
 
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Blocks that are being read after `num_held` blocks of the prefix cache, and the sequences that wait for them."""
+    """What is being read, the blocks before it, the blocks and the state slot that it fills, and the sequences that
+    wait for it."""
 
     tenant: str
-    digests: list[bytes]
+    missing: _Missing
     held: list[int]
     blocks: list[int]
+    slot: int | None
     load: Load
     waiting: list[Sequence] = field(default_factory=list)
     is_stale: bool = False  # what they follow was lost meanwhile
@@ -49,10 +78,11 @@ class StoredBlocks:
         self._blocks, self._store, self._device = blocks, store, device
         self.loads: list[_Loading] = []
         self._loading: dict[bytes, _Loading] = {}
-        self._num_saved = 0  # blocks that had been published when all of them were offered
+        self._num_saved = 0  # blocks and states that had been published when all of them were offered
         self._idle_since: float | None = None
         self.num_restored_tokens = 0
-        blocks.on_evict = blocks.on_retain = self._offer
+        blocks.on_evict, blocks.on_retain = self._offer_block, self._offer_retained
+        blocks.states.on_evict = self._offer_state
         blocks.model = store.store.scope
 
     @staticmethod
@@ -63,26 +93,51 @@ class StoredBlocks:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def _offer(self, block: int, digest: bytes, tenant: str) -> bool:
-        """Copy a block that is about to be reused."""
+    def _block_entry(self, block: int, digest: bytes, tenant: str) -> _Entry:
         device = self._device
-        return self._store.offer(digest, tenant_tag(tenant), device.block_bytes, partial(device.read_block, block))
+        return _Entry(digest, tenant_tag(tenant), device.block_bytes, partial(device.read_block, block))
+
+    def _state_entry(self, slot: int, digest: bytes, tenant: str) -> _Entry:
+        device = self._device
+        return _Entry(state_key(digest), tenant_tag(tenant), device.state_bytes, partial(device.read_state, slot))
+
+    def _offer_block(self, block: int, digest: bytes, tenant: str) -> None:
+        """Copy a block that is about to be reused."""
+        self._store.offer(*self._block_entry(block, digest, tenant))
+
+    def _offer_state(self, slot: int, digest: bytes, tenant: str) -> None:
+        """Copy a state that is about to be evicted."""
+        self._store.offer(*self._state_entry(slot, digest, tenant))
+
+    def _offer_retained(self, block: int, digest: bytes, tenant: str) -> None:
+        self._offer_block(block, digest, tenant)
+        if (slot := self._blocks.states.lasting(digest)) is not None:
+            self._offer_state(slot, digest, tenant)
+
+    def _unsaved(self) -> Iterator[_Entry]:
+        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, as far as the store
+        lacks them: those first that were used last."""
+        has, states = self._store.has, self._blocks.states
+        for block, digest, tenant in self._blocks.idle_hashed():
+            if not has(digest):
+                yield self._block_entry(block, digest, tenant)
+            if states.is_used and (slot := states.lasting(digest)) is not None and not has(state_key(digest)):
+                yield self._state_entry(slot, digest, tenant)
 
     def _save(self) -> None:
-        """Write the blocks of the prefix cache, those first that were used last, for at most `SAVE_SECONDS` and as far
-        as the store has room. The engine computes nothing any more, so it writes them itself."""
+        """Write what memory holds, for at most `SAVE_SECONDS` and as far as the store has room. The engine computes
+        nothing any more, so it writes it itself."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
-        for block, digest, tenant in self._blocks.idle_hashed():
-            num_bytes += self._device.block_bytes
+        for entry in self._unsaved():
+            num_bytes += entry.num_bytes
             if time.monotonic() >= deadline or num_bytes > self._store.store.limit // 2:
                 break  # more would push out what was written first
-            if not self._store.has(digest):
-                self._store.write(digest, tenant_tag(tenant), self._device.read_block(block))
+            self._store.write(entry.key, entry.tenant, entry.copy())
 
     def rest(self, now: float) -> float | None:
         """Write some of what is in memory if the engine has been idle for long enough, so that it outlives a crash.
         Returns the seconds until the next call; None if there is nothing to write."""
-        if self._num_saved == self._blocks.num_published:
+        if self._num_saved == self._num_published:
             return None
         if self._idle_since is None:
             self._idle_since = now
@@ -91,17 +146,17 @@ class StoredBlocks:
             return left
         return None if self._save_some() else _IDLE_PAUSE
 
+    @property
+    def _num_published(self) -> int:
+        return self._blocks.num_published + self._blocks.states.num_published
+
     def _save_some(self) -> bool:
-        """Offer some blocks. Returns whether all of them are stored or were offered."""
-        num_published, num_offered = self._blocks.num_published, 0
-        for block, digest, tenant in self._blocks.idle_hashed():
-            if self._store.has(digest):
-                continue
-            if num_offered == _IDLE_BLOCKS or not self._store.has_room(self._device.block_bytes):
+        """Offer some of what memory holds. Returns whether all of it is stored or was offered."""
+        for number, entry in enumerate(self._unsaved()):
+            if number == _IDLE_ENTRIES or not self._store.has_room(entry.num_bytes):
                 return False
-            self._offer(block, digest, tenant)
-            num_offered += 1
-        self._num_saved = num_published
+            self._store.offer(*entry)
+        self._num_saved = self._num_published
         return True
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -118,46 +173,78 @@ class StoredBlocks:
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
         """Search what `seq` lacks. Returns False if it has to be done later, for lack of room."""
-        blocks, size = self._blocks, self._blocks.block_size
-        num_matched = blocks.match_prefix(seq) // size
-        missing = seq.kv.block_hashes[num_matched : seq.max_reusable // size]
-        if missing and (loading := self._loading.get(missing[0])) is not None:
+        missing = self._find(seq)
+        if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)
             seq.queue.awaits_kv = True
             return True
-        found = missing[: self._store.count_present(missing)]
-        if found and (len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free):
+        if missing.keys and not self._begin_load(seq, missing, is_busy):
             return False
         seq.kv.is_looked_up = True
-        if found:
-            self._begin_load(seq, num_matched, found, is_busy)
         return True
 
-    def _begin_load(self, seq: Sequence, num_matched: int, digests: list[bytes], is_busy: bool) -> None:
-        held = self._blocks.hold(seq.kv.block_hashes[:num_matched])
-        taken = self._blocks.take_run(seq, held[-1] if held else None, len(digests))
+    def _find(self, seq: Sequence) -> _Missing:
+        """Return what memory lacks of the longest beginning of `seq` that it can have with the store."""
+        num_held = self._blocks.match_blocks(seq)
+        digests = seq.kv.block_hashes[: seq.max_reusable // self._blocks.block_size]
+        num_found = num_held + self._store.count_present(digests[num_held:])
+        if not self._blocks.states.is_used:
+            return _Missing(digests[:num_held], digests[num_held:num_found])
+        seq.kv.num_in_reach = num_found
+        return self._find_state(digests[:num_found], num_held)
+
+    def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
+        """Return what leads to the last state at the end of one of these blocks."""
+        states, stored = self._blocks.states, self._store.store
+        for number in range(len(digests), 0, -1):
+            last = digests[number - 1]
+            if last in states or state_key(last) in stored:
+                state = None if last in states else last
+                return _Missing(digests[: min(num_held, number)], digests[num_held:number], state)
+        return _Missing([], [])
+
+    def _begin_load(self, seq: Sequence, missing: _Missing, is_busy: bool) -> bool:
+        """Begin to read what is missing if there is room for it. Returns whether there is."""
+        blocks, device, slot = self._blocks, self._device, None
+        if len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free:
+            return False
+        if missing.state is not None and (slot := blocks.states.take_slot()) is None:
+            return False
+        held = blocks.hold(missing.held)
+        taken = blocks.take_run(seq, held[-1] if held else None, len(missing.digests))
         wanted = [
-            LoadedBlock(digest, self._device.block_bytes, partial(self._device.write_block, block))
-            for digest, block in zip(digests, taken, strict=True)
+            LoadedBlock(digest, device.block_bytes, partial(device.write_block, block))
+            for digest, block in zip(missing.digests, taken, strict=True)
         ]
-        loading = _Loading(seq.request.tenant, digests, held, taken, self._store.load(wanted, is_busy), [seq])
+        if slot is not None:
+            wanted.append(LoadedBlock(missing.keys[-1], device.state_bytes, partial(device.write_state, slot)))
+        load = self._store.load(wanted, is_busy)
+        loading = _Loading(seq.request.tenant, missing, held, taken, slot, load, [seq])
         seq.queue.awaits_kv = True
         self.loads.append(loading)
-        self._loading.update(dict.fromkeys(digests, loading))
+        self._loading.update(dict.fromkeys(missing.keys, loading))
+        return True
 
     def _finish_loads(self) -> None:
         for loading in [each for each in self.loads if each.load.is_done]:
             self.loads.remove(loading)
-            num_loaded = 0 if loading.is_stale else loading.load.num_loaded
-            for digest in loading.digests:
-                if self._loading.get(digest) is loading:
-                    del self._loading[digest]
-            for block, digest in zip(loading.blocks[:num_loaded], loading.digests, strict=False):
-                self._blocks.publish_block(block, digest, loading.tenant)
-            self._blocks.release([*loading.held, *loading.blocks])
-            self.num_restored_tokens += num_loaded * self._blocks.block_size
+            for key in loading.missing.keys:
+                if self._loading.get(key) is loading:
+                    del self._loading[key]
+            self._publish(loading, 0 if loading.is_stale else loading.load.num_loaded)
             for seq in loading.waiting:
                 seq.queue.awaits_kv = False
+
+    def _publish(self, loading: _Loading, num_loaded: int) -> None:
+        """Give what was read to the prefix cache: the first `num_loaded` entries."""
+        missing, loaded = loading.missing, loading.blocks[:num_loaded]
+        for block, digest in zip(loaded, missing.digests, strict=False):
+            self._blocks.publish_block(block, digest, loading.tenant)
+        if loading.slot is not None:
+            state = missing.state if num_loaded == len(missing.keys) else None
+            self._blocks.states.end_load(loading.slot, state, loading.tenant)
+        self._blocks.release([*loading.held, *loading.blocks])
+        self.num_restored_tokens += len(loaded) * self._blocks.block_size
 
     # -- life --------------------------------------------------------------------------------------------
 

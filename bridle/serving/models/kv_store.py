@@ -50,8 +50,6 @@ def _problem(executor: Executor, config: EngineConfig) -> str | None:
         return "this system has no file locks; leave kv_store out"
     if not config.enable_prefix_caching:
         return "without prefix caching nothing would be found in it; turn one of them off"
-    if executor.info.num_states:
-        return "the model has recurrent layers, whose states are not stored; leave kv_store out"
     if find_kv_blocks(executor) is None:
         return (
             "it needs a model that torch computes on a CPU in the process of its engine; leave out kv_store, or "
@@ -61,5 +59,5 @@ def _problem(executor: Executor, config: EngineConfig) -> str | None:
 
 
 def _too_small(device: KVBlocks, limit: int) -> str | None:
-    least = NUM_SEGMENTS * (device.block_bytes + HEADER_BYTES)
+    least = NUM_SEGMENTS * (max(device.block_bytes, device.state_bytes) + HEADER_BYTES)
     return None if limit >= least else f"kv_store_bytes is {limit}; a store of this model needs at least {least}"
