@@ -21,6 +21,7 @@ Status = Mapping[str, Any]
 
 _BAR_WIDTH = 24
 _MAX_ROWS = 40
+_MAX_USERS = 8
 _STATES = {"running": "green", "prompt": "cyan", "waiting": "yellow", "coming in": "dim"}
 
 
@@ -60,6 +61,8 @@ def _model(model: Status, earlier: Status | None, seconds: float) -> RenderableT
     blocks = engine.get("num_blocks", 0)
     used = blocks - engine.get("num_free_blocks", 0)
     grid.add_row("cache", _bar(used, blocks), _cache(engine, used))
+    if held := model.get("kv_blocks"):
+        grid.add_row("users", "", _users(held))
     grid.add_row("speed", "", _speeds(engine, old, seconds))
     grid.add_row("control", "", _control(model, engine))
     style = "none" if model["is_healthy"] else "red"
@@ -82,6 +85,13 @@ def _cache(engine: Status, used: int) -> str:
         retained = f", {engine['num_retained']} of these retained" if engine.get("num_retained") else ""
         kept += f" ({engine.get('num_parked_blocks', 0)} of them for {parked} parked{retained})"
     return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {kept}, {share}"
+
+
+def _users(held: dict[str, int]) -> Text:
+    """Return the users with the most KV blocks."""
+    most = sorted(held.items(), key=lambda each: -each[1])[:_MAX_USERS]
+    more = f", {len(held) - len(most)} more" if len(held) > len(most) else ""
+    return _plain("blocks of " + ", ".join(f"{user or 'no user'}: {count}" for user, count in most) + more)
 
 
 def _speeds(engine: Status, old: Status, seconds: float) -> str:

@@ -151,6 +151,7 @@ class Heartbeat(Wire, tag="Beat"):
     finished: dict[str, int]
     adapters: dict[str, AdapterNews] = msgspec.field(default_factory=dict)
     policies: dict[str, int] = msgspec.field(default_factory=dict)
+    tenant_blocks: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 #: All messages that a router sends to a replica.
@@ -238,7 +239,8 @@ def pack_beat(
 ) -> Heartbeat:
     numbers = {field.name: getattr(statistics, field.name) for field in fields(statistics)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-    return Heartbeat(is_healthy, plain, dict(statistics.finished), adapters or {}, dict(statistics.policies))
+    finished, policies, blocks = dict(statistics.finished), dict(statistics.policies), dict(statistics.tenant_blocks)
+    return Heartbeat(is_healthy, plain, finished, adapters or {}, policies, blocks)
 
 
 def add_beat(total: EngineStatistics, beat: Heartbeat) -> None:
@@ -248,3 +250,4 @@ def add_beat(total: EngineStatistics, beat: Heartbeat) -> None:
             setattr(total, name, type(getattr(total, name))(getattr(total, name) + value))
     total.finished.update(beat.finished)
     total.policies.update(beat.policies)
+    total.tenant_blocks.update(beat.tenant_blocks)

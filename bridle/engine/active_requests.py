@@ -8,6 +8,7 @@ does not know plans or readers of events.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
@@ -96,6 +97,15 @@ class ActiveRequests:
             self._fail_users(failures, lambda seq: (seq.request.adapter,))
         if self._media.num_users and (refused := self._media.take_failures()):
             self._fail_users(refused, lambda seq: [run.key for run in seq.runs])
+
+    def blocks_by_tenant(self) -> Counter[str]:
+        """Count the KV blocks of each tenant's live requests; blocks that its outputs share count once. Safe from any
+        thread."""
+        held: dict[str, set[int]] = {}
+        for outputs in list(self.outputs.values()):
+            for seq in list(outputs.sequences.values()):
+                held.setdefault(seq.request.tenant, set()).update(seq.kv.block_table)
+        return Counter({tenant: len(blocks) for tenant, blocks in held.items()})
 
     def _fail_users(self, failures: Mapping[Any, BridleError], needs: Callable[[Sequence], Iterable[object]]) -> None:
         for request_id in tuple(self.outputs):

@@ -380,6 +380,7 @@ class Engine:
             self._statistics,
             finished=Counter(self._statistics.finished),
             policies=Counter(self._statistics.policies),
+            tenant_blocks=self._live.blocks_by_tenant(),
             num_cached_tokens=scheduler.num_cached_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_failed_steps=self._recovery.num_failed_steps,

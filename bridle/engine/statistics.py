@@ -37,6 +37,7 @@ class EngineStatistics:
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
     policies: Counter[str] = field(default_factory=Counter)  # by name, version and what a policy did
+    tenant_blocks: Counter[str] = field(default_factory=Counter)  # of the KV cache, by tenant with live requests
     step_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -61,6 +61,13 @@ def test_a_frame_tells_queue_batch_cache_and_control() -> None:
         assert part in text
 
 
+def test_users_are_listed_with_their_blocks() -> None:
+    held = {f"user{number}": number for number in range(1, 10)}
+    assert "blocks of user9: 9, user8: 8, " in (text := shown(status(model={"kv_blocks": held}), None, "here"))
+    assert "user2: 2, 1 more" in text and "user1:" not in text
+    assert "blocks of" not in shown(status(), None, "here")
+
+
 def test_the_runtime_of_policies_is_told_apart() -> None:
     both = {"control": {"is_up": True, "restarts": 0}, "policy_control": {"is_up": False, "restarts": 3}}
     assert "up, of policies down, 3 restarts, 0 outputs wait" in shown(status(model=both), None, "here")

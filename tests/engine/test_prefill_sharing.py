@@ -39,6 +39,21 @@ def steps_to_first_token(lab: Lab, request: Request, max_steps: int = 200) -> in
     raise AssertionError(f"no token in {max_steps} steps")
 
 
+def test_blocks_of_a_tenant_count_once() -> None:
+    """Two requests of one tenant share the blocks of their prompt; another tenant has blocks of its own."""
+    lab = ample_lab(max_batch_prefill_tokens=100)
+    prompt = random_prompt(Random(1), 8)
+    for tenant in ("ann", "ann", "bob"):
+        lab.engine.add(make_request([*prompt, 1], max_tokens=9, tenant=tenant))
+        lab.step()
+        lab.step()
+    now = lab.engine.statistics()
+    assert set(now.tenant_blocks) == {"ann", "bob"} and now.tenant_blocks["bob"] >= 3
+    assert now.tenant_blocks.total() == now.num_blocks - now.num_free_blocks
+    lab.drain()
+    assert not lab.engine.statistics().tenant_blocks
+
+
 @given(SEED)
 def test_a_short_prompt_has_its_first_token_within_three_steps(seed: int) -> None:
     """Its 20 tokens fit into half of a step, next to any number of much longer prompts."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bridle.engine.interfaces import ExecutorInfo
@@ -72,6 +73,7 @@ class Statistics:
     num_running: int = 0
     num_waiting: int = 0
     cache_hit_rate: float = 0.0
+    tenant_blocks: Counter[str] = field(default_factory=Counter)
 
 
 Script = Callable[[Request], Iterable[list[Event]]]

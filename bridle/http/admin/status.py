@@ -59,6 +59,7 @@ def _model(slot: Slot) -> dict[str, Any]:
     model = slot.model
     if model is None:
         return row
+    statistics = model.client.statistics()
     row |= {
         "is_healthy": model.client.is_healthy,
         "device": model.info.device,
@@ -67,7 +68,8 @@ def _model(slot: Slot) -> dict[str, Any]:
         "adapters": [adapter.name for adapter in model.adapters.list()],
         "control": _control(model.control),
         "policy_control": _control(model.policy_control),
-        "engine": dict(numbers_of(model.client.statistics())),
+        "kv_blocks": dict(statistics.tenant_blocks),
+        "engine": dict(numbers_of(statistics)),
     }
     return row
 

@@ -231,15 +231,15 @@ def _of_traces(book: TraceStore) -> Iterator[Metric]:
 
 
 def numbers_of(statistics: object) -> Iterator[tuple[str, Any]]:
-    """Numeric fields of a statistics object, its properties included, and counts by key; those of policies are
-    labelled."""
+    """Numeric fields of a statistics object, its properties included, and counts by key. Those of policies have other
+    labels, and tenants are no label."""
     if not is_dataclass(statistics):
         return
     names = [each.name for each in fields(statistics)]
     names += [name for name, value in vars(type(statistics)).items() if isinstance(value, property)]
     for name in names:
         value = getattr(statistics, name)
-        if isinstance(value, (int, float, Mapping)) and name != "policies":
+        if isinstance(value, (int, float, Mapping)) and name not in ("policies", "tenant_blocks"):
             yield name, value
 
 
