@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from bridle.controller_tools.offer import ToolOffer
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.safe_repr import short_repr
 
@@ -28,6 +29,10 @@ class ClientTool:
 
     def __init__(self, description: str) -> None:
         self.description = description
+
+    async def offers(self) -> list[ToolOffer]:
+        """Offer nothing: only a request of the client's own can ask the client."""
+        return []
 
     async def call(self, member: str, arguments: dict[str, Any]) -> str:
         """Never answers by itself."""

@@ -66,15 +66,17 @@ def make_desk(content: Table, folder: Path = Path()) -> ToolExecutor:
     threads = Threads(limits.max_threads)
     tools: dict[str, Tool] = {}
     grants: dict[str, ToolPermission] = {}
+    direct: set[str] = set()
     for name, table in _table("tools", content.get("tools", {})).items():
         where = f"tools.{name}"
         try:
             tools[name] = _tool(where, name, _table(where, table), limits, threads, folder)
             grants[name] = _grant(where, table)
+            direct |= {name} if _is_direct(where, table) else set()
         except InvalidRequest as error:
             text = str(error)
             raise type(error)(text if text.startswith(where) else f"{where}: {text}", "tools") from None
-    return ToolExecutor(tools, limits, grants, log)
+    return ToolExecutor(tools, limits, grants, log, direct)
 
 
 def _tool(where: str, name: str, table: Table, limits: ToolLimits, threads: Threads, folder: Path) -> Tool:
@@ -82,7 +84,7 @@ def _tool(where: str, name: str, table: Table, limits: ToolLimits, threads: Thre
     if len(kinds) != 1:
         raise InvalidRequest(f"{where} must have one of {', '.join(_KINDS)}; it has {' and '.join(kinds) or 'none'}")
     make, known = _KINDS[kinds[0]]
-    _check_fields(where, table, (kinds[0], *known, "users", "roles"))
+    _check_fields(where, table, (kinds[0], *known, "users", "roles", "direct"))
     return make(name, {**table, "folder": folder}, limits, threads)
 
 
@@ -94,6 +96,16 @@ def _grant(where: str, table: Table) -> ToolPermission:
     if not users and "users" in table:
         raise InvalidRequest(f"{where}: users is empty, so the tool cannot be used; list users, or remove the tool")
     return ToolPermission(frozenset(users), frozenset(roles))
+
+
+def _is_direct(where: str, table: Table) -> bool:
+    """Return whether users may call the tool themselves."""
+    direct = table.get("direct", False)
+    if not isinstance(direct, bool):
+        raise InvalidRequest(f"{where}: direct is {short_repr(direct)}; must be true or false")
+    if direct and "client" in table:
+        raise InvalidRequest(f"{where}: direct is true, but the client answers this tool; remove direct")
+    return direct
 
 
 # -- kinds -------------------------------------------------------------------------------------------------
@@ -122,7 +134,7 @@ def _http(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool
         private=networks_of(_texts("private", table, "private")),
         headers=_strings("headers", table.get("headers", {})),
     )
-    return HttpTool(rules, bounds, threads)
+    return HttpTool(rules, bounds, threads, name)
 
 
 def _mcp(name: str, table: Table, limits: ToolLimits, threads: Threads) -> Tool:

@@ -12,8 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ from bridle.controller_tools.access import EVERYBODY, ToolPermission
 from bridle.controller_tools.call import Call
 from bridle.controller_tools.client import MAX_NAME_CHARS, OF_REQUESTS, ClientTool, is_name, new_call_id, notice_of
 from bridle.controller_tools.limits import DEFAULT_LIMITS, ToolLimits
+from bridle.controller_tools.offer import ToolOffer
 from bridle.controller_tools.session import NOBODY, ToolCallContext, entry_of, listed, pack_arguments
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.safe_repr import short_repr
@@ -34,6 +36,7 @@ _PATIENCE = 5.0
 _MAX_TOLD = 100
 
 Arguments = dict[str, Any]
+T = TypeVar("T")
 #: What the log has of calls: nothing, which tool and how it went, or also what was said.
 LogLevel = Literal["none", "calls", "content"]
 
@@ -45,6 +48,9 @@ class Tool(Protocol):
     @property
     def description(self) -> str:
         """Description of the tool, one sentence."""
+
+    async def offers(self) -> list[ToolOffer]:
+        """What a model may call, with full names. Raises `ToolFailed`."""
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
@@ -78,7 +84,8 @@ class ToolCounts:
 class ToolExecutor:
     """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
 
-    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls.
+    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls. Users may call the tools in
+    `direct` themselves, without a controller.
     """
 
     def __init__(
@@ -87,9 +94,10 @@ class ToolExecutor:
         limits: ToolLimits = DEFAULT_LIMITS,
         grants: Mapping[str, ToolPermission] | None = None,
         log: LogLevel = "none",
+        direct: Collection[str] = (),
     ) -> None:
         self.limits = limits
-        self._grants, self._log = dict(grants or {}), log
+        self._grants, self._log, self._direct = dict(grants or {}), log, frozenset(direct)
         self._tools = dict(tools or {})
         for name in self._tools:
             _check_name(name)
@@ -129,6 +137,22 @@ class ToolExecutor:
     def names_for(self, user: str, is_admin: bool) -> tuple[str, ...]:
         """The tools that a user may use."""
         return tuple(name for name in self._tools if self._grants.get(name, EVERYBODY).permits(user, is_admin))
+
+    def direct_for(self, user: str, is_admin: bool) -> dict[str, Tool]:
+        """The tools that a user may call without a controller."""
+        return {
+            name: tool
+            for name in self.names_for(user, is_admin)
+            if name in self._direct and not isinstance(tool := self._tools[name], ClientTool)
+        }
+
+    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop of the tools. Raises `ToolFailed` after the end."""
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise ToolFailed("tools are shut down")
+            return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def watch(self, on_done: Callable[[], None]) -> None:
         """Have `on_done` called, from any thread, whenever a call has ended."""
@@ -224,15 +248,20 @@ class ToolExecutor:
                 raise ToolFailed(
                     f"{len(self._live)} calls are under way; at most {self.limits.max_running} (max_running)"
                 )
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
-                self._thread.start()
+            loop = self._started()
             self._live.add(job.call)
             counts = self._counts.setdefault(job.name, ToolCounts())
             counts.num_calls += 1
             counts.num_running += 1
-            return self._loop
+            return loop
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the tools. The caller holds the lock."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="bridle-tools", daemon=True)
+            self._thread.start()
+        return self._loop
 
     # -- the desk's thread -------------------------------------------------------------------------------
 

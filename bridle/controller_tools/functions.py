@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from bridle.controller_tools.executor import Arguments, Tool
 from bridle.controller_tools.limits import DEFAULT_LIMITS, ToolLimits
+from bridle.controller_tools.offer import ToolOffer, schema_of
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.safe_repr import short_repr
 from bridle.threads import start_thread
@@ -70,6 +71,10 @@ class FunctionTool:
     def description(self) -> str:
         """The first line of the function's documentation."""
         return (inspect.getdoc(self._function) or "").partition("\n")[0][:_MAX_DESCRIPTION_CHARS]
+
+    async def offers(self) -> list[ToolOffer]:
+        """Describe the function and its parameters."""
+        return [ToolOffer(self._name, self.description, schema_of(self._function))]
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """Call it, and wait for what it returns."""

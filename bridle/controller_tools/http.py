@@ -18,6 +18,7 @@ import msgspec
 
 from bridle.controller_tools.executor import Arguments
 from bridle.controller_tools.functions import Threads
+from bridle.controller_tools.offer import ToolOffer
 from bridle.errors import InvalidRequest, ToolFailed
 from bridle.safe_http import HttpExchange, HttpLimits, HttpResponse, HttpTarget, OutboundFailed
 from bridle.safe_repr import short_repr
@@ -64,16 +65,29 @@ class HttpRule:
         return path == prefix or path.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
+#: Arguments of a request, for models.
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"method": {"enum": list(METHODS)}} | {name: {"type": "string"} for name in _FIELDS[1:]},
+    "required": ["method", "url"],
+    "additionalProperties": False,
+}
+
+
 class HttpTool:
     """Requests that a list of rules allows."""
 
-    def __init__(self, rules: tuple[HttpRule, ...], bounds: HttpLimits, threads: Threads) -> None:
-        self._rules, self._bounds, self._threads = rules, bounds, threads
+    def __init__(self, rules: tuple[HttpRule, ...], bounds: HttpLimits, threads: Threads, name: str = "http") -> None:
+        self._rules, self._bounds, self._threads, self._name = rules, bounds, threads, name
 
     @property
     def description(self) -> str:
         """Description of the permitted requests."""
         return "HTTP: " + ", ".join(f"{rule.method} {rule.scheme}://{rule.host}{rule.prefix}" for rule in self._rules)
+
+    async def offers(self) -> list[ToolOffer]:
+        """Describe the requests."""
+        return [ToolOffer(self._name, self.description, _PARAMETERS)]
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """Send the request, and read its answer. A status from 300 on is a failure."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.controller_tools.executor import Arguments
 from bridle.controller_tools.mcp_transports import START_SECONDS, McpServer, connect
+from bridle.controller_tools.offer import ToolOffer
 from bridle.controller_tools.session import listed
 from bridle.distribution import install_hint
 from bridle.errors import ToolFailed, UnsupportedFeature
@@ -48,6 +49,11 @@ class McpTool:
     def description(self) -> str:
         """Description of the server."""
         return f"MCP: {self._server.url or ' '.join(self._server.command)}"[:_MAX_SHOWN]
+
+    async def offers(self) -> list[ToolOffer]:
+        """List the tools of the server, which is started if need be."""
+        life = await self._ready()
+        return [offer._replace(name=f"{self._name}.{name}") for name, offer in life.tools.items()]
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """Call a tool of the server."""
@@ -97,7 +103,7 @@ class _Life:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody may have left
-        self.tools: tuple[str, ...] = ()
+        self.tools: dict[str, ToolOffer] = {}
         self._ended: asyncio.Future[str] = loop.create_future()  # why it is over
         self._session: ClientSession | None = None
         self._is_forgotten = False
@@ -176,13 +182,13 @@ class _Life:
         """Shake hands, and ask for the tools; fails if the server ends first."""
         from mcp_types import PaginatedRequestParams
 
-        async def ask() -> list[str]:
+        async def ask() -> list[ToolOffer]:
             await session.initialize()
-            found: list[str] = []
+            found: list[ToolOffer] = []
             cursor: str | None = None
             while len(found) < _MAX_TOOLS:
                 page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor))
-                found += [tool.name for tool in page.tools]
+                found += [ToolOffer(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
                 cursor = page.next_cursor
                 if not cursor:
                     break
@@ -194,7 +200,8 @@ class _Life:
             if not asking.done():
                 raise ToolFailed(self._ended.result())
             offered = self._server.tools
-            self.tools = tuple(name for name in asking.result()[:_MAX_TOOLS] if offered is None or name in offered)
+            known = asking.result()[:_MAX_TOOLS]
+            self.tools = {tool.name: tool for tool in known if offered is None or tool.name in offered}
         finally:
             asking.cancel()
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -9,7 +9,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import bridle
-from bridle.http import admin, anthropic, info_routes, ollama, openai, playground, prompt_caches, request_routes, tgi
+from bridle.http import (
+    admin,
+    anthropic,
+    info_routes,
+    ollama,
+    openai,
+    playground,
+    prompt_caches,
+    request_routes,
+    tgi,
+    tool_routes,
+)
 from bridle.http.aici import routes as aici
 from bridle.http.anthropic.routes import CAP_HEADER
 from bridle.http.api_route import refusing_for
@@ -41,6 +52,7 @@ ROUTERS = (
     anthropic.router,
     *ollama.routers,
     request_routes.router,
+    tool_routes.router,
     prompt_caches.router,
     playground.router,
 )

@@ -57,6 +57,18 @@ headers = { Authorization = "Bearer x" }
 """
 
 
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"http": ["GET https://example.org/"], "direct": "yes"}, "tools.it: direct is 'yes'; must be true or false"),
+        ({"client": "Asks.", "direct": True}, "tools.it: direct is true, but the client answers this tool"),
+    ],
+)
+def test_direct_is_for_tools_that_the_server_runs(table: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        make_desk({"tools": {"it": table}})
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text("def add(a, b):\n    'The sum.'\n    return a + b\n", encoding="utf-8")

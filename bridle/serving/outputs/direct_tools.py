@@ -1,0 +1,57 @@
+"""Tools that users call themselves, without a controller: those of the operator's file with `direct = true`.
+
+A chat client offers them to its model, shows each call, and asks here for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bridle.controller_tools import Tool, ToolCallContext, ToolExecutor, ToolSession
+from bridle.controller_tools.session import entry_of
+from bridle.errors import ToolFailed
+from bridle.serving.models.loading import LoadedModel
+from bridle.serving.outputs.tool_answers import desks_of
+from bridle.serving.tenancy.keys import Identity
+
+
+async def list_tools(models: Iterable[LoadedModel], user: Identity) -> list[dict[str, Any]]:
+    """Return a row per tool that this user may call: name, description, and the JSON schema `parameters`. A server of
+    tools that does not start has a row with its name and an `error`."""
+    found = [
+        (desk, name, tool)
+        for desk in desks_of(models)
+        for name, tool in desk.direct_for(user.user, user.is_admin).items()
+    ]
+    rows = await asyncio.gather(*(_rows(*each) for each in found))
+    return [row for each in rows for row in each]
+
+
+async def call_tool(
+    models: Iterable[LoadedModel], user: Identity, name: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Call a tool, and return its `result` or an `error`. The call ends when this is cancelled."""
+    desks = [(desk, tuple(desk.direct_for(user.user, user.is_admin))) for desk in desks_of(models)]
+    desk, names = next((each for each in desks if entry_of(name, each[1]) is not None), (None, ()))
+    if desk is None:
+        known = ", ".join(name for _, names in desks for name in names) or "none"
+        return {"error": f"there is no tool {name!r} that you may call; there are {known}"}
+    call = ToolSession(desk, names, ToolCallContext(user.user)).call(name, arguments)
+    done, loop = asyncio.Event(), asyncio.get_running_loop()
+    call.when_done(lambda: loop.call_soon_threadsafe(done.set) and None)
+    try:
+        await done.wait()
+    finally:
+        call.cancel()
+    return {"result": call.text} if call.error is None else {"error": call.error}
+
+
+async def _rows(desk: ToolExecutor, name: str, tool: Tool) -> list[dict[str, Any]]:
+    """Return the rows of one entry of the operator's file."""
+    try:
+        offers = await asyncio.wrap_future(desk.run(tool.offers()))
+    except ToolFailed as error:
+        return [{"name": name, "error": str(error)}]
+    return [offer._asdict() for offer in offers]
