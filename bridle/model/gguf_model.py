@@ -37,6 +37,7 @@ from bridle.model.plain_config import PlainConfig
 from bridle.model.plain_decoder import PlainDecoder
 from bridle.model.quantized_experts import PackedExperts
 from bridle.model.staging import move_model
+from bridle.model.weight_reading import making_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -71,7 +72,7 @@ def _library_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     attention.register()
-    with torch.device("meta"):
+    with making_model, torch.device("meta"):
         return AutoModelForCausalLM.from_config(settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype)
 
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 #: The share of reading that is over once tensors are found in their files, from where a GPU gets them page by page.
 _FOUND = 0.2
 
+#: Held while the library makes a model. Meanwhile it patches its own classes, for all threads, and takes what it finds
+#: for the originals: of two threads at once, one would leave a patch behind, and every later model would lack weights.
+making_model = Lock()
+
 
 def read_weights(
     kind: Any,
@@ -41,7 +45,7 @@ def read_weights(
     attention.register()
     found = 1.0 if device.type == "cpu" else _FOUND
     try:
-        with _quiet_library(), _counted(checkpoint.tensor_bytes, lambda share: progress(found * share)):
+        with making_model, _quiet_library(), _counted(checkpoint.tensor_bytes, lambda share: progress(found * share)):
             model, loading = kind.from_pretrained(
                 checkpoint.folder,
                 config=settings,

@@ -25,6 +25,7 @@ from bridle.model.quantization.weights import Weight, is_packed, read_grouped, r
 from bridle.model.quantize import Int8Linear, is_worthwhile
 from bridle.model.staging import Put, move_model, staged
 from bridle.model.support_checks import takes_media
+from bridle.model.weight_reading import making_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -81,7 +82,7 @@ def _empty_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
     plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
     kind: Any = AutoModelForMultimodalLM if takes_media(settings) else AutoModelForCausalLM
     names = attention_names(plain) if takes_media(settings) else attention.ATTENTION_NAME
-    with torch.device("meta"):
+    with making_model, torch.device("meta"):
         return kind.from_config(plain, attn_implementation=names, dtype=dtype)
 
 
