@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.control.decision import Decision
-from bridle.structured_output.matcher import Matcher, end_row, fitting
+from bridle.structured_output.matcher import Matcher, fitting
 from bridle.structured_output.pattern_end import PatternEnd
 from bridle.structured_output.pool import ConstraintPool
 from bridle.structured_output.spec import Constraint
@@ -47,7 +47,7 @@ class CompiledGrammar:
         mask = matcher.mask()
         if extra is not None:
             return Decision.sample(_with(mask, extra))
-        if mask == end_row(self.vocabulary) or (matcher.is_accepting and not mask.strip(b"\0")):
+        if matcher.must_end(mask):
             return Decision.stop()
         return self._end.draw(matcher, mask)
 
@@ -63,7 +63,7 @@ class CompiledGrammar:
 
     def all_but_ends(self) -> bytes:
         """The mask that allows every token but the end tokens."""
-        return end_row(self.vocabulary).translate(_INVERTED)
+        return self.vocabulary.end_row.translate(_INVERTED)
 
 
 async def compile_grammar(pool: ConstraintPool, form: Constraint) -> CompiledGrammar:

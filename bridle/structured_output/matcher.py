@@ -31,7 +31,7 @@ class Matcher:
     def __init__(self, vocabulary: GrammarVocabulary, grammar: str) -> None:
         import llguidance
 
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._grammar = grammar
         self._tokens: list[int] = []
         limits = llguidance.LLParserLimits(**PARSER_LIMITS)
@@ -43,7 +43,7 @@ class Matcher:
     def copy(self) -> Matcher:
         """An independent matcher in the same state."""
         twin: Matcher = object.__new__(Matcher)
-        twin._vocabulary, twin._grammar = self._vocabulary, self._grammar
+        twin.vocabulary, twin._grammar = self.vocabulary, self._grammar
         twin._tokens, twin.backend = self._tokens.copy(), self.backend.deep_copy()
         return twin
 
@@ -58,7 +58,7 @@ class Matcher:
         self._tokens.extend(tokens[:count])
         if count < len(tokens):
             self._check_limits()
-            token, text = self._vocabulary.text_of(tokens[count : count + 1]), self._vocabulary.text_of(self._tokens)
+            token, text = self.vocabulary.text_of(tokens[count : count + 1]), self.vocabulary.text_of(self._tokens)
             raise ControllerError(
                 f"token {tokens[count]} ({_shown(token)}) does not continue the constrained text {_shown(text)}"
             )
@@ -79,7 +79,7 @@ class Matcher:
 
     def take(self, data: bytes) -> bool:
         """Advance by bytes; returns whether each of them is a token that the grammar allows."""
-        known = self._vocabulary.byte_tokens
+        known = self.vocabulary.byte_tokens
         tokens = [known[byte] for byte in data if byte in known]
         if len(tokens) < len(data):
             return False
@@ -95,24 +95,28 @@ class Matcher:
 
     def next_bytes(self, mask: bytes) -> frozenset[int]:
         """The bytes that may come next under `mask`."""
-        known = self._vocabulary.byte_tokens
+        known = self.vocabulary.byte_tokens
         return frozenset(byte for byte, token in known.items() if mask[token >> 3] >> (token & 7) & 1)
 
     def tail(self, size: int) -> bytes:
         """The last bytes of the text, at least `size` if there are as many."""
-        return self._vocabulary.text_of(self._tokens[-size:]) if size else b""
+        return self.vocabulary.text_of(self._tokens[-size:]) if size else b""
 
     def mask(self) -> bytes:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
         `ControllerError` with an explanation if there are none."""
         row: bytes = self.backend.compute_bitmask()
-        if not self._vocabulary.spells_every_byte:
+        if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)
         self._check_limits()
         if self.backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
             raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
-        size = self._vocabulary.mask_bytes
-        return row if len(row) == size and not self._vocabulary.size % 32 else self._fitted(row, size)
+        size = self.vocabulary.mask_bytes
+        return row if len(row) == size and not self.vocabulary.size % 32 else self._fitted(row, size)
+
+    def must_end(self, mask: bytes) -> bool:
+        """Return whether `mask` allows nothing but the end of the text."""
+        return mask == self.vocabulary.end_row or (self.is_accepting and not mask.strip(b"\0"))
 
     def _spellable(self, row: bytes) -> bytes:
         """Allow only tokens that agree with the next bytes, if these are certain. Llguidance looks beyond the bytes
@@ -122,7 +126,7 @@ class Matcher:
             return row
         spelled = bytearray(len(row))
         for token in np.unpackbits(np.frombuffer(row, np.uint8), bitorder="little").nonzero()[0].tolist():
-            data = self._vocabulary.text_of((token,)) if token < len(self._vocabulary.tokens) else b""
+            data = self.vocabulary.text_of((token,)) if token < len(self.vocabulary.tokens) else b""
             if data and (must.startswith(data) or data.startswith(must)):
                 spelled[token >> 3] |= 1 << (token & 7)
         return bytes(spelled)
@@ -130,7 +134,7 @@ class Matcher:
     def _fitted(self, row: bytes, size: int) -> bytes:
         """Exactly `size` bytes, without bits beyond the vocabulary."""
         fitted = bytearray(row[:size].ljust(size, b"\0"))
-        whole, rest = divmod(self._vocabulary.size, 8)
+        whole, rest = divmod(self.vocabulary.size, 8)
         if rest:
             fitted[whole] &= (1 << rest) - 1
             whole += 1
@@ -179,7 +183,7 @@ class Matcher:
     def _check_limits(self) -> None:
         """Raise the error that names the limit, if the matcher failed because it reached one."""
         if self.backend.is_error() and _LIMIT_WORDS.search(self.failure):
-            text = _shown(self._vocabulary.text_of(self._tokens))
+            text = _shown(self.vocabulary.text_of(self._tokens))
             why = self.failure.partition("; consider")[0]
             raise ControllerError(
                 f"the constraint needs more than its limits allow after {text}: {why}; "
@@ -188,7 +192,7 @@ class Matcher:
 
     def explain(self) -> str:
         """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""
-        text = self._vocabulary.text_of(self._tokens)
+        text = self.vocabulary.text_of(self._tokens)
         parts = [f"after {_shown(text)} the grammar allows {_allowed_after(self._grammar, text)}"]
         if self.backend.is_error() and self.backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):
             why = reason(self.backend)
@@ -210,14 +214,6 @@ def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
             f"constraint: got a {next(iter(constraint.to_dict()))}; what policy {policy} puts in the place of a text "
             f"must fit it, but {error}. Allow that text in the constraint, or leave out what the policy replaces."
         ) from None
-
-
-def end_row(vocabulary: GrammarVocabulary) -> bytes:
-    """The mask that allows nothing but the end."""
-    row = bytearray(vocabulary.mask_bytes)
-    for token in vocabulary.eos:
-        row[token >> 3] |= 1 << (token & 7)
-    return bytes(row)
 
 
 def _allowed_after(grammar: str, text: bytes) -> str:

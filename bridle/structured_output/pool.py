@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
@@ -22,54 +21,28 @@ from bridle.errors import BridleError, ControllerError, InternalError, Unsupport
 from bridle.sampling import SamplingParams
 from bridle.structured_output.canonical import CanonicalDraws
 from bridle.structured_output.compiler import Compiler
+from bridle.structured_output.constrained_sequence import (
+    SLOW_MASK_SECONDS,
+    SLOW_SECONDS,
+    ConstrainedSequence,
+    as_controller_error,
+    next_part,
+)
 from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
-from bridle.structured_output.matcher import Matcher, end_row, fitting
+from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.pattern_end import PatternEnd
-from bridle.structured_output.scored_texts import NOTHING_SCORED, ScoredTexts, scored_texts
+from bridle.structured_output.scored_texts import NOTHING_SCORED, scored_texts
 from bridle.structured_output.spec import Choice, Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
-#: thread.
-SLOW_SECONDS = 0.002
-SLOW_MASK_SECONDS = 0.01
 #: After this much computing, in seconds, a thread publishes the answers that it has.
 _TELL = 0.0005
 #: The most masks that one thread takes at a time: more mean fewer hand-overs, fewer a more even load.
 _MAX_PART = 16
 
-
-@dataclass(slots=True, eq=False)
-class _Instance:
-    """One output under its constraint. `ahead` is a copy that may run ahead of it, made as long as it `is_led`:
-    threads use the matcher itself between a question and its answer. `masks` are those after draft tokens, which took
-    `seconds_ahead` seconds."""
-
-    matcher: Matcher
-    constraint: Constraint | None = None
-    end: PatternEnd = field(default_factory=lambda: PatternEnd(None))
-    scored: ScoredTexts = NOTHING_SCORED
-    canonical: CanonicalDraws | None = None
-    is_slow: bool = False
-    is_led: bool = False
-    ahead: Matcher | None = None
-    masks: dict[tuple[int, ...], Answer] = field(default_factory=dict)
-    seconds_ahead: float = 0.0
-
-    def leading(self, ahead: Matcher) -> _Instance:
-        """Return an instance that answers about tokens that might come, with `ahead` for its matcher."""
-        canonical = self.canonical and self.canonical.copy()
-        return _Instance(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
-
-    def forget_ahead(self) -> None:
-        """Drop what was known of tokens that might have come."""
-        self.ahead, self.seconds_ahead = None, 0.0
-        self.masks.clear()
-
-
-_Due = tuple[Ask, _Instance]
-_Answered = tuple[int, _Instance, Answer]
+_Due = tuple[Ask, ConstrainedSequence]
+_Answered = tuple[int, ConstrainedSequence, Answer]
 
 
 class ConstraintPool(ControllerPool):
@@ -91,12 +64,11 @@ class ConstraintPool(ControllerPool):
         self._clock = clock
         self._can_score = can_score
         self._workers = Workers(limits.num_threads)
-        self.opened: dict[str, _Instance] = {}
-        self.live: dict[int, _Instance] = {}
+        self.opened: dict[str, ConstrainedSequence] = {}
+        self.live: dict[int, ConstrainedSequence] = {}
         self._arrived = threading.Condition()
         self._answers: dict[int, Answer] = {}
-        self.under_way: dict[int, _Instance] = {}
-        self._end_row: bytes | None = None
+        self.under_way: dict[int, ConstrainedSequence] = {}
 
     # -- coming --------------------------------------------------------------------------------------------
 
@@ -117,21 +89,21 @@ class ConstraintPool(ControllerPool):
             try:
                 self.opened[request.id] = self._opened(request, constraint, compiled.result().copy())
             except BaseException as error:  # a cancelled compilation is one too
-                future.set_exception(error if isinstance(error, BridleError) else _as_error(error))
+                future.set_exception(error if isinstance(error, BridleError) else as_controller_error(error))
             else:
                 future.set_result(request.prompt)
 
         self.compiler.compile(constraint).add_done_callback(begin)
         return future
 
-    def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> _Instance:
+    def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> ConstrainedSequence:
         is_asked = isinstance(constraint, Choice) and constraint.scored is True
         if is_asked and not self._can_score:
             raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
         scored = scored_texts(constraint, request, self.compiler, start) if self._can_score else NOTHING_SCORED
         how = request.sampling.canonical
         canonical = None if how == "off" else CanonicalDraws(how == "strict")
-        return _Instance(start, constraint, _end_of(constraint, request.sampling), scored, canonical)
+        return ConstrainedSequence(start, constraint, _end_of(constraint, request.sampling), scored, canonical)
 
     def abandon(self, request: Request) -> None:
         self.opened.pop(request.id, None)
@@ -146,15 +118,7 @@ class ConstraintPool(ControllerPool):
                 self.live[ask.seq_id] = opened = self.opened.pop(ask.request.id)
                 opened.is_led = bool(ask.request.sampling.speculate)
             elif ask.parent is not None:
-                parent = self.live[ask.parent]
-                self.live[ask.seq_id] = _Instance(
-                    parent.matcher.copy(),
-                    parent.constraint,
-                    parent.end.copy(),
-                    parent.scored,
-                    parent.canonical and parent.canonical.copy(),
-                    parent.is_slow,
-                )
+                self.live[ask.seq_id] = self.live[ask.parent].copy()
         known: list[_Answered] = []
         masks: list[_Due] = []
         work: list[Callable[[], None]] = []
@@ -167,7 +131,7 @@ class ConstraintPool(ControllerPool):
                 work.append(self._work([(ask, instance)], is_whole=True))
                 continue
             instance.forget_ahead()
-            answer = self._advance(instance, ask)
+            answer = instance.advance(ask)
             if answer is not None:
                 known.append((ask.seq_id, instance, answer))
             else:
@@ -188,8 +152,8 @@ class ConstraintPool(ControllerPool):
             done: list[_Answered] = []
             told = began = time.thread_time()
             for ask, instance in due:
-                answer = self._advance(instance, ask) if is_whole else None
-                done.append((ask.seq_id, instance, answer or self._masked(instance)))
+                answer = instance.advance(ask) if is_whole else None
+                done.append((ask.seq_id, instance, answer or instance.masked()))
                 now = time.thread_time()
                 instance.is_slow = instance.is_slow or now - began > SLOW_MASK_SECONDS
                 if now - told > _TELL:
@@ -199,55 +163,6 @@ class ConstraintPool(ControllerPool):
             self._answer(done)
 
         return run
-
-    def _advance(self, instance: _Instance, ask: Ask) -> Answer | None:
-        """Commit the reported tokens; returns the answer, or None if it needs a mask."""
-        matcher = instance.matcher
-        began = time.thread_time()
-        try:
-            if ask.request is None:
-                matcher.rollback(ask.backtrack)
-                with fitting(ask.rewritten_by, instance.constraint):
-                    matcher.commit(ask.tokens)
-            if ask.final:
-                return Answer(log=_last_words(matcher))
-            if instance.canonical is not None:
-                instance.canonical.note(ask)
-            is_left = instance.end.is_over(ask.sampled, bool(ask.tokens), self.compiler.vocabulary)
-            if matcher.is_complete or is_left or instance.scored.is_chosen(ask, matcher):
-                return Answer(Decision.stop())
-            if matcher.is_failed:
-                raise ControllerError(f"the constraint failed: {matcher.failure}")
-            forced = matcher.forced() if ask.may_force and not instance.scored.comes_first(matcher) else ()
-            if forced and instance.canonical is not None:
-                forced = instance.canonical.forced(forced, matcher, self.compiler.vocabulary)
-        except Exception as error:
-            return Answer() if ask.final else Answer(error=_as_error(error))
-        if time.thread_time() - began > SLOW_SECONDS:
-            instance.is_slow = True
-        return Answer(Decision.splice(0, forced)) if forced else None
-
-    def _masked(self, instance: _Instance) -> Answer:
-        try:
-            mask = instance.matcher.mask()
-            if self._end_row is None:
-                self._end_row = end_row(self.compiler.vocabulary)
-            if mask == self._end_row or (instance.matcher.is_accepting and not mask.strip(b"\0")):
-                return Answer(Decision.stop())
-            return Answer(self._draw(instance, instance.matcher, mask, self.compiler.vocabulary))
-        except Exception as error:
-            return Answer(error=_as_error(error))
-
-    @staticmethod
-    def _draw(instance: _Instance, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision:
-        """The next draw, of which the grammar allows `mask`: of a whole text, or of a token."""
-        chosen = instance.scored.decision(matcher, mask, vocabulary)
-        if chosen is not None:
-            return chosen
-        decision = instance.end.draw(matcher, mask)
-        if instance.canonical is None:
-            return decision
-        return instance.canonical.restrict(decision, matcher, mask, vocabulary)
 
     def _answer(self, answered: Iterable[_Answered]) -> None:
         with self._arrived:
@@ -279,7 +194,7 @@ class ConstraintPool(ControllerPool):
         ahead, parts, place = instance.ahead, list[tuple[int, ...]](), 0
         while ahead is not None and place < len(tokens):
             try:
-                part = _next_part(ahead, tokens[place])
+                part = next_part(ahead, tokens[place])
             except ControllerError:
                 part = ()
             if not part:
@@ -315,12 +230,12 @@ class ConstraintPool(ControllerPool):
         with self._arrived:
             return self._arrived.wait_for(lambda: seq_id not in self.under_way, SLOW_SECONDS)
 
-    def _look_ahead(self, instance: _Instance, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
+    def _look_ahead(self, instance: ConstrainedSequence, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
         """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
         copied, instance.ahead = instance.leading(ahead), None
-        answer = self._advance(copied, Ask(-1, tokens))
+        answer = copied.advance(Ask(-1, tokens))
         if answer is None:
-            answer = instance.masks[tokens] = self._masked(copied)
+            answer = instance.masks[tokens] = copied.masked()
         if answer.decision is not None:
             with suppress(ControllerError):
                 ahead.rollback(len(tokens))
@@ -339,8 +254,8 @@ class ConstraintPool(ControllerPool):
         while place + size <= len(tokens):
             told = tuple(tokens[place : place + size])
             place += size
-            answer = self._advance(ahead, Ask(seq_id, told)) or instance.masks.get(tuple(tokens[:place]))
-            decision = (answer or self._masked(ahead)).decision
+            answer = ahead.advance(Ask(seq_id, told)) or instance.masks.get(tuple(tokens[:place]))
+            decision = (answer or ahead.masked()).decision
             if decision is None or not (decision.is_draw or decision.is_forced):
                 break
             forced = () if decision.is_draw else decision.branches[0].splices[0].ff_tokens
@@ -365,22 +280,13 @@ class ConstraintPool(ControllerPool):
             ahead = ahead or instance.matcher.copy()
             num_before = ahead.num_tokens
             leading = instance.leading(ahead)
-            found.append(self._forced_on(leading, token, limit))
+            found.append(leading.forced_on(token, limit))
             instance.is_slow = leading.is_slow
             try:
                 ahead.rollback(ahead.num_tokens - num_before)
             except ControllerError:
                 ahead = None
         return found
-
-    def _forced_on(self, leading: _Instance, token: int, limit: int) -> tuple[int, ...]:
-        forced: tuple[int, ...] = ()
-        answer = self._advance(leading, Ask(-1, (token,), sampled=token))
-        while len(forced) < limit and answer is not None and answer.decision is not None and answer.decision.is_forced:
-            part = answer.decision.branches[0].splices[0].ff_tokens
-            forced += part
-            answer = self._advance(leading, Ask(-1, part))
-        return forced[:limit]
 
     # -- going ---------------------------------------------------------------------------------------------
 
@@ -404,28 +310,7 @@ def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
     return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 
-def _next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
-    """Commit a token, and those that are forced after it; nothing if no draw follows."""
-    ahead.commit((token,))
-    forced = () if ahead.is_complete else ahead.forced()
-    ahead.commit(forced)
-    return () if ahead.is_complete or ahead.is_failed else (token, *forced)
-
-
 def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:
     """The masks in parts, two for each thread if there are enough."""
     size = min(max(1, -(-len(masks) // (2 * num_threads))), _MAX_PART)
     return [masks[start : start + size] for start in range(0, len(masks), size)]
-
-
-def _last_words(matcher: Matcher) -> str:
-    """A note to the client about a text that ended before its grammar did."""
-    if matcher.is_failed or matcher.is_complete or matcher.is_accepting:
-        return ""
-    return f"the output ended after {matcher.num_tokens} tokens, before its constraint was satisfied\n"
-
-
-def _as_error(error: BaseException) -> ControllerError:
-    if isinstance(error, ControllerError):
-        return error
-    return ControllerError(f"the constraint failed: {error!r}")

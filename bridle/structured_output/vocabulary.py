@@ -50,6 +50,14 @@ class GrammarVocabulary:
         """Bytes of a mask: a row of 32-bit words."""
         return 4 * ((self.size + 31) // 32)
 
+    @cached_property
+    def end_row(self) -> bytes:
+        """Return the mask that allows nothing but the end."""
+        row = bytearray(self.mask_bytes)
+        for token in self.eos:
+            row[token >> 3] |= 1 << (token & 7)
+        return bytes(row)
+
     def text_of(self, tokens: Iterable[int]) -> bytes:
         """Return the bytes of the tokens; special ones have none."""
         return b"".join(self.tokens[token] for token in tokens if token not in self.special)

@@ -24,7 +24,7 @@ from bridle.structured_output import (
     Substring,
     Yacc,
 )
-from bridle.structured_output.matcher import Matcher, end_row
+from bridle.structured_output.matcher import Matcher
 from tests.structured_output.kit import EOS, generate, matcher, spell, text_vocabulary, tokens_of, vocabulary
 
 PIECES = ("a", "b", "aa", "ab", "ba", "abb", "bab")
@@ -206,7 +206,7 @@ def test_every_end_token_ends_and_only_they() -> None:
     vocab = GrammarVocabulary([b"<1>", b"a", b"<2>", b"<x>"], (0, 2), (0, 2, 3), lambda text: [1] * len(text))
     walk = matcher(vocab, Regex("a*"))
     assert tokens_of(walk.mask()) == {0, 1, 2}
-    assert tokens_of(end_row(vocab)) == {0, 2}
+    assert tokens_of(vocab.end_row) == {0, 2}
 
 
 def test_a_model_without_an_end_stops_by_its_grammar() -> None:

@@ -443,8 +443,9 @@ def answered(lab: Lab, request: Request) -> int:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out because the machine was slow."""
-    monkeypatch.setattr("bridle.structured_output.pool.SLOW_SECONDS", 60.0)
-    monkeypatch.setattr("bridle.structured_output.pool.SLOW_MASK_SECONDS", 60.0)
+    for module in ("pool", "constrained_sequence"):
+        monkeypatch.setattr(f"bridle.structured_output.{module}.SLOW_SECONDS", 60.0)
+        monkeypatch.setattr(f"bridle.structured_output.{module}.SLOW_MASK_SECONDS", 60.0)
 
 
 def draft_model(share: float, num_blocks: int = 1024) -> ScriptedExecutor:
