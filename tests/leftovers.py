@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.fakes.made_once import SHARED
 from tests.waiting import until
 
 _NAME = re.compile(r"(?:sem\.)?bt-(\d+)-.*")
@@ -42,19 +42,19 @@ def pytest_configure(config: pytest.Config) -> None:
     _sweep(root)
     folder = tempfile.mkdtemp(prefix=f"bt-{os.getpid()}-")  # short: names of sockets may not be long
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ[SHARED] = os.path.join(folder, "made-once")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     for folder in _kept:
         shutil.rmtree(folder)
-    if "tests.fakes.tiny_checkpoints" in sys.modules:
-        sys.modules["tests.fakes.tiny_checkpoints"].remove_cached()
     yield
     if _is_worker(session.config):
         return
     _sweep(_MEMORY)
     folder = Path(tempfile.gettempdir())
+    shutil.rmtree(os.environ[SHARED], ignore_errors=True)
     try:
         until(lambda: not left_in(folder), "an empty folder for temporary files", 60)
     except AssertionError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes import tiny_checkpoints, vision_checkpoints
+from tests.fakes.made_once import made_once
 
 #: What stands for a row of a sound, the last of the vocabulary, and before the first.
 NAMES = ("[AUDIO]", "[BEGIN_AUDIO]")
@@ -25,7 +26,8 @@ _TOWER: dict[str, Any] = {
 _SETTINGS = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 16, "sampling_rate": RATE}
 
 
-def make_hearing(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+@made_once
+def make_hearing(folder: Path, *, seed: int = 0, **overrides: Any) -> None:
     """Write a Voxtral into `folder` and give `folder`; `overrides` replace fields of its text part."""
     from transformers import AutoConfig, VoxtralForConditionalGeneration
     from transformers.utils import logging
@@ -34,10 +36,8 @@ def make_hearing(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     config = AutoConfig.for_model("voxtral", text_config=text, audio_config=_TOWER, audio_token_id=AUDIO)
     model = VoxtralForConditionalGeneration(config)
     tiny_checkpoints.randomize(model, seed)
-    folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(_SETTINGS))
     tiny_checkpoints.save_tokenizer(folder)
     vision_checkpoints.name_tokens(folder, NAMES, "audio")
-    return folder

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.fakes import tiny_checkpoints
+from tests.fakes.made_once import made_once
 
 _SIZES: dict[str, Any] = {
     "vocab_size": tiny_checkpoints.VOCAB_SIZE,
@@ -54,6 +55,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
 DECODERS = ("llama", "qwen2", "qwen3", "gemma2", "mistral")
 
 
+@made_once
 def make_encoder(
     family: str,
     folder: Path,
@@ -62,7 +64,7 @@ def make_encoder(
     head: str | None = None,
     seed: int = 0,
     **overrides: Any,
-) -> Path:
+) -> None:
     """Write a checkpoint of `family` into `folder`: a plain encoder, or with `labels` a classifier; `head` may name
     another of the library's automatic classes, such as `AutoModelForMaskedLM`."""
     import transformers
@@ -75,11 +77,9 @@ def make_encoder(
     kind = head or ("AutoModel" if labels is None else "AutoModelForSequenceClassification")
     model = getattr(transformers, kind).from_config(config)
     _randomize(model, seed)
-    folder.mkdir(parents=True, exist_ok=True)
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     save_tokenizer(folder)
-    return folder
 
 
 def _randomize(model: nn.Module, seed: int) -> None:

@@ -9,12 +9,14 @@ byte.
 from __future__ import annotations
 
 import math
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from tests.fakes.made_once import made_once, shared_folder
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>")
 _NAMED_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -221,6 +223,17 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
     `overrides` replace fields of the configuration; a field set to None is left out. The same arguments give
     the same weights. Families without an entry in `FAMILIES` start from Llama-like fields.
     """
+    shutil.copytree(cached_checkpoint(family, seed=seed, **overrides), folder, dirs_exist_ok=True)
+    return folder
+
+
+def cached_checkpoint(family: str, *, seed: int = 0, **overrides: Any) -> Path:
+    """As `make_checkpoint`, in a folder that all tests share and none changes."""
+    key = [seed, sorted(overrides.items())]
+    return shared_folder(family, key, lambda folder: _write_checkpoint(family, folder, seed, overrides))
+
+
+def _write_checkpoint(family: str, folder: Path, seed: int, overrides: dict[str, Any]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -230,38 +243,9 @@ def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: An
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
     randomize(model, seed)
-    folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     save_tokenizer(folder)
-    return folder
-
-
-def cached_checkpoint(family: str, *, seed: int = 0, **overrides: Any) -> Path:
-    """As `make_checkpoint`, in a temporary folder that lives as long as the process; equal arguments share
-    it."""
-    key = repr((family, seed, sorted(overrides.items())))
-    if key not in _cache:
-        root = _root()
-        _cache[key] = make_checkpoint(family, root / f"{family}-{len(_cache)}", seed=seed, **overrides)
-    return _cache[key]
-
-
-_cache: dict[str, Path] = {}
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def remove_cached() -> None:
-    """Remove what `cached_checkpoint` has made, before the process ends."""
-    _cache.clear()
-    while _temporary:
-        _temporary.pop().cleanup()
-
-
-def _root() -> Path:
-    if not _temporary:
-        _temporary.append(tempfile.TemporaryDirectory(prefix="bridle-tiny-"))
-    return Path(_temporary[0].name)
 
 
 def randomize(model: nn.Module, seed: int) -> None:
@@ -296,6 +280,7 @@ def _fan_in(name: str, parameter: nn.Parameter) -> int:
     return parameter.shape[-2] if is_transposed else parameter.shape[-1]
 
 
+@made_once
 def save_tokenizer(folder: Path) -> None:
     """A tokenizer with the special tokens, one token per byte and a few words, and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes import tiny_checkpoints
+from tests.fakes.made_once import made_once
 
 #: The id that stands for a row of an image, the last of the vocabulary; and those around it where a family has them.
 IMAGE = tiny_checkpoints.VOCAB_SIZE - 1
@@ -294,7 +295,8 @@ FAMILIES["idefics3"] = (
 )
 
 
-def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
+@made_once
+def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> None:
     """Write a checkpoint of `family` into `folder` and give `folder`; `overrides` replace fields of its text part."""
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.utils import logging
@@ -309,13 +311,11 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
         model.model.multi_modal_projector.linear.weight.data *= 6
     elif family == "smolvlm":  # there is much text between the frames of a video
         model.model.connector.modality_projection.proj.weight.data *= 6
-    folder.mkdir(parents=True, exist_ok=True)
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     tiny_checkpoints.save_tokenizer(folder)
     name_tokens(folder, names_of(family))
-    return folder
 
 
 def names_of(family: str) -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+"""Folders that are made once and copied afterwards. The processes of one run of the tests share them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache, wraps
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+#: The variable with the folder that the processes of a run share. Without it, each process has a folder of its own.
+SHARED = "MADE_ONCE"
+
+
+def made_once(make: Callable[..., Any]) -> Callable[..., Path]:
+    """Decorate a function that writes files into the folder that it is given. What it writes may depend only on its
+    other arguments: for equal ones the files are copied. The decorated function returns the folder."""
+
+    @wraps(make)
+    def copied(*arguments: Any, **options: Any) -> Path:
+        (folder,) = [each for each in arguments if isinstance(each, Path)]
+        others = [each for each in arguments if each is not folder]
+
+        def write(path: Path) -> None:
+            make(*(path if each is folder else each for each in arguments), **options)
+
+        shutil.copytree(shared_folder(make.__qualname__, [others, sorted(options.items())], write), folder,
+                        dirs_exist_ok=True)  # fmt: skip
+        return folder
+
+    return copied
+
+
+def shared_folder(name: str, key: object, write: Callable[[Path], object]) -> Path:
+    """Return the folder that `write` has filled for an equal name and key, in whichever process that was. Nobody may
+    change it."""
+    made = _root() / f"{name.strip('_')}-{blake2b(repr(key).encode(), digest_size=8).hexdigest()}"
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=_root()) as part:
+            path = Path(part) / "made"
+            path.mkdir()
+            write(path)
+            with contextlib.suppress(OSError):  # another process was faster
+                path.rename(made)
+    return made
+
+
+@cache
+def _root() -> Path:
+    shared = os.environ.get(SHARED)
+    if shared is None:
+        _temporary.append(tempfile.TemporaryDirectory(prefix="bridle-made-"))
+        return Path(_temporary[0].name)
+    Path(shared).mkdir(exist_ok=True)
+    return Path(shared)
+
+
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
