@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from bridle import LLM, InvalidRequest, SamplingParams
 from bridle.errors import IncompleteOutput
 from bridle.llm.structured_parse import ParsedType
+from tests.conftest import examples
 from tests.fakes.tiny_checkpoints import make_checkpoint
 
 
@@ -103,7 +104,7 @@ THINGS = st.builds(
 
 
 @given(THINGS, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_part_agrees_with_the_whole(thing: Thing, data: st.DataObject) -> None:
     """Every beginning of an object's text is an object whose finished fields are those of the whole."""
     text = thing.model_dump_json()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bridle.aici.runtime.trie import NO_TOKEN, TokenTrie, build_trie
 from bridle.errors import UnsupportedModel
+from tests.conftest import examples
 
 vocabularies = st.lists(
     st.one_of(st.binary(max_size=4), st.text("abc", max_size=6).map(str.encode)), min_size=1, max_size=40
@@ -51,7 +52,7 @@ def naive_blob(tokens: list[bytes], eos: int, bits: int) -> bytes:
     return header + body + offsets + b"".join(tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(vocabularies, st.sampled_from([1, 2]))
 def test_blob_equals_the_naive_one(tokens: list[bytes], dialect: int) -> None:
     assert build_trie(tokens, 0, dialect) == naive_blob(tokens, 0, {1: 8, 2: 10}[dialect])
@@ -62,7 +63,7 @@ def test_nodes_with_many_children_get_all_256() -> None:
     assert build_trie(tokens, 1, 2) == naive_blob(tokens, 1, 10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(vocabularies, st.sets(st.integers(0, 255)))
 def test_mask_walk_equals_brute_force(tokens: list[bytes], alphabet: set[int]) -> None:
     """The walk that guest libraries do, with a recognizer that takes bytes of an alphabet, at most three deep."""
@@ -89,7 +90,7 @@ def test_mask_walk_equals_brute_force(tokens: list[bytes], alphabet: set[int]) -
     assert allowed == fits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(vocabularies, st.binary(max_size=12), st.sampled_from([1, 2]))
 def test_a_trie_gives_back_its_tokens(tokens: list[bytes], data: bytes, dialect: int) -> None:
     trie = TokenTrie(build_trie(tokens, 0, dialect), dialect)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from bridle import LLM, SamplingParams
 from bridle.controllers.beams import BEAMS, BeamPool, BeamSearch
 from bridle.outputs import Stored
+from tests.conftest import examples
 from tests.engine.support import Lab, make_request
 from tests.fakes.tiny_checkpoints import cached_checkpoint
 
@@ -146,7 +147,7 @@ _PROMPT = st.lists(st.integers(0, 15), min_size=1, max_size=9).map(tuple)
     st.sampled_from([5, 6, 40]),
     st.sampled_from([1, 3, 8, 40]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_is_found_depends_on_no_room_and_no_neighbour(
     searches: list[tuple[tuple[int, ...], BeamSearch]], others: int, blocks: int, seqs: int, step: int
 ) -> None:

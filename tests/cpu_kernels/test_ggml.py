@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from bridle.cpu_kernels.ggml import TYPES, check_blocks, dequantize, quantize, split_blocks
 from bridle.errors import InvalidRequest
+from tests.conftest import examples
 from tests.cpu_kernels.blocks import random_blocks
 
 
 @pytest.mark.parametrize("name", TYPES)
 @given(num_outputs=st.integers(1, 5), num_blocks=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_numbers_are_those_of_gguf(name: str, num_outputs: int, num_blocks: int, seed: int) -> None:
     kind = TYPES[name]
     blocks = random_blocks(name, num_outputs, num_blocks * kind.inputs, seed)

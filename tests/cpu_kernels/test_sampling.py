@@ -17,10 +17,11 @@ from bridle.model.sampling.draw import draw_by_torch
 from bridle.model.sampling.filters import apply_filters, cuts_of
 from bridle.model.sampling.fixed_point_probs import UNIT, weights_of
 from bridle.sampling import SamplingParams
+from tests.conftest import examples
 from tests.cpu_kernels.blocks import OBJECTS, kernels
 
 each_object = pytest.mark.parametrize("name", OBJECTS)
-invariant = settings(max_examples=30, deadline=None)
+invariant = settings(max_examples=examples(30), deadline=None)
 seeds = st.integers(0, 1 << 16)
 
 

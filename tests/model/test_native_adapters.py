@@ -15,6 +15,7 @@ from bridle.cpu_kernels.library import kernels
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan
 from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model import load_executor
+from tests.conftest import examples
 from tests.fakes import tiny_checkpoints
 from tests.lora.kit import write_adapter
 from tests.waiting import PATIENCE
@@ -57,7 +58,7 @@ def step_logits(executor: Any, rows: Sequence[tuple[list[int], str | None]]) -> 
     return list(executor.logits.clone().split([len(tokens) for tokens, _ in rows]))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=st.lists(st.tuples(st.integers(1, 17), st.sampled_from([None, "0", "1"])), min_size=2, max_size=7))
 def test_rows_without_an_adapter_keep_their_bits_beside_rows_with_one(
     adapted: Any, shapes: list[tuple[int, str | None]]

@@ -27,6 +27,7 @@ from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.kv_cache import KVCache, LayerCache, round_heads, token_bytes
 from bridle.model.native_step import try_native_step
 from bridle.model.sequence_state import CachedRequestState
+from tests.conftest import examples
 from tests.fakes import tiny_checkpoints
 from tests.model.driver import NaiveDriver, argmax_sampler
 from tests.model.oracle import Wanderer, run
@@ -69,7 +70,7 @@ def make_rows(step: PackedStep, num_slots: int, num_heads: int, kv_heads: int) -
     kv=st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_attention_is_that_of_the_reference(
     lengths: list[tuple[int, int]],
     group: int,
@@ -219,7 +220,7 @@ def test_types_of_keys_and_values_agree_with_torch(family: str, kv: str, monkeyp
 
 
 @given(seed=st.integers(0, 9999), dim=st.sampled_from([16, 48, 64]), size=st.floats(-6, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> None:
     torch.manual_seed(seed)
     heads = torch.randn(3, 2, dim) * 10**size

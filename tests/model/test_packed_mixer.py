@@ -26,6 +26,7 @@ from bridle.model import packed_mixer
 from bridle.model.packed_mixer import PackedStates
 from bridle.model.state_mixer import wrap_mixers
 from bridle.model.state_pool import RowStates, Span
+from tests.conftest import examples
 from tests.fakes import tiny_checkpoints
 
 #: Inputs that are of no token.
@@ -121,7 +122,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.usefixtures("form")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32))
 def test_bits_depend_on_neither_cuts_nor_neighbors(seed: int) -> None:
     """Spans of one sequence, each alone or with another of it in a step, and with one of another sequence before it."""
@@ -145,7 +146,7 @@ def test_bits_depend_on_neither_cuts_nor_neighbors(seed: int) -> None:
     assert all(torch.equal(each, whole.tensors[key]) for key, each in tensors.items())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 1 << 32))
 def test_kernels_equal_plain_torch(seed: int) -> None:
     """Two sequences, one of which goes on from a state."""

@@ -27,6 +27,7 @@ from bridle.model.pooling.model import PooledModel
 from bridle.model.pooling.self_test import check_packing, compare_with_eager
 from bridle.model.pooling.settings import read_pooling
 from bridle.sampling import DEFAULT_SAMPLING
+from tests.conftest import examples
 from tests.distributed.kit import hosted
 from tests.fakes.encoder_checkpoints import make_encoder, make_sentence_model
 from tests.leftovers import kept_folder
@@ -157,7 +158,7 @@ def packed(family: str, labels: tuple[str, ...] | None = None) -> PooledModel:
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet", "deberta-v2", "qwen3"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(texts=st.lists(st.lists(st.integers(5, 299), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_a_text_gets_the_same_alone_and_among_others(family: str, texts: list[list[int]]) -> None:
     model = packed(family)

@@ -14,6 +14,7 @@ from bridle.structured_output import Gbnf, JsonSchema, parse
 from bridle.structured_output.gbnf import gbnf_to_lark, is_gbnf
 from bridle.structured_output.request_fields import constraint_named
 from bridle.structured_output.structural_tag import structural_tag
+from tests.conftest import examples
 from tests.structured_output.kit import allows, text_vocabulary
 
 VOCABULARY = text_vocabulary()
@@ -97,7 +98,7 @@ PARTS = st.recursive(
 
 
 @given(PARTS, PARTS, st.lists(st.text("abcd", max_size=5), min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_grammar_without_recursion_is_a_regex(first: Part, second: Part, texts: list[str]) -> None:
     grammar = Gbnf(f"root ::= {first.gbnf}\n  other-rule\nother-rule ::= {second.gbnf} # the end")
     for text in texts:

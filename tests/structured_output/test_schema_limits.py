@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from bridle.errors import InvalidRequest
 from bridle.structured_output import JsonSchema
 from bridle.structured_output.schema_limits import bounded
+from tests.conftest import examples
 from tests.structured_output.kit import generate, matcher, tokens_of, vocabulary
 
 VOCABULARY = vocabulary(map(chr, range(1, 128)))
@@ -114,7 +115,7 @@ SCHEMAS = st.recursive(
 
 
 @given(SCHEMAS, st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_is_written_within_limits_fits_the_schema(schema: dict[str, Any], seed: int) -> None:
     schema = json.loads(json.dumps(schema))
     start = matcher(VOCABULARY, JsonSchema(schema))

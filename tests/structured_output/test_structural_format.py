@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bridle.errors import InvalidRequest
 from bridle.structured_output.request_fields import constraint_named
 from bridle.structured_output.structural_tag import structural_tag
+from tests.conftest import examples
 from tests.structured_output.kit import allows, vocabulary
 
 VOCABULARY = vocabulary(map(chr, range(1, 128)))
@@ -118,7 +119,7 @@ def _combined(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
 
 
 @given(st.recursive(_LEAF, _combined, max_leaves=5), st.integers(0, 60), st.sampled_from("ab<1"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_combinations_are_the_regexes_that_they_look_like(made: Made, place: int, char: str) -> None:
     form, pattern, text = made
     assert accepts(form, text)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from bridle.errors import InvalidRequest
 from bridle.tokenizer import Tokenizer
+from tests.conftest import examples
 from tests.fakes.encoder_checkpoints import save_tokenizer
 from tests.leftovers import kept_folder
 
@@ -27,7 +28,7 @@ TEXTS = st.text("ab the\u00e4\U0001f600", max_size=12)
 SOME = TEXTS.filter(bool)  # without a second text the library sees none
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=TEXTS, limit=st.integers(3, 20))
 def test_a_text_is_cut_at_its_end(text: str, limit: int) -> None:
     ours, theirs = tokenizers()
@@ -35,7 +36,7 @@ def test_a_text_is_cut_at_its_end(text: str, limit: int) -> None:
     assert ours.encode_cut(text) == theirs(text).input_ids == ours.encode(text)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(first=SOME, second=SOME, limit=st.integers(4, 24))
 def test_of_a_pair_the_longer_text_is_cut_first(first: str, second: str, limit: int) -> None:
     ours, theirs = tokenizers()
