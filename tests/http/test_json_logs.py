@@ -16,6 +16,9 @@ import httpx
 import psutil
 import pytest
 
+from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
+from bridle.errors import BridleError
+from bridle.logs import configure_logs
 from tests.aici.guests import END, NOOP, guest2, say
 from tests.sources import ROOT
 from tests.waiting import PATIENCE, until
@@ -78,6 +81,7 @@ class Server:
         self.process.communicate()
 
 
+@pytest.mark.slow
 def test_all_lines_are_events_though_runtime_and_shard_are_killed(tmp_path: Path) -> None:
     server = Server(tmp_path, "--control", "on", "--no-control-prepare", "--isolate-model")
     try:
@@ -103,15 +107,13 @@ def test_all_lines_are_events_though_runtime_and_shard_are_killed(tmp_path: Path
     assert any(each.startswith("warm: ") or "shard" in each for each in told), told
 
 
-def test_a_runtime_that_cannot_start_says_so_in_the_log(tmp_path: Path) -> None:
-    server = Server(tmp_path, "-A", "--no-such-option")
-    try:
-        events = server.end()
-    finally:
-        server.close()
-    assert all(event.keys() >= KEYS for event in events)
-    (told,) = [event for event in events if "unrecognized arguments: --no-such-option" in event["event"]]
-    assert told["level"] == "error" and "--aici-rtarg" in told["event"]
+def test_a_runtime_that_cannot_start_says_so_in_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json")
+    with pytest.raises(BridleError):
+        RuntimeProcess(RuntimeConfig("none", extra_args=("--no-such-option",)))
+    (event,) = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert event.keys() >= KEYS and event["level"] == "error"
+    assert "unrecognized arguments: --no-such-option" in event["event"] and "--aici-rtarg" in event["event"]
 
 
 @pytest.mark.slow
