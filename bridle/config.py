@@ -78,7 +78,8 @@ class ModelConfig:
     largest step holds (None: what suits the device). With `generation_config` `auto`, the checkpoint's file of that
     name has the sampling parameters of requests that leave them out. `draft_model` is a smaller checkpoint of the
     same vocabulary, which guesses tokens ahead and has its part of the KV cache's memory. Images that requests name
-    by an address are fetched from `image_hosts`, and from nowhere else. With `enforce_eager` a GPU computes short
+    by an address are fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that
+    requests may scale, each as NAME=FILE. With `enforce_eager` a GPU computes short
     steps without CUDA graphs, as it does all others. `tool_format` and `reasoning_format` name how calls and
     thoughts are written (`auto`: as the chat template shows). With `parse_special_text` special tokens that are
     spelled in messages become these tokens. Without `bare_calls` a call needs its markup. `tool_prompt` says if
@@ -113,6 +114,7 @@ class ModelConfig:
     num_threads: int | None = None
     generation_config: Literal["auto", "none"] = "auto"
     image_hosts: tuple[str, ...] = ()
+    control_vectors: tuple[str, ...] = ()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     parse_special_text: bool = False

@@ -61,6 +61,12 @@ class UnknownAdapter(InvalidRequest):
     code = "adapter_not_found"
 
 
+class UnknownControlVector(InvalidRequest):
+    """The model has no control vector of that name; the message lists those it has."""
+
+    code = "control_vector_not_found"
+
+
 class AdapterRefused(InvalidRequest):
     """An adapter cannot be applied as its files are: damaged, hostile, of another model, or of a kind that would give
     wrong results. The message says which part, and why."""

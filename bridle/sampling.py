@@ -18,6 +18,7 @@ from bridle.sampling_values import (
     check_bias_texts,
     check_biases,
     check_number,
+    check_scales,
     split_biases,
 )
 
@@ -141,7 +142,7 @@ class SamplingParams:
 
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
-    message of the user.
+    message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -203,6 +204,7 @@ class SamplingParams:
     aligned: int = _param(0, (0, MAX_ALIGNED))
     token_healing: bool = _param(False)
     describe_constraint: bool = _param(False)
+    control_vectors: Mapping[str, float] = field(default_factory=dict, metadata={"meaning": Meaning()})
 
     if not TYPE_CHECKING:
 
@@ -246,6 +248,8 @@ class SamplingParams:
             check_bias_texts(self.bias_texts)
         if self.logit_bias:
             check_biases(self.logit_bias)
+        if self.control_vectors:
+            check_scales(self.control_vectors)
 
     @property
     def is_greedy(self) -> bool:
@@ -310,6 +314,7 @@ def _freeze_collections(params: SamplingParams) -> None:
     bias, texts = split_biases(params.logit_bias) if params.logit_bias else ({}, ())
     object.__setattr__(params, "bias_texts", (*params.bias_texts, *texts))
     object.__setattr__(params, "logit_bias", bias)
+    object.__setattr__(params, "control_vectors", params.control_vectors or {})
     if params.watermark is not None:
         object.__setattr__(params, "watermark", Watermark.of(params.watermark))
     if params.speculate is not None:

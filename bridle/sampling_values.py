@@ -21,6 +21,8 @@ MAX_BIAS_TEXTS = 256
 MAX_SCORED, MAX_OPTION_TOKENS = 4_096, 16_384
 #: The most last tokens that choose the green list of a watermark.
 MAX_WATERMARK_CONTEXT = 8
+#: The most control vectors of a request, and the largest scale of one.
+MAX_CONTROL_VECTORS, MAX_SCALE = 8, 1_000.0
 #: The least number above 0.
 TINY = math.ulp(0.0)
 
@@ -141,3 +143,24 @@ def _check_addend(name: int | str, value: Any) -> None:
         raise InvalidRequest(f"logit_bias[{name}] is {value!r}; must be a number", "logit_bias")
     if value == math.inf:
         raise InvalidRequest(f"logit_bias[{name}] is infinite; must be finite or -inf", "logit_bias")
+
+
+def check_scales(scales: Mapping[str, float]) -> None:
+    """Raise `InvalidRequest` for too many control vectors, or one whose name or scale is not allowed."""
+    if not isinstance(scales, Mapping):
+        raise InvalidRequest(
+            f"control_vectors: got {short_repr(scales)}; must map names to scales, such as {{'polite': 0.5}}",
+            "control_vectors",
+        )
+    if len(scales) > MAX_CONTROL_VECTORS:
+        raise InvalidRequest(
+            f"control_vectors: got {len(scales)} names; at most {MAX_CONTROL_VECTORS}. Leave out some.",
+            "control_vectors",
+        )
+    for name, scale in scales.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"control_vectors: got {short_repr(name)}; names are texts", "control_vectors")
+        try:
+            check_number(f"control_vectors[{short_repr(name)}]", scale, -MAX_SCALE, MAX_SCALE)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), "control_vectors") from None

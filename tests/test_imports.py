@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bridle.llamacpp",),
     ("bridle.model",),
     ("bridle.engine",),
-    ("bridle.lora",),
+    ("bridle.lora", "bridle.control_vectors"),
     ("bridle.gguf",),
     ("bridle.kv_store",),
     ("bridle.cpu_kernels",),

@@ -22,6 +22,7 @@ EXTENSIONS = (
     "candidates",
     "changes",
     "constraints",
+    "control_vectors",
     "deadline_ms",
     "discard",
     "draft",

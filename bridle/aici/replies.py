@@ -123,7 +123,8 @@ class BranchReply(Struct):
     engine need not ask soon), `waits_for` (with `wait`: the variables that can end it, each with the version to exceed;
     none: the guest itself, when it is asked again), `turns` (with a noop: how often in a row the guest did nothing),
     `draft` (tokens that are likely to be sampled next; they are computed ahead, which changes only the time), `options`
-    (token sequences of which one comes next: an engine may score them as a whole in place of a draw under the mask).
+    (token sequences of which one comes next: an engine may score them as a whole in place of a draw under the mask),
+    `control_vectors` (new scales of vectors that the request names, from the branch's first token on).
     """
 
     sample_mask: int | None = None
@@ -137,6 +138,7 @@ class BranchReply(Struct):
     turns: Count | UnsetType = UNSET
     draft: list[TokenId] | UnsetType = UNSET
     options: list[list[TokenId]] | UnsetType = UNSET
+    control_vectors: dict[str, float] | UnsetType = UNSET
 
 
 class LookaheadReply(Struct):

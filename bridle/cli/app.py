@@ -81,6 +81,7 @@ _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (KNOWING, "check", "check", "MODEL", "Compare a model with transformers' own computation of it."),
     (KNOWING, "detect", "detect", "FILE", "Test a text for the watermark that a policy writes."),
     (KNOWING, "quantize", "quantize", "MODEL OUT", "Write a model with weights in fewer bits."),
+    (KNOWING, "make-vector", "make_vector", "MODEL PAIRS OUT", "Write a control vector made of pairs of prompts."),
     (KNOWING, "bench", "bench", "NAME", "Measure a part of bridle on this machine."),
     (USING, "list", "models:list_models", "", "List the models on this machine."),
     (HELP, "version", "models", "", "Show the versions of bridle, Python and the backends."),

@@ -31,6 +31,7 @@ _KINDS: Mapping[str, Any] = {
     "tuple[str, ...]": _TEXTS,
     "tuple[int, ...]": _IDS,
     "Mapping[int, float]": _TEXTS,
+    "Mapping[str, float]": _TEXTS,
 }
 #: What a flag's help begins with. One that is not here has the name of its field.
 _TOLD: Mapping[str, str] = {
@@ -69,6 +70,7 @@ _TOLD: Mapping[str, str] = {
     "token_healing": "Take the last tokens of the prompt back where longer tokens may stand.",
     "describe_constraint": "Say in the last message what form the answer must have.",
     "prediction": "Expected output; its tokens are used as drafts.",
+    "control_vectors": "Scale of a control vector that `--load-control-vector` names, as NAME=SCALE.",
 }
 
 
@@ -108,5 +110,21 @@ def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
             raise InvalidRequest(
                 f"--logit-bias is {short_repr(item)}; must be TOKEN=ADDEND: a token id or a text, and a number",
                 "logit_bias",
+            )
+    return found
+
+
+def read_scales(given: tuple[str, ...]) -> dict[str, float]:
+    """The scales that `--control-vectors` flags name. Raises `InvalidRequest`."""
+    found: dict[str, float] = {}
+    for item in given:
+        name, _, scale = item.rpartition("=")
+        try:
+            found[name] = float(scale)
+        except ValueError:
+            name = ""
+        if not name:
+            raise InvalidRequest(
+                f"--control-vectors: got {short_repr(item)}; must be NAME=SCALE, such as polite=0.5", "control_vectors"
             )
     return found

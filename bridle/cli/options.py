@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from bridle.cli.derived_options import derived_options, read_biases
+from bridle.cli.derived_options import derived_options, read_biases, read_scales
 from bridle.cli.units import byte_size, count, drafts
 from bridle.compat.cli_flags import spellings
 from bridle.config import PARK_SECONDS, DType, EngineConfig, KVCacheDType, ModelConfig, Quantization
@@ -82,6 +82,8 @@ class ModelOptions:
         "Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are "
         "not public. Repeatable. Default: none."
     )
+    control_vectors: Annotated[tuple[str, ...], Parameter(name="--load-control-vector", negative="")] = ()
+    "Control vector that requests may scale, as NAME=FILE: a GGUF or safetensors file. Repeatable."
     tool_format: str = "auto"
     "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
     reasoning_format: str = "auto"
@@ -275,6 +277,8 @@ class SamplingOptions(_Derived):
         given = {name: value for name, value in vars(self).items() if value is not None and value != ()}
         if "logit_bias" in given:
             given["logit_bias"] = read_biases(given["logit_bias"])
+        if "control_vectors" in given:
+            given["control_vectors"] = read_scales(given["control_vectors"])
         return given | _further(given.pop("sampling", ()))
 
 

@@ -60,6 +60,7 @@ class CompositeSequence:
     turns: int = 1
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
+    scales: dict[str, float] = field(default_factory=dict)  # of control vectors, with what is forced next
 
     # -- what the engine says ----------------------------------------------------------------------------
 
@@ -234,6 +235,7 @@ class CompositeSequence:
         if not is_draw and decision.is_forced and not (part.untold or part.script or decision.is_noop):
             splice = branches[0].splices[0]
             part.script = Splice(splice.backtrack, splice.ff_tokens)
+            self.scales |= branches[0].control_vectors or {}
         else:
             part.decision = decision
 
@@ -245,6 +247,16 @@ class CompositeSequence:
         if not self.num_asked:
             return False
         return any(part.is_asked and (self.is_final or part.script is None) for part in self.parts)
+
+    def with_scales(self, decision: Decision) -> Decision:
+        """Return a joint decision with the scales of control vectors that came with forced tokens."""
+        scales, self.scales = self.scales, {}
+        if not scales:
+            return decision
+        branches = (
+            replace(each, control_vectors=scales | dict(each.control_vectors or {})) for each in decision.branches
+        )
+        return replace(decision, branches=tuple(branches))
 
     def advance(self) -> Decision | None:
         """Return the joint decision, or None if members have to be asked first because one more token was shown to

@@ -230,7 +230,7 @@ class ComposedPool(ControllerPool):
             num_shown = len(output.shown)
             decision = output.advance()
             if decision is not None:
-                return decision
+                return output.with_scales(decision)
             self._spread(output)
         return None
 

@@ -6,7 +6,7 @@ masks, and the errors for conflicts. `composite_output.py` has the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -133,7 +133,12 @@ def shown_number(number: int, names: Sequence[str], num_demands: int) -> str:
 def is_wish(branch: Branch) -> bool:
     """Return whether a branch changes how the next token is sampled."""
     return bool(
-        branch.mask is not None or branch.bias or branch.sampling is not None or branch.splices or branch.top_logprobs
+        branch.mask is not None
+        or branch.bias
+        or branch.sampling is not None
+        or branch.splices
+        or branch.top_logprobs
+        or branch.control_vectors
     )
 
 
@@ -154,7 +159,16 @@ def draw_of(branches: Sequence[Branch], vocabulary: int, clash: DecisionConflict
         top = max(top, other.top_logprobs)
     if splices:
         splices = tuple(Splice(splice.backtrack, (), splice.when_sampled) for splice in splices)
-    return Branch(True, mask, bias, sampling, splices, top)
+    return Branch(True, mask, bias, sampling, splices, top, control_vectors=joint_scales(branches))
+
+
+def joint_scales(branches: Iterable[Branch]) -> dict[str, float] | None:
+    """Return the scales of control vectors that branches set; of two for one vector, the outer controller's."""
+    scales: dict[str, float] = {}
+    for branch in branches:
+        for name, scale in (branch.control_vectors or {}).items():
+            scales.setdefault(name, scale)
+    return scales or None
 
 
 def _intersection(

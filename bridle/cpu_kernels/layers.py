@@ -174,6 +174,8 @@ class AttentionRows:
 
 #: Adds to what a part of a layer gave: called with the layer, the part, its outputs [T, n] and its inputs [T, m].
 Between = Callable[[int, int, Tensor, Tensor], None]
+#: Sees or changes the output [T, hidden] of a layer in place.
+After = Callable[[int, Tensor], None]
 
 
 class Layers:
@@ -238,9 +240,10 @@ class Layers:
         slots: Tensor,
         rows: AttentionRows,
         between: Between | None = None,
+        after: After | None = None,
     ) -> Tensor:
         """`hidden` [T, hidden] after all layers, in place; `cos` and `sin` [tables, T, ..., dim], `slots` [T]. With
-        `between` layers are computed part by part."""
+        `between` layers are computed part by part, and with `after` one by one."""
         heads, tokens = self._heads, hidden.shape[0]
         require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")
@@ -257,14 +260,25 @@ class Layers:
             *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden, self._gates),
             *(heads.heads, heads.kv_heads, heads.dim, is_parallel()),
         )
-        if between is None:
+        if between is not None:
+            self._advance_in_parts(step, between, after, hidden, normed, wide, attended)
+        elif after is None:
             self._all(step, self._c, len(self._layers))
         else:
-            self._advance_in_parts(step, between, hidden, normed, wide, attended)
+            for number, c in enumerate(self._c):
+                self._all(step, c, 1)
+                after(number, hidden)
         return hidden
 
     def _advance_in_parts(
-        self, step: CStep, between: Between, hidden: Tensor, normed: Tensor, wide: Tensor, attended: Tensor
+        self,
+        step: CStep,
+        between: Between,
+        after: After | None,
+        hidden: Tensor,
+        normed: Tensor,
+        wide: Tensor,
+        attended: Tensor,
     ) -> None:
         tokens, heads = hidden.shape[0], self._heads
         width = (heads.heads + 2 * heads.kv_heads) * heads.dim
@@ -283,6 +297,8 @@ class Layers:
             self._part(step, c, DOWN)
             between(number, DOWN, adds_to, gates_out[:, : self._gates].contiguous())
             self._part(step, c, END)
+            if after is not None:
+                after(number, hidden)
 
 
 def attend(

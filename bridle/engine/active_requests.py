@@ -14,7 +14,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from bridle.engine.control.vector_scales import VectorScales
 from bridle.engine.input_processor import InputProcessor
+from bridle.engine.interfaces import VectorStore
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.request import Request
@@ -34,7 +36,12 @@ class ActiveRequests:
     number of each new sequence."""
 
     def __init__(
-        self, intake: InputProcessor, progress: OutputProcessor, rotation: LoRAScheduler, media: EncoderScheduler
+        self,
+        intake: InputProcessor,
+        progress: OutputProcessor,
+        rotation: LoRAScheduler,
+        media: EncoderScheduler,
+        vectors: VectorStore | None = None,
     ) -> None:
         self.outputs: dict[str, Outputs] = {}
         self.ids = count()
@@ -42,6 +49,7 @@ class ActiveRequests:
         self._progress = progress
         self._rotation = rotation
         self._media = media
+        self._vectors = vectors
         self._deadlines = Deadlines()
         self._cancelled: list[str] = []
 
@@ -50,8 +58,9 @@ class ActiveRequests:
         `UnknownAdapter`."""
         if request.id in self.outputs:
             raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+        vectors = self._open_vectors(request)
         if request.adapter is not None:
-            self._rotation.open(request.adapter)
+            self._open_adapter(request.adapter, vectors)
         if request.media:
             self._media.open(request)
         while request.id in self._cancelled:  # it was meant for an earlier request with that id
@@ -59,8 +68,24 @@ class ActiveRequests:
         if request.deadline is not None:
             self._deadlines.add(request.id, request.deadline)
         seq = self._intake.new_sequence(request, next(self.ids))
+        seq.vectors = vectors
         self.outputs[request.id] = Outputs({seq.id: seq})
         return seq
+
+    def _open_vectors(self, request: Request) -> VectorScales | None:
+        scales = request.sampling.control_vectors
+        return None if not scales or self._vectors is None else VectorScales.of(self._vectors.open(scales), scales)
+
+    def _open_adapter(self, adapter: str, vectors: VectorScales | None) -> None:
+        try:
+            self._rotation.open(adapter)
+        except BridleError:
+            self._leave_vectors(vectors)
+            raise
+
+    def _leave_vectors(self, vectors: VectorScales | None) -> None:
+        if vectors is not None and self._vectors is not None:
+            self._vectors.leave(vectors.keys.values())
 
     def end(self, seq: Sequence, event: Finished) -> None:
         """End an output with an event. After its last output, the request ends too."""
@@ -75,6 +100,7 @@ class ActiveRequests:
                 self._rotation.leave(request.adapter)
             if request.media:
                 self._media.leave(request)
+            self._leave_vectors(seq.vectors)
         event = replace(event, is_last=is_last)
         if seq.trace is not None:
             self._progress.tracer.end(seq, event)

@@ -30,6 +30,7 @@ from bridle.engine.interfaces import (
     MediaStore,
     SupportsReconnect,
     TextDecoder,
+    VectorStore,
     find_async,
 )
 from bridle.engine.kv.stored_blocks import StoredBlocks
@@ -57,8 +58,8 @@ class Engine:
     `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
     adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
     computes a smaller model of the same vocabulary that drafts tokens. `store` keeps blocks of the KV cache on disk, of
-    an executor that has `KVBlocks`. Ids that are `unnamed` are never sampled. All methods but `cancel` belong to one
-    thread.
+    an executor that has `KVBlocks` and no recurrent layers. `vectors` are the control vectors of the executor (None: it
+    applies none). Ids that are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         draft: Executor | None = None,
         media: MediaStore | None = None,
         store: BlockStore | None = None,
+        vectors: VectorStore | None = None,
         unnamed: PaddedVocab = NONE_UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +93,8 @@ class Engine:
         )
         self.stored = scheduler.stored = StoredBlocks.over(scheduler.blocks, store, executor)
         self._progress = progress = OutputProcessor(scheduler, self._statistics, decoder, self._on_finish)
-        self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media)
+        self._vectors = vectors
+        self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media, vectors)
         self._steering = steering = ControllerManager(
             pools, progress, self._statistics, clock, live.end, self.info, self.config, speculation
         )
@@ -169,8 +172,18 @@ class Engine:
             )
         if request.adapter is not None:
             self._rotation.check(request.adapter)
+        if request.sampling.control_vectors:
+            self._check_vectors(request)
         if request.media:
             self._media.check(request)
+
+    def _check_vectors(self, request: Request) -> None:
+        if self._vectors is None:
+            raise UnsupportedFeature(
+                "control_vectors: this model's backend applies none. Run it in the engine's process, with torch.",
+                "control_vectors",
+            )
+        self._vectors.check(request.sampling.control_vectors)
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.

@@ -7,9 +7,11 @@ again after a rewind are all the same state. The sequence knows nothing of batch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from bridle.engine.control.vector_scales import VectorScales
 from bridle.engine.multimodal.multimodal_inputs import Runs, before
 from bridle.engine.request import Request
 from bridle.engine.scheduling.step_plan import PlanRow, placeholder_for_row
@@ -74,6 +76,7 @@ class Sequence:
     queue: QueueState
     stop_ids: frozenset[int] = frozenset()
     runs: Runs = ()  # pictures among the tokens
+    vectors: VectorScales | None = None  # None: it uses no control vector
     allowed: bytes | None = None  # a mask for all of its draws, beside those of its controller
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
@@ -157,6 +160,8 @@ class Sequence:
         """Keep the first `num_tokens` tokens. The caller trims the blocks."""
         del self.tokens[num_tokens:]
         self.runs = before(self.runs, num_tokens)
+        if self.vectors is not None:
+            self.vectors = self.vectors.before(num_tokens)
         self.num_prompt = min(self.num_prompt, num_tokens)
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, num_tokens)
         self.output.num_scored = min(self.output.num_scored, num_tokens)
@@ -178,6 +183,11 @@ class Sequence:
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
         self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
         self.control.num_told = self.control.num_kept = len(self.tokens)
+
+    def scale_vectors(self, scales: Mapping[str, float] | None) -> None:
+        """Change scales of control vectors for the next token and those after it."""
+        if self.vectors is not None and scales is not None:
+            self.vectors = self.vectors.changed(len(self.tokens), scales)
 
     def clamp_computed(self) -> None:
         """Lower `num_computed` so that at least one token goes through the model before the next draw (engine invariant
@@ -237,6 +247,8 @@ class Sequence:
             adapter=self.request.adapter,
             runs=tuple(run for run in self.runs if run.end > kv.num_mirrored_tokens) if self.runs else (),
         )
+        if self.vectors is not None:
+            row.vectors = self.vectors.spans(row.start, row.start + row.num_scheduled)
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
 
@@ -289,6 +301,7 @@ class Sequence:
             queue=QueueState(self.queue.level, SequenceStatus.RUNNING),
             stop_ids=self.stop_ids,
             runs=self.runs,
+            vectors=self.vectors,
             allowed=self.allowed,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),

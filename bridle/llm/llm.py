@@ -9,8 +9,9 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from bridle.chat.conversation import prompt_text
@@ -38,6 +39,12 @@ from bridle.serving import LoadedModel, OutputCollector
 from bridle.serving.prompt_caches import DEFAULT_TTL
 from bridle.structured_output.spec import Choice
 from bridle.tokenizer.content_tokens import encode_prompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bridle.control_vectors.directions import Method
+    from bridle.llm.vectors import PairPrompt
 
 T = TypeVar("T")
 
@@ -111,6 +118,24 @@ class LLM(LoadedModelMixin):
         used is an error here, or in an event loop, which may not be held up, when the first piece is awaited."""
         (collector,) = self._calls.collectors("stream", [prompt], one_of(sampling, sampling_params), given)
         return self._calls.stream(collector, given)
+
+    def make_control_vector(
+        self, pairs: Iterable[tuple[PairPrompt, PairPrompt]], path: str | Path | None = None, *, method: Method = "mean"
+    ) -> dict[int, Tensor]:
+        """Return the directions from the second prompts to the first ones in the hidden states of their last tokens, by
+        layer, each float32 [hidden]; write them to a GGUF file at `path`. A prompt is a text or a list of messages.
+        `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`."""
+        from bridle.control_vectors import write_vector
+        from bridle.llm.vectors import record_directions
+
+        def run(prompt: PairPrompt) -> object:
+            ask: Any = self.generate if isinstance(prompt, str) else self.chat
+            return ask(prompt, max_tokens=1, speculate=0, use_tqdm=False)
+
+        found = record_directions(self._vectors, run, list(pairs), method)
+        if path is not None:
+            write_vector(Path(path), found, self.name)
+        return found
 
     def beam_search(
         self,

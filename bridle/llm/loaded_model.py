@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bridle.chat.chat_format import learn
 from bridle.chat.tool_parsers.presets import check_names
@@ -34,6 +34,9 @@ from bridle.serving import (
 )
 from bridle.serving.policies import PolicySet, read_policies
 from bridle.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bridle.control_vectors import ControlVectorInfo, ControlVectors
 
 
 class LoadedModelMixin:
@@ -122,6 +125,27 @@ class LoadedModelMixin:
     def adapters(self) -> tuple[AdapterInfo, ...]:
         """The adapters that requests may choose."""
         return self._model.adapters.list()
+
+    # -- control vectors -------------------------------------------------------------------------------------
+
+    def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:
+        """Read a GGUF or safetensors file; `generate(..., control_vectors={name: scale})` applies it. Requests that run
+        keep the vector that had this name. Raises `InvalidRequest` for a file that does not fit the model."""
+        self._model.check_process()
+        return self._vectors.add(name, source)
+
+    def unload_control_vector(self, name: str) -> None:
+        """Remove a control vector; requests that use it run to their end. Raises `UnknownControlVector`."""
+        self._vectors.remove(name)
+
+    @property
+    def control_vectors(self) -> tuple[ControlVectorInfo, ...]:
+        """The control vectors that requests may scale."""
+        return self._vectors.list()
+
+    @property
+    def _vectors(self) -> ControlVectors:
+        return self._model.require_control_vectors()
 
     # -- controllers -----------------------------------------------------------------------------------------
 

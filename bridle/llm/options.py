@@ -132,6 +132,7 @@ class SamplingOptions(TypedDict, total=False):
     aligned: int
     token_healing: bool
     describe_constraint: bool
+    control_vectors: Mapping[str, float] | None
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

@@ -26,6 +26,7 @@ from bridle.model.dense_layer import (
 )
 from bridle.model.forward_context import AttentionHandler, attention_handler
 from bridle.model.fused_step import FusedStep, try_fused_step
+from bridle.model.layer_taps import LayerTap
 from bridle.model.linear import as_function
 from bridle.model.native_step import try_native_step
 from bridle.model.restored import RestoredModel
@@ -89,18 +90,19 @@ class DenseModel:
         logits_rows: Tensor,
         attend: AttentionHandler,
         look: Callable[[Tensor], Tensor] | None = None,
+        tap: LayerTap | None = None,
     ) -> Tensor:
-        """As a call, but returns the inputs of the head, [R, hidden]."""
+        """As a call, but returns the inputs of the head, [R, hidden]. `tap` is called behind each layer."""
         rows = self._embed(input_ids[0])  # [T, hidden]
         if look is not None:
             rows = look(rows)
         if self._embedding_scale != 1.0:
             rows = rows * self._embedding_scale
-        if self.fused is not None and isinstance(attend, PagedAttention):
+        if self.fused is not None and tap is None and isinstance(attend, PagedAttention):
             turned = self.fused.angles(position_ids, self.rotations)
             self.hidden = self.fused.advance(rows, turned, attend).index_select(0, logits_rows)
         else:
-            self.hidden = self.norm(self._advance(rows, position_ids, attend).index_select(0, logits_rows))
+            self.hidden = self.norm(self._advance(rows, position_ids, attend, tap).index_select(0, logits_rows))
         return self.hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -112,15 +114,19 @@ class DenseModel:
             logits = torch.tanh(logits / self._logits_cap) * self._logits_cap
         return logits
 
-    def _advance(self, rows: Tensor, position_ids: Tensor, attend: AttentionHandler) -> Tensor:
+    def _advance(
+        self, rows: Tensor, position_ids: Tensor, attend: AttentionHandler, tap: LayerTap | None = None
+    ) -> Tensor:
         """[T, hidden] -> [T, hidden] after all layers."""
         if self.native is not None and isinstance(attend, PagedAttention) and attend.is_native:
             assert attend.step is not None
             if self.native.fits(attend.cache):
-                return self.native.advance(rows, position_ids, self.rotations, attend.cache, attend.step)
+                return self.native.advance(rows, position_ids, self.rotations, attend.cache, attend.step, tap)
         turns = [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             rows = layer.advance(rows, turns[layer.table], attend)
+            if tap is not None:
+                tap(number, rows)
         return rows
 
 

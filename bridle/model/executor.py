@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bridle.control_vectors import ControlVectors
 from bridle.engine.interfaces import AsyncSampler, ExecutorInfo, Sampler
 from bridle.engine.sampling.padded_vocab import PaddedVocab
-from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailable
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.async_sampling import AsyncSampling
@@ -27,6 +28,7 @@ from bridle.model.batch_inputs import PackedStep, pack_step
 from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
 from bridle.model.kv_blocks import CacheBlocks
+from bridle.model.layer_taps import vector_tap
 from bridle.model.media_device import LocalMedia
 from bridle.model.partial_logits import PartialLogits
 from bridle.model.runner import ModelRunner
@@ -45,11 +47,13 @@ class LocalExecutor:
         adapters: ModelAdapters | None = None,
         media: LocalMedia | None = None,
         identity: Callable[[], str] | None = None,
+        control_vectors: ControlVectors | None = None,
     ) -> None:
         self.info = info
         self.adapters = adapters
         self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
         self.media = media
+        self.control_vectors = control_vectors
         self._runner: ModelRunner | None = runner
         self.sampler = sampler
         self._early = sampler if isinstance(sampler, AsyncSampler) else None
@@ -96,11 +100,14 @@ class LocalExecutor:
                 states.copy([(copy.source, copy.target) for copy in plan.state_copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
-                step = pack_step(plan.rows, mirrors, self.info.block_size, self._device, words, runner.graphs)
+                tap = vector_tap(plan.rows, self.control_vectors)
+                graphs = runner.graphs if tap is None else None
+                step = pack_step(plan.rows, mirrors, self.info.block_size, self._device, words, graphs)
                 if self.async_sampling.note_names(plan.rows, mirrors):
                     ids = self.async_sampling.fill(step.input_ids)
                     step.input_ids = ids if step.replay is None else step.input_ids.copy_(ids)
-                self.logits = self._run(runner, step, plan)
+                with runner.tapped(tap):
+                    self.logits = self._run(runner, step, plan)
                 self.async_sampling.mark_forward()
         except Exception as error:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
@@ -230,11 +237,17 @@ class LocalExecutor:
         for row in plan.rows:
             if row.adapter is not None and (self.adapters is None or row.adapter not in self.adapters):
                 raise InternalError(f"sequence {row.seq_id} wants adapter {row.adapter!r}, which is not on the device")
+            self._check_vectors(row)
             slots = [row.state, *(save.slot for save in row.saves)] if self.info.num_states else []
             if any(not 0 <= slot < self.info.num_states for slot in slots):
                 raise InternalError(f"sequence {row.seq_id} has state slots {slots} of {self.info.num_states}")
             if row.runs and self.media is None:
                 raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
+
+    def _check_vectors(self, row: PlanRow) -> None:
+        for key in {key for span in row.vectors for key, _ in span.mix}:
+            if self.control_vectors is None or key not in self.control_vectors:
+                raise InternalError(f"sequence {row.seq_id} wants control vector {key!r}, which is not loaded")
 
     def _lose(self, error: Exception, what: str) -> BridleError:
         """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of

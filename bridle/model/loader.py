@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from bridle.config import ModelConfig, Quantization
+from bridle.control_vectors import ControlVectors
 from bridle.engine.interfaces import ExecutorInfo, Sampler
-from bridle.errors import InvalidRequest, UnsupportedModel
+from bridle.errors import InvalidRequest, UnsupportedFeature, UnsupportedModel
 from bridle.gguf import GgufModel
 from bridle.load_progress import Report, part_of, silent
 from bridle.lora.adapter_kernel import create_adapter_kernel
@@ -41,6 +42,7 @@ from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_blocks import kv_identity
 from bridle.model.kv_cache import KVCache, token_bytes
 from bridle.model.language_model import LanguageModel, read_language_model
+from bridle.model.layer_taps import decoder_layers
 from bridle.model.linear import pack_linears, use_kernels
 from bridle.model.loaded_weights import LoadedWeights, weight_bytes
 from bridle.model.lora_layers import Sites
@@ -258,6 +260,7 @@ def build_executor(
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
+    vectors = _control_vectors(model, runner, dtype, device)
     copier = tried_copier(device)
     graphs = graph_loader(config, runner, geometry, adapters)
     media = _media_device(model, dtype, device)
@@ -269,7 +272,7 @@ def build_executor(
         if states.num_bytes:
             fitted = replace(fitted, num_states=states.num_slots(num_blocks, block_bytes), state_bytes=states.num_bytes)
         identity = partial(kv_identity, loaded, runner.attention.cache)
-        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media, identity)
+        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media, identity, vectors)
 
     def allocate(num_blocks: int) -> LocalExecutor:
         size = num_blocks + (graphs is not None)  # graphs have a block of nobody's
@@ -295,6 +298,19 @@ def build_executor(
     executor = over(kv_profiling.fit_pool(needs, allocate, measure), sampler or standard)
     runner.graphs = None if graphs is None else graphs.load(executor.info, report)
     return executor
+
+
+def _control_vectors(
+    model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
+) -> ControlVectors | None:
+    """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""
+    if tensor_parallel.num_ranks() > 1:
+        return None
+    try:
+        layers = decoder_layers(model) if runner.lowered is None else runner.lowered.layers
+    except UnsupportedFeature:
+        return None
+    return ControlVectors(len(layers), model.config.hidden_size, dtype, device)  # type: ignore[union-attr,arg-type]
 
 
 def _info_of(

@@ -23,6 +23,7 @@ from bridle.model.batch_inputs import PackedStep
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh
 from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
+from bridle.model.layer_taps import LayerTap
 from bridle.model.rope import POSITIONS, Compute, fits_memory
 
 _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
@@ -99,7 +100,13 @@ class NativeStep:
         return is_free and cache.layers[self._numbers[0]].keys.dtype in KV_TYPES
 
     def advance(
-        self, hidden: Tensor, position_ids: Tensor, compute: Compute, cache: KVCache, step: PackedStep
+        self,
+        hidden: Tensor,
+        position_ids: Tensor,
+        compute: Compute,
+        cache: KVCache,
+        step: PackedStep,
+        tap: LayerTap | None = None,
     ) -> Tensor:
         """[T, hidden] -> [T, hidden]; keys and values go to the cache. `compute` gives angles of which none are
         kept."""
@@ -107,7 +114,7 @@ class NativeStep:
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = self._turns(compute, position_ids)
         between = self._adapt if any("adapt" in state for state in self._states) else None
-        return layers.advance(hidden, cos, sin, step.slots, rows, between)
+        return layers.advance(hidden, cos, sin, step.slots, rows, between, tap)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
         """Let adapters add to what a part of a layer gave."""

@@ -21,6 +21,7 @@ from bridle.model.forward_context import attention_handler
 from bridle.model.h2d_copies import upload_list
 from bridle.model.hidden_states import HeadInput
 from bridle.model.language_model import LanguageModel
+from bridle.model.layer_taps import LayerTap, hooked
 from bridle.model.media_encoder import Features
 from bridle.model.partial_logits import PartialLogits
 from bridle.model.tensor_parallel import num_ranks
@@ -43,6 +44,7 @@ class ModelRunner:
         self.features: Callable[[bytes], Features] | None = None  # of pictures, by key, where the model takes any
         self.graphs: Packer | None = None  # of short steps, once they are captured
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
+        self._tap: LayerTap | None = None  # of the step under way
 
     def keep_angles(self, num_positions: int) -> None:
         """Keep the angles of that number of positions in memory, where a step asks a GPU for them."""
@@ -68,6 +70,17 @@ class ModelRunner:
         sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(self.model)}
         states = self.attention.states
         return sum(sizes.values()) + self.attention.cache.num_bytes + (0 if states is None else states.num_bytes)
+
+    @contextmanager
+    def tapped(self, tap: LayerTap | None) -> Iterator[None]:
+        """Call `tap` behind each layer of the steps in this block, which must not be graphs."""
+        hooks = nullcontext() if tap is None or self.lowered is not None else hooked(self.model, tap)
+        self._tap = tap
+        try:
+            with hooks:
+                yield
+        finally:
+            self._tap = None
 
     def run(self, step: PackedStep) -> Tensor:
         """Write the step's keys and values into the cache; returns the logits [R, V] of its logits rows."""
@@ -111,7 +124,8 @@ class ModelRunner:
 
     def _run_layers(self, lowered: DenseModel, step: PackedStep) -> Tensor:
         look = partial(self._look, step) if step.sights else None
-        self.hidden = lowered.run_layers(step.input_ids, step.position_ids, step.logits_rows, self.attention, look)
+        ids, positions, rows = step.input_ids, step.position_ids, step.logits_rows
+        self.hidden = lowered.run_layers(ids, positions, rows, self.attention, look, self._tap)
         return self.hidden
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:

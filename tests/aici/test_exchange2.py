@@ -300,6 +300,7 @@ def test_additions_reach_the_engine(llm2: Llm) -> None:
         "sampling": {"top_p": 0.5, "top_k": 3},
         "bias": [[65, 1.5]],
         "top_logprobs": 4,
+        "control_vectors": {"polite": 0.5},
     }
     module = guest2([[mask([65], VOCAB_SIZE), result({"branches": [branch]})], [SHOW_ARGUMENT, *END]])
     answer = llm2.start(llm2.upload(module), 90)

@@ -212,6 +212,8 @@ RESULTS = {
     "not UTF-8": ('"\u00ff', "malformed result"),
     "another shape": ("[]", "malformed result"),
     "too many candidates": ({**splice([]), "top_logprobs": 101}, "limit of 100"),
+    "too many vectors": ({**splice([]), "control_vectors": {f"v{n}": 1.0 for n in range(9)}}, "at most 8"),
+    "a scale that is too large": ({**splice([]), "control_vectors": {"v": 1e9}}, "at most 1000"),
 }
 
 

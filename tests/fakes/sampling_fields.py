@@ -54,6 +54,7 @@ OTHER: Mapping[str, Any] = {
     "speculate": 4,
     "prediction": "so",
     "prediction_ids": (3, 4),
+    "control_vectors": {"polite": 0.5},
     "canonical": "prefer",
     "constraint_report": True,
     "constraint_floor": -3.0,

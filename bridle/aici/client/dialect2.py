@@ -141,14 +141,15 @@ class Dialect2:
             Splice(splice.backtrack, tuple(splice.ff_tokens), frozenset(splice.when_sampled))
             for splice in branch.splices
         )
+        scales = branch.control_vectors if isinstance(branch.control_vectors, dict) else None
         if branch.sample_mask is None:
-            return Branch(sample=False, splices=splices)
+            return Branch(sample=False, splices=splices, control_vectors=scales)
         first, stride = data.first_mask_byte_offset, data.mask_num_bytes
         mask = self._masks.bits(first, stride, branch.sample_mask, data.dtype, self._vocab_size)
         bias = tuple(branch.bias) if isinstance(branch.bias, list) else ()
         top = branch.top_logprobs if isinstance(branch.top_logprobs, int) else 0
         draft = tuple(branch.draft) if isinstance(branch.draft, list) else ()
-        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top, draft)
+        return Branch(True, mask, bias, self._sampling(seq_id, branch), splices, top, draft, scales)
 
     def _sampling(self, seq_id: int, branch: replies.BranchReply) -> SamplingParams | None:
         changes: dict[str, Any] = dict(branch.sampling) if isinstance(branch.sampling, dict) else {}

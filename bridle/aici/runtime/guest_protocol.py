@@ -17,7 +17,8 @@ from msgspec import UNSET, Struct, UnsetType
 from bridle.aici.protocol import Count, TokenId
 from bridle.aici.replies import BranchReply, PreResult, SpliceReply
 from bridle.aici.runtime.instance import Instance
-from bridle.errors import ControllerError, ControllerTrap
+from bridle.errors import ControllerError, ControllerTrap, InvalidRequest
+from bridle.sampling_values import check_scales
 
 
 class WaitRequest(Struct, omit_defaults=True):
@@ -206,7 +207,7 @@ class Guest2(_Guest):
         """Add the texts of which one comes next to a lone branch that asks for nothing else. Splices that wait for
         tokens that its mask forbids ask for nothing."""
         branch = branches[0] if len(branches) == 1 else None
-        if branch is None or branch.sample_mask is None or branch.bias or branch.top_logprobs:
+        if branch is None or branch.sample_mask is None or branch.bias or branch.top_logprobs or branch.control_vectors:
             return
         options, mask = self.instance.mask_options.get(branch.sample_mask), self.instance.masks[branch.sample_mask]
         awaited = [token for splice in branch.splices for token in splice.when_sampled]
@@ -236,6 +237,11 @@ class Guest2(_Guest):
             self._check_tokens((token for token, _ in branch.bias), "bias")
             if not all(math.isfinite(value) for _, value in branch.bias):
                 raise self._broke("bias must be finite numbers")
+        if branch.control_vectors is not UNSET:
+            try:
+                check_scales(branch.control_vectors)
+            except InvalidRequest as error:
+                raise self._broke(str(error)) from None
         if branch.top_logprobs is not UNSET and branch.top_logprobs > 100:
             raise self._broke(f"top_logprobs {branch.top_logprobs} exceeds the limit of 100")
         if branch.draft is not UNSET:

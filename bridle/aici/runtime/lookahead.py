@@ -143,4 +143,5 @@ def _is_plain_draw(choice: GuestDecision) -> bool:
     if choice.wait is not None or len(choice.branches) != 1:
         return False
     (branch,) = choice.branches
-    return branch.sample_mask is not None and not branch.splices and branch.top_logprobs in (UNSET, 0)
+    is_draw = branch.sample_mask is not None and not branch.splices and branch.top_logprobs in (UNSET, 0)
+    return is_draw and branch.control_vectors is UNSET

@@ -26,7 +26,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "--fim-* --gpt-oss-* --vision-*": "there are no presets: `bridle serve owner/name:Q4_K_M`",
             "--override-kv "
             "--check-tensors --load-mode -lm --lazy-mode -lzm --repack --no-repack -nr --no-host": reasons.LOADING,
-            "--control-vector --control-vector-*": "there are no control vectors; adapters are (docs/lora.md)",
+            "--control-vector --control-vector-*": "`--load-control-vector` (docs/control-vectors.md)",
             "--models-preset --models-max --models-autoload "
             "--no-models-autoload": "--max-model-memory bounds what is loaded, --static keeps it unchanged",
             "--sleep-idle-seconds": "models are unloaded when others need the room (docs/multiple-models.md)",

@@ -60,6 +60,8 @@ class ControllerLookahead:
         for decision in pool.lookahead(seq.id, drafts):
             if decision.options is not None or len(decision.branches) != 1:
                 break
+            if decision.branches[0].control_vectors is not None:
+                break  # drafts after it were computed with other scales
             if self._rules.problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])

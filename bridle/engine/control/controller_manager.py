@@ -7,7 +7,7 @@ answered when the row is ready, its sequence is left out of that step. This modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from bridle.config import EngineConfig
@@ -248,7 +248,7 @@ class ControllerManager:
             self._go_on(seq)
             if decision.is_forced and self.check(seq, decision):
                 splice = decision.branches[0].splices[0]
-                self.force(seq, splice.backtrack, splice.ff_tokens)
+                self.force(seq, splice.backtrack, splice.ff_tokens, scales=decision.branches[0].control_vectors)
                 return True
         return False
 
@@ -259,9 +259,12 @@ class ControllerManager:
         tokens: tuple[int, ...],
         sampled: int | None = None,
         candidates: Candidates = None,
+        scales: Mapping[str, float] | None = None,
     ) -> None:
-        """Take tokens back and append others. `sampled` was sampled, among `candidates`, and is replaced by them."""
+        """Take tokens back and append others, with new `scales` of control vectors. `sampled` was sampled, among
+        `candidates`, and is replaced by them."""
         self._progress.rewind(seq, backtrack)
+        seq.scale_vectors(scales)
         is_kept = self._progress.force(seq, tokens)
         seq.clamp_computed()
         self.report(seq, *((sampled, candidates) if is_kept else ()))

@@ -5,7 +5,7 @@ to wait. Everything is immutable plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,7 +55,8 @@ class Branch:
     """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how
     many of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here
     on, if nothing is rolled back: they are computed ahead, which changes only the time. They are used as long as
-    they are right, and the next draft replaces them."""
+    they are right, and the next draft replaces them. `control_vectors` are new scales of vectors that the request
+    names, from the branch's first token on."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -64,6 +65,7 @@ class Branch:
     splices: tuple[Splice, ...] = ()
     top_logprobs: int = 0
     draft: tuple[int, ...] = ()
+    control_vectors: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +108,22 @@ class Decision:
         splices: Iterable[Splice] = (),
         top_logprobs: int = 0,
         draft: Iterable[int] = (),
+        control_vectors: Mapping[str, float] | None = None,
     ) -> Decision:
         """Sample the next token."""
-        if mask is None and sampling is None and not top_logprobs and bias == () and splices == () and draft == ():
+        is_usual = mask is None and sampling is None and not top_logprobs and control_vectors is None
+        if is_usual and bias == () and splices == () and draft == ():
             return DRAW
-        return cls((Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs, tuple(draft)),))
+        branch = Branch(True, mask, tuple(bias), sampling, tuple(splices), top_logprobs, tuple(draft), control_vectors)
+        return cls((branch,))
 
     @classmethod
-    def splice(cls, backtrack: int = 0, ff_tokens: Iterable[int] = ()) -> Decision:
+    def splice(
+        cls, backtrack: int = 0, ff_tokens: Iterable[int] = (), *, control_vectors: Mapping[str, float] | None = None
+    ) -> Decision:
         """Roll back `backtrack` tokens and append `ff_tokens`, without sampling."""
-        return cls((Branch(sample=False, splices=(Splice(backtrack, tuple(ff_tokens)),)),))
+        splice = Splice(backtrack, tuple(ff_tokens))
+        return cls((Branch(sample=False, splices=(splice,), control_vectors=control_vectors),))
 
     @classmethod
     def fork(cls, branches: Iterable[Branch]) -> Decision:

@@ -5,6 +5,7 @@ A decision is checked when it is applied, and also when it is predicted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridle.engine.control.decision import MAX_PROPOSED, Branch, Decision, Options, mask_words
@@ -12,8 +13,9 @@ from bridle.engine.multimodal.multimodal_inputs import splits
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.sequence import Sequence
 from bridle.errors import BridleError, ControllerError, InvalidRequest
+from bridle.safe_repr import short_repr
 from bridle.sampling import MAX_LOGPROBS
-from bridle.sampling_values import MAX_OPTION_TOKENS
+from bridle.sampling_values import MAX_OPTION_TOKENS, check_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class DecisionValidator:
             raise ControllerError(f"draft has {len(branch.draft)} tokens; at most {MAX_PROPOSED}")
         for token in branch.draft:
             self._check_token(token, "draft")
+        if branch.control_vectors is not None:
+            _check_scales(seq, branch.control_vectors)
         for token, addend in branch.bias:
             self._check_token(token, "bias")
             if not addend < float("inf"):
@@ -104,3 +108,14 @@ class DecisionValidator:
     def _check_token(self, token: int, where: str) -> None:
         if not 0 <= token < self.vocab_size:
             raise ControllerError(f"{where} has token {token}; the vocabulary has {self.vocab_size}")
+
+
+def _check_scales(seq: Sequence, scales: Mapping[str, float]) -> None:
+    known = seq.sampling.control_vectors
+    for name in scales:
+        if name not in known:
+            raise ControllerError(
+                f"control_vectors: got {short_repr(name)}; a controller scales vectors that its request names, "
+                f"which are {', '.join(map(repr, known)) or 'none'}. Add it to the request, with scale 0 to begin with."
+            )
+    check_scales(scales)

@@ -33,7 +33,7 @@ from bridle.engine.interfaces.executor import (
     find_kv_blocks,
 )
 from bridle.engine.interfaces.sampler import AsyncSampler, HistoryLookup, PendingSample, Sampler
-from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore
+from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore, VectorStore
 from bridle.engine.interfaces.text import TextDecoder, TextState
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "check_pools",
     "find_async",
     "find_kv_blocks",
+    "VectorStore",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error

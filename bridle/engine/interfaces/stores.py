@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from bridle.engine.multimodal.multimodal_inputs import MultiModalItem
@@ -35,6 +35,21 @@ class AdapterStore(Protocol):
 
     def close(self) -> None:
         """Stop loading adapters to the device. Idempotent."""
+
+
+class VectorStore(Protocol):
+    """Keeps a model's control vectors, by name. Any thread may ask."""
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise `UnknownControlVector` unless requests may use all of them."""
+
+    def open(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
+        `UnknownControlVector`; then none is held."""
+        raise NotImplementedError
+
+    def leave(self, keys: Iterable[str]) -> None:
+        """Note that a request with these keys is over."""
 
 
 class MediaDevice(Protocol):

@@ -6,9 +6,9 @@ Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules 
 loses its hash. 2. A block has a hash only if it is full and its KV was computed. 3. Every block is free or referenced;
 free blocks with a hash are the prefix cache. Parked blocks are evicted after all others (`KVRetention`).
 
-The hash of a full block covers all tokens up to its end, and the images among them: blake2b over (parent's hash,
-token ids, marks), and the chain starts at (model, adapter, tenant). At 128 bits and unforgeable, equal hashes mean
-equal tokens and images.
+The hash of a full block covers all tokens up to its end, the images among them, and the control vectors that they were
+computed with: blake2b over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). At 128
+bits and unforgeable, equal hashes mean equal tokens, images and vectors.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def root_hash(*parts: str) -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, tokens: Iterable[int], media: bytes = b"") -> bytes:
-    """Hash of a full block of `tokens` that follows the chain `parent`; `media` are the marks of its images."""
-    return blake2b(parent + array("q", tokens).tobytes() + media, digest_size=16).digest()
+def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> bytes:
+    """Hash of a full block of `tokens` that follows the chain `parent`; `beside` marks its images and vectors."""
+    return blake2b(parent + array("q", tokens).tobytes() + beside, digest_size=16).digest()
 
 
 class BlockManager:
@@ -416,8 +416,10 @@ class BlockManager:
             request = seq.request
             parent = hashes[-1] if hashes else root_hash(self.model, request.adapter or "", request.tenant)
             start = len(hashes) * size
-            media = marks(seq.runs, start, start + size) if seq.runs else b""
-            hashes.append(block_hash(parent, seq.tokens[start : start + size], media))
+            beside = marks(seq.runs, start, start + size) if seq.runs else b""
+            if seq.vectors is not None:
+                beside += seq.vectors.marks(start, start + size)
+            hashes.append(block_hash(parent, seq.tokens[start : start + size], beside))
 
     # -- checks ------------------------------------------------------------------------------------------
 

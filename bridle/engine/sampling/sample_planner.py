@@ -133,7 +133,7 @@ class SamplePlanner:
             if branch.sample:
                 draw.row = len(out.batch.rows)
                 out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
-                if item.drafts and len(branches) == 1 and not branch.splices:
+                if item.drafts and len(branches) == 1 and not branch.splices and branch.control_vectors is None:
                     draw.ways = self._drafted.ways(item)
                     out.batch.rows += drafted_rows(draw)
             out.draws.append(draw)
@@ -213,7 +213,8 @@ class SamplePlanner:
                 self._restart(draw.seq, changed)
             elif draw.row is None:
                 splice = draw.branch.splices[0]
-                self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens)
+                scales = draw.branch.control_vectors
+                self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens, scales=scales)
             elif draw.ways:
                 right = self._drafted.accept(draw, draw.row, out.batch, result)
                 num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
@@ -302,10 +303,13 @@ class SamplePlanner:
             self._progress.count_replaced(seq)
             if seq.trace is not None:
                 self._progress.tracer.replaced(seq, token)
-            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates)
+            scales = draw.branch.control_vectors
+            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates, scales)
             return
         if mu is not None and draw_has_mirostat(seq, draw.branch):
             seq.draws.mus.append((len(seq.tokens) + 1, mu))
+        if draw.branch.control_vectors is not None:
+            seq.scale_vectors(draw.branch.control_vectors)
         self._progress.append(seq, token, logprob, forced=False)
         is_kept = not seq.output.num_banned or self._progress.put_right(seq)
         if seq.control.pool is None:

@@ -237,7 +237,7 @@ class OverlapScheduler:
 
 def _gives_one_token(draw: PlannedDraw) -> bool:
     """Return whether a sample most likely gives its sequence exactly one token."""
-    is_one = draw.row is not None and not draw.ways and draw.look is None
+    is_one = draw.row is not None and not draw.ways and draw.look is None and draw.branch.control_vectors is None
     return is_one and draw.seq.control.spliced_at != len(draw.seq.tokens)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bridle.engine.control.vector_scales import VectorSpan
 from bridle.engine.multimodal.multimodal_inputs import Runs
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.outputs import Logprob
@@ -76,7 +77,8 @@ class PlanRow:
 
     A model with recurrent layers keeps a sequence's state in slot `state`: that after `start` tokens when the row
     begins (nothing for a row that starts at 0), and that after all of its tokens, drafts included, when it ends.
-    `saves` are copies to make on the way, by position. `state` is -1 for models without such layers.
+    `saves` are copies to make on the way, by position. `state` is -1 for models without such layers. `vectors` are the
+    control vectors of the scheduled tokens.
     """
 
     seq_id: int
@@ -92,6 +94,7 @@ class PlanRow:
     runs: Runs = ()
     state: int = -1
     saves: tuple[StateSave, ...] = ()
+    vectors: tuple[VectorSpan, ...] = ()
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Routes about the state of a server: models, adapters, policies, status."""
+"""Routes about the state of a server: models, adapters, control vectors, policies, status."""
 
-from bridle.http.admin import adapters, models, policies, status
+from bridle.http.admin import adapters, control_vectors, models, policies, status
 
-routers = (status.router, models.router, adapters.router, policies.router)
+routers = (status.router, models.router, adapters.router, control_vectors.router, policies.router)

@@ -115,6 +115,7 @@ _KINDS: Mapping[str, Any] = {
     "tuple[str, ...]": _Texts,
     "tuple[int, ...]": _Ids,
     "Mapping[int, float]": _Biases,
+    "Mapping[str, float]": dict[str, float] | None,
 }
 
 

@@ -33,6 +33,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "tuple[str, ...]": (str, list),
     "tuple[int, ...]": (list,),
     "Watermark": (bool, dict),
+    "Mapping[str, float]": (dict,),
 }
 
 

@@ -15,7 +15,8 @@ from bridle.errors import InvalidRequest
 from bridle.gguf.folder import is_adapter_file
 from bridle.lora.files import CONFIG_NAME
 from bridle.lora.hub import is_hub_id
-from bridle.serving.models.model_folders import NamedFolders, is_hub_name
+from bridle.safe_repr import short_repr
+from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub_name
 
 _FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder, a GGUF file or a hub id"
 
@@ -55,6 +56,7 @@ class AdapterCatalog:
         self._given = adapters.named
         self._is_open = adapters.is_open
         self._folders = None if adapters.folder is None else NamedFolders(adapters.folder, CONFIG_NAME, "adapters_dir")
+        self._vectors = None if adapters.folder is None else NamedFiles(adapters.folder, "adapters_dir")
         self._hub_ids = dict(_allowed(text) for text in adapters.hub_ids)
 
     def named_for(self, model: str) -> Sequence[AdapterSpec]:
@@ -94,6 +96,19 @@ class AdapterCatalog:
         if revision is not None and (not is_revision(revision) or pinned not in (None, revision)):
             return None
         return AdapterSpec(name, name, pinned or revision)
+
+    def vector_file(self, source: str) -> Path:
+        """Return the control vector that `source` means: a GGUF file in the adapters' folder, with or without its
+        ending. Raises `InvalidRequest` if there is none."""
+        if self._vectors is not None:
+            for name in (source, f"{source}.gguf"):
+                if (found := self._vectors.find(name)) is not None:
+                    return found
+        raise InvalidRequest(
+            f"source: got {short_repr(source)}; it must name a GGUF file in the server's folder of adapters "
+            "(--adapters-dir). Put it there, or load it at the start.",
+            "source",
+        )
 
     def names(self) -> list[str]:
         """The names of all adapters that can be loaded. Reads the disk."""

@@ -16,10 +16,11 @@ from bridle.config import ADAPTER_HOST_MEMORY, ADAPTER_MEMORY, EngineConfig, Mod
 from bridle.controller_tools import Desk
 from bridle.engine.interfaces import Executor, Sampler
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.load_progress import Report, silent, watched
 from bridle.lora import AdapterPool, find_device
 from bridle.multimodal import ImageHosts, MediaReader, open_reader
+from bridle.safe_repr import short_repr
 from bridle.serving.controller_runtime import ControlSettings, demanded_pool, finish_control, guess_num_logits
 from bridle.serving.models.early_parts import EarlyParts, begin_parts
 from bridle.serving.models.kv_store import open_store
@@ -29,6 +30,7 @@ from bridle.serving.requests.sampling_defaults import read_defaults
 
 if TYPE_CHECKING:
     from bridle.aici.client import PolicyPool, RuntimePool
+    from bridle.control_vectors import ControlVectors
     from bridle.engine import AsyncEngine
     from bridle.engine.interfaces import ControllerPool, MediaDevice
     from bridle.model.pooling.settings import Pooling
@@ -62,6 +64,11 @@ class Parts:
     defaults: Mapping[str, Any]
     pictures: MediaReader | None
     pooling: Pooling | None
+
+    @property
+    def control_vectors(self) -> ControlVectors | None:
+        """The control vectors of the executor; None if it applies none."""
+        return getattr(self.executor, "control_vectors", None)
 
 
 def load_parts(
@@ -97,6 +104,7 @@ def load_parts(
         undo.callback(executor.close)
         if num_ids is None:
             check_sizes(tokenizer, executor.info.vocab_size, config.model)
+        _load_vectors(executor, config)
         runtime = finish_control(control, early.control, executor.info.vocab_size)
         vocabulary, num_logits = tokenizer_folder(config, path), executor.info.vocab_size
         demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
@@ -118,6 +126,25 @@ def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
             "model; a draft model needs the same tokens",
             "draft_model",
         )
+
+
+def _load_vectors(executor: LoadedExecutor, config: ModelConfig) -> None:
+    """Load the control vectors of a configuration. Raises `InvalidRequest` for one that does not fit the model."""
+    vectors: ControlVectors | None = getattr(executor, "control_vectors", None)
+    for given in config.control_vectors:
+        name, sign, source = given.partition("=")
+        if not (name and sign and source):
+            raise InvalidRequest(
+                f"control_vectors: got {short_repr(given)}; must be NAME=FILE, such as polite=polite.gguf",
+                "control_vectors",
+            )
+        if vectors is None:
+            raise UnsupportedFeature(
+                f"control_vectors: got {name}; this backend applies none. They need torch in the engine's process, "
+                "not shards, ranks or llamacpp.",
+                "control_vectors",
+            )
+        vectors.add(name, source)
 
 
 def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool | None:
@@ -160,6 +187,7 @@ def start_engine(
         draft=draft,
         media=media,
         store=store,
+        vectors=parts.control_vectors,
         unnamed=NONE_UNNAMED if config.unnamed_ids else find_unnamed(parts.tokenizer, info),
     )
     client = AsyncEngine(engine)

@@ -21,7 +21,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import Desk, ToolExecutor
 from bridle.engine.interfaces import Sampler
 from bridle.engine.scheduling.batching import Batching
-from bridle.errors import EngineClosed, Overloaded
+from bridle.errors import EngineClosed, Overloaded, UnsupportedFeature
 from bridle.load_progress import Report
 from bridle.lora import AdapterPool
 from bridle.multimodal import MediaReader
@@ -35,6 +35,7 @@ from bridle.threads import start_thread
 
 if TYPE_CHECKING:
     from bridle.aici.client import PolicyPool, RuntimePool
+    from bridle.control_vectors import ControlVectors
     from bridle.engine import AsyncEngine
     from bridle.engine.client import EngineClient
     from bridle.engine.interfaces import ControllerPool, ExecutorInfo
@@ -70,6 +71,7 @@ class LoadedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     adapter_pool: AdapterPool | None = None  # that of the engine in this process
+    control_vectors: ControlVectors | None = None  # likewise; None: its backend applies none, or it is elsewhere
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
     pictures: MediaReader | None = None  # None: it reads text alone
@@ -100,6 +102,16 @@ class LoadedModel:
         if self.pictures is not None:
             self.pictures.fit(self.max_sequence_tokens)
         self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
+
+    def require_control_vectors(self) -> ControlVectors:
+        """Return the control vectors. Raises `UnsupportedFeature` if they cannot be loaded here."""
+        if self.control_vectors is None:
+            raise UnsupportedFeature(
+                f"control vectors: {self.name!r} takes none here. Load them at the start, where its backend is torch "
+                "without shards or ranks.",
+                "control_vectors",
+            )
+        return self.control_vectors
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -201,6 +213,7 @@ def load_model(
         parts.tokenizer,
         adapters=AdapterRegistry(adapters, (name, config.model), partial(unpack_source, config)),
         adapter_pool=adapters,
+        control_vectors=parts.control_vectors,
         control=parts.runtime,
         demanded=parts.demanded,
         constraints=constraints,

@@ -1,0 +1,25 @@
+"""Control vectors: directions that are added to the hidden states between layers, each request with scales of its own.
+
+The package reads and writes their files and keeps those of one model by name. It knows nothing of requests or plans.
+Importing it loads no torch; only its modules that compute do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridle.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from bridle.control_vectors.files import Directions as Directions
+    from bridle.control_vectors.files import read_vector as read_vector
+    from bridle.control_vectors.files import write_vector as write_vector
+    from bridle.control_vectors.store import ControlVectorInfo as ControlVectorInfo
+    from bridle.control_vectors.store import ControlVectors as ControlVectors
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {"files": ["Directions", "read_vector", "write_vector"], "store": ["ControlVectorInfo", "ControlVectors"]},
+    )
+
+__all__ = ["ControlVectorInfo", "ControlVectors", "Directions", "read_vector", "write_vector"]

@@ -1,0 +1,198 @@
+"""The control vectors of one loaded model, by name.
+
+A name may get other directions at any time: requests that have begun keep theirs, which have a key of their own, until
+the last of them is over. All methods are safe from any thread; only `add` may take long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bridle.control_vectors.files import Directions, read_vector
+from bridle.errors import InvalidRequest, UnknownControlVector
+from bridle.safe_repr import short_repr
+
+MAX_VECTORS = 256
+_MAX_MIXES = 32
+_MAX_SHOWN = 20
+_NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlVectorInfo:
+    """A control vector as of one moment. `layers` are those behind which it adds something, `num_users` the requests
+    that use these directions."""
+
+    name: str
+    source: str
+    layers: tuple[int, ...]
+    num_users: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    name: str
+    source: str
+    directions: Directions
+    num_users: int = 0
+
+
+class ControlVectors:
+    """Vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type `dtype`
+    on `device`."""
+
+    def __init__(self, num_layers: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_layers, self.hidden_size = num_layers, hidden_size
+        self._dtype, self._device = dtype, device
+        self._names: dict[str, str] = {}  # to keys
+        self._entries: dict[str, _Entry] = {}  # by key, those in use included that have no name any more
+        self._mixes: OrderedDict[tuple[tuple[str, float], ...], Mapping[int, Tensor]] = OrderedDict()
+        self._lock = threading.Lock()
+        #: Sees the output of each layer of all steps, while vectors are made.
+        self.recorder: Callable[[int, Tensor], None] | None = None
+
+    # -- managers ------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, source: str | Path) -> ControlVectorInfo:
+        """Read a file and let requests use it as `name`, in place of the vector that had this name. Raises
+        `InvalidRequest`."""
+        if _NAME.fullmatch(name) is None:
+            raise InvalidRequest(
+                f"control vector name: got {short_repr(name)}; letters, digits and . _ - : @ + are allowed, beginning "
+                "with a letter or digit",
+                "name",
+            )
+        return self.put(name, read_vector(Path(source).expanduser()), str(source))
+
+    def put(self, name: str, directions: Directions, source: str = "") -> ControlVectorInfo:
+        """As `add`, with directions that are in memory."""
+        directions = {layer: values for layer, values in directions.items() if layer < self.num_layers}
+        self._check_fits(directions, source)
+        digest = hashlib.blake2b(digest_size=16)
+        for layer, values in sorted(directions.items()):
+            digest.update(layer.to_bytes(8, "little") + values.float().contiguous().numpy().tobytes())
+        key = f"{name}#{digest.hexdigest()}"
+        with self._lock:
+            if name not in self._names and len(self._names) >= MAX_VECTORS:
+                raise InvalidRequest(f"control vectors: {MAX_VECTORS} are loaded; remove one first", "name")
+            old = self._names.get(name)
+            self._entries.setdefault(key, _Entry(name, source, directions)).source = source
+            self._names[name] = key
+            if old is not None:
+                self._drop_unused(old)
+            return self._info(name)
+
+    def _check_fits(self, directions: Directions, source: str) -> None:
+        sizes = {values.shape[0] for values in directions.values()}
+        if sizes != {self.hidden_size}:
+            raise InvalidRequest(
+                f"control vector: {source or 'it'} has directions of {sorted(sizes)} values for layers "
+                f"1 to {self.num_layers - 1}; this model's hidden states have {self.hidden_size}",
+                "source",
+            )
+
+    def remove(self, name: str) -> None:
+        """Forget a name. Requests that use the vector run to their end with it. Raises `UnknownControlVector`."""
+        with self._lock:
+            key = self._key_of(name)
+            del self._names[name]
+            self._drop_unused(key)
+
+    def list(self) -> tuple[ControlVectorInfo, ...]:
+        """All vectors as of now, in the order in which they came."""
+        with self._lock:
+            return tuple(map(self._info, self._names))
+
+    def get(self, name: str) -> ControlVectorInfo:
+        """Return one vector as of now. Raises `UnknownControlVector`."""
+        with self._lock:
+            self._key_of(name)
+            return self._info(name)
+
+    def directions(self, name: str) -> Directions:
+        """Return the directions that new requests get. Raises `UnknownControlVector`."""
+        with self._lock:
+            return self._entries[self._key_of(name)].directions
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise `UnknownControlVector` unless requests may use all of them."""
+        with self._lock:
+            for name in names:
+                self._key_of(name)
+
+    def open(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
+        `UnknownControlVector`; then none is held."""
+        with self._lock:
+            keys = {name: self._key_of(name) for name in names}
+            for key in keys.values():
+                self._entries[key].num_users += 1
+        return keys
+
+    def leave(self, keys: Iterable[str]) -> None:
+        """Note that a request with these keys is over."""
+        with self._lock:
+            for key in keys:
+                self._entries[key].num_users -= 1
+                self._drop_unused(key)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether the vector of a key is there."""
+        return key in self._entries
+
+    def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
+        """Return the scaled sum of vectors, given by key: what is added behind each layer, [hidden]."""
+        with self._lock:
+            found = self._mixes.get(mix)
+            if found is None:
+                found = self._mixes[mix] = self._mix(mix)
+                if len(self._mixes) > _MAX_MIXES:
+                    self._mixes.popitem(last=False)
+            else:
+                self._mixes.move_to_end(mix)
+            return found
+
+    def _mix(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
+        total: dict[int, Tensor] = {}
+        for key, scale in mix:
+            for layer, values in self._entries[key].directions.items():
+                scaled = values * scale
+                total[layer] = total[layer] + scaled if layer in total else scaled
+        return {layer: values.to(self._device, self._dtype) for layer, values in total.items()}
+
+    # -- helpers, with the lock held -----------------------------------------------------------------------------
+
+    def _info(self, name: str) -> ControlVectorInfo:
+        entry = self._entries[self._names[name]]
+        return ControlVectorInfo(name, entry.source, tuple(entry.directions), entry.num_users)
+
+    def _drop_unused(self, key: str) -> None:
+        entry = self._entries[key]
+        if not entry.num_users and self._names.get(entry.name) != key:
+            del self._entries[key]
+            self._mixes.clear()
+
+    def _key_of(self, name: str) -> str:
+        try:
+            return self._names[name]
+        except KeyError:
+            names = list(self._names)
+            known = ", ".join(map(repr, names[:_MAX_SHOWN])) or "none"
+            more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+            raise UnknownControlVector(
+                f"control_vectors: got {short_repr(name)}; known are {known}{more}. Load it first, or choose another.",
+                "control_vectors",
+            ) from None

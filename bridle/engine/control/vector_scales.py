@@ -1,0 +1,80 @@
+"""Scales of the control vectors of one sequence, by position.
+
+A control vector adds a direction to the hidden states of each token, so the KV of a token depends on the scales in
+force when it is computed. They are kept for every position: a token that is computed again, after a preemption or in
+another chunk, gets the same ones, and a rollback also undoes the changes that came with the removed tokens.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+
+#: Vectors with their scales, by key, without zeros and in the order of keys.
+Mix = tuple[tuple[str, float], ...]
+
+_MARK = b"control vectors"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpan:
+    """The vectors of `length` tokens from `offset` on, within a row."""
+
+    offset: int
+    length: int
+    mix: Mix
+
+
+@dataclass(frozen=True, slots=True)
+class VectorScales:
+    """The scales of a sequence's vectors. `keys` are the vectors' keys by their names in the request; `runs` are
+    positions, each with the scales by name from there on. The first is position 0."""
+
+    keys: Mapping[str, str]
+    runs: tuple[tuple[int, Mapping[str, float]], ...]
+
+    @classmethod
+    def of(cls, keys: Mapping[str, str], scales: Mapping[str, float]) -> VectorScales:
+        """Return scales that hold for all positions."""
+        return cls(keys, ((0, dict(scales)),))
+
+    def changed(self, position: int, scales: Mapping[str, float]) -> VectorScales:
+        """Return the scales with changes from `position` on, where the sequence ends. Vectors that are not named keep
+        theirs."""
+        new = {**self.runs[-1][1], **scales}
+        if new == self.runs[-1][1]:
+            return self
+        return VectorScales(self.keys, (*self.before(position).runs, (position, new)))
+
+    def before(self, num_tokens: int) -> VectorScales:
+        """Return the scales of the first `num_tokens` tokens, the last of which hold from there on."""
+        if self.runs[-1][0] < num_tokens or len(self.runs) == 1:
+            return self
+        return VectorScales(self.keys, (self.runs[0], *(run for run in self.runs[1:] if run[0] < num_tokens)))
+
+    def spans(self, start: int, end: int) -> tuple[VectorSpan, ...]:
+        """Return the vectors of tokens `start .. end-1`, with offsets from `start`. Spans without one are left out."""
+        return tuple(
+            VectorSpan(first - start, last - first, mix) for first, last, mix in self._parts(start, end) if mix
+        )
+
+    def marks(self, start: int, end: int) -> bytes:
+        """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other vectors or scales; none
+        if they have no vector."""
+        parts = [
+            struct.pack("<qq", span.offset, span.length)
+            + b"".join(struct.pack("<qd", len(key), scale) + key.encode() for key, scale in span.mix)
+            for span in self.spans(start, end)
+        ]
+        return _MARK + b"".join(parts) if parts else b""
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, int, Mix]]:
+        number = bisect_right(self.runs, start, key=itemgetter(0)) - 1
+        while start < end:
+            until = self.runs[number + 1][0] if number + 1 < len(self.runs) else end
+            scales = self.runs[number][1].items()
+            yield start, min(until, end), tuple(sorted((self.keys[name], scale) for name, scale in scales if scale))
+            start, number = until, number + 1
