@@ -44,6 +44,7 @@ def load(
     /,
     *,
     revision: str | None = None,
+    replace: bool = False,
     model: Model = None,
     server: Server = Server(),
 ) -> int:
@@ -57,10 +58,12 @@ def load(
         Folder in the server's `--adapters-dir`, or a hub id that the server allows. Default: NAME.
     revision
         Branch, tag or commit of a hub id.
+    replace
+        Take the place of a loaded adapter of this name. Running requests keep the old one.
     model
         Model of the adapter. Default: the first model.
     """
-    body = {"name": name, "source": source, "revision": revision, "model": model}
+    body = {"name": name, "source": source, "revision": revision, "model": model, "replace": replace or None}
     _print(server.api().load_adapter({field: value for field, value in body.items() if value is not None}))
     return 0
 

@@ -110,10 +110,15 @@ class LoadedModelMixin:
 
     # -- adapters --------------------------------------------------------------------------------------------
 
-    def load_adapter(self, name: str, source: str | Path, revision: str | None = None) -> AdapterInfo:
+    def load_adapter(
+        self, name: str, source: str | Path, revision: str | None = None, *, replace: bool = False
+    ) -> AdapterInfo:
         """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
-        run continue meanwhile. Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        run continue meanwhile. With `replace` it takes the place of one of this name, which running requests keep.
+        Raises `AdapterRefused` with the reason for one that cannot be applied."""
         self._model.check_process()
+        if replace:
+            return self._model.adapters.replace(name, str(source), revision)
         add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
         return self._model.adapters.get(name)
 

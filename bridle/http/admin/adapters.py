@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
-from bridle.errors import UnknownModel, UnsupportedFeature
+from bridle.errors import UnknownModel
 from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import check_admin, identity_of
 from bridle.http.middleware.json_body import BoundedRoute
@@ -30,12 +30,14 @@ Name = Annotated[str, Field(min_length=1, max_length=_MAX_CHARS)]
 
 class AdapterBody(InnerFields):
     """The adapter to load, and its name. `source` is a folder in the server's folder of adapters, or an allowed hub
-    id. Default: the name. `model` is the base model, if it is not the default one."""
+    id. Default: the name. `model` is the base model, if it is not the default one. With `replace` it takes the place of
+    an adapter of that name."""
 
     name: Name
     source: Name | None = None
     revision: Name | None = None
     model: Name | None = None
+    replace: bool = False
 
 
 class LoadBody(InnerFields):
@@ -70,7 +72,7 @@ async def adapters(request: Request, model: str | None = None) -> Response:
 async def load(body: AdapterBody, request: Request) -> Response:
     check_admin(request)
     held = await borrow(request, body.model)
-    await _load(request, held, body.name, body.source or body.name, body.revision)
+    await _load(request, held, body.name, body.source or body.name, body.revision, replaces=body.replace)
     return json_response(_row(http_state(request).registry.slot_of(held.name), body.name, request), 201)
 
 
@@ -93,10 +95,8 @@ async def unload(name: str, request: Request, model: str | None = None) -> Respo
 @router.post("/v1/load_lora_adapter", summary="Load a LoRA adapter (admins; vLLM's form)")
 async def load_lora_adapter(body: LoadBody, request: Request) -> Response:
     check_admin(request)
-    if body.load_inplace:
-        raise UnsupportedFeature("load_inplace is true; unload the adapter, then load the other one", "load_inplace")
     held = await borrow(request, body.base_model_name)
-    await _load(request, held, body.lora_name, body.lora_path)
+    await _load(request, held, body.lora_name, body.lora_path, replaces=bool(body.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -117,11 +117,21 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
         return await borrow(request, None)
 
 
-async def _load(request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None) -> None:
-    """Load a new adapter of a model. Raises the error of an invalid one."""
+async def _load(
+    request: Request,
+    model: LoadedModel,
+    name: str,
+    source: str,
+    revision: str | None = None,
+    *,
+    replaces: bool = False,
+) -> None:
+    """Load an adapter of a model. Raises the error of an invalid one."""
     http = http_state(request)
     http.check_open()
-    await run_while_connected(request.receive, http.registry.adapters.load(model, name, source, revision))
+    await run_while_connected(
+        request.receive, http.registry.adapters.load(model, name, source, revision, replaces=replaces)
+    )
 
 
 def _row(slot: Slot, name: str, request: Request) -> dict[str, Any]:

@@ -16,10 +16,10 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bridle.errors import InvalidRequest, UnknownAdapter, UnsupportedFeature
+from bridle.errors import BridleError, InvalidRequest, UnknownAdapter, UnsupportedFeature
 from bridle.lora import AdapterFiles, AdapterState, AdapterStatus
 from bridle.safe_repr import short_repr
 
@@ -87,6 +87,7 @@ class _Entry:
     source: str
     revision: str | None
     files: AdapterFiles
+    previous: str | None = None  # the key that the name had before, for requests that have it already
 
 
 class AdapterRegistry:
@@ -129,27 +130,69 @@ class AdapterRegistry:
         allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature` if the model's
         backend applies no adapters. After an error nothing is registered.
         """
+        self._check_name(name)
+        self._check_free(name)
+        entry = self._inspect(name, source, revision)
+        with self._lock:
+            self._check_free(name)
+            entry.home.add(entry.key, entry.files)
+            self._entries[name] = entry
+        return self._info(name, entry)
+
+    def replace(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
+        """Do as `add`, also for a name that is known: once the new weights are in memory, new requests get them.
+        Requests that have begun keep the old ones to their end. After an error nothing has changed. Blocks until the
+        weights are read."""
+        self._check_name(name)
+        if name not in self._entries:
+            self._check_free(name)
+        entry = self._inspect(name, source, revision)
+        entry.home.add(entry.key, entry.files)
+        try:
+            entry.home.fetch(entry.key).result()
+        except BridleError:
+            with self._lock:
+                if entry.key not in self._keys_of(name):
+                    entry.home.remove(entry.key)
+            raise
+        with self._lock:
+            self._put(name, entry)
+        return self._info(name, entry)
+
+    def _put(self, name: str, entry: _Entry) -> None:
+        """Give a name its new weights. The weights before stay for requests that were made with them and have not
+        begun; those before these are removed."""
+        old = self._entries.get(name)
+        if old is None:
+            self._check_free(name)
+            self._entries[name] = entry
+            return
+        keys = self._keys_of(name)
+        self._entries[name] = entry if old.key == entry.key else replace(entry, previous=old.key)
+        for key in keys - self._keys_of(name):
+            entry.home.remove(key)
+
+    def _keys_of(self, name: str) -> set[str]:
+        entry = self._entries.get(name)
+        return set() if entry is None else {entry.key, entry.previous or entry.key}
+
+    def _inspect(self, name: str, source: str, revision: str | None) -> _Entry:
         from bridle.lora import find_adapter
 
-        self._check_name(name)
         if self._home is None:
             raise UnsupportedFeature("this model's backend applies no adapters", "adapter")
         files = find_adapter(self._unpack(source) if self._unpack is not None else source, revision)
         self._home.check(files)
-        with self._lock:
-            self._check_free(name)
-            entry = _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
-            self._home.add(entry.key, files)
-            self._entries[name] = entry
-        return self._info(name, entry)
+        return _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
 
     def remove(self, name: str) -> None:
         """Remove an adapter. Requests that use it now run to their end, then its memory is freed. Raises
         `UnknownAdapter`."""
         with self._lock:
-            entry = self._find(name)
+            entry, keys = self._find(name), self._keys_of(name)
             del self._entries[name]
-            entry.home.remove(entry.key)
+            for key in keys:
+                entry.home.remove(key)
 
     def get(self, name: str) -> AdapterInfo:
         """Return one adapter as of now. Raises `UnknownAdapter`."""
@@ -234,12 +277,13 @@ class AdapterRegistry:
                 "slashes, beginning with a letter or digit",
                 "name",
             )
-        self._check_free(name)
 
     def _check_free(self, name: str) -> None:
         if self.is_base(name):
             raise InvalidRequest(f"adapter name {short_repr(name)} means the base model", "name")
         if name in self._entries:
-            raise InvalidRequest(f"an adapter {short_repr(name)} is known already; remove it first", "name")
+            raise InvalidRequest(
+                f"an adapter {short_repr(name)} is known already; remove it first, or replace it", "name"
+            )
         if len(self._entries) >= MAX_ADAPTERS:
             raise InvalidRequest(f"{len(self._entries)} adapters are known; at most {MAX_ADAPTERS}", "name")

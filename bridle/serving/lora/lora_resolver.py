@@ -82,9 +82,12 @@ class LoRAResolver:
                 raise ModelUnavailable(f"the adapter {short_repr(name)} is not there after {timeout:g} s") from None
         return name
 
-    async def load(self, model: LoadedModel, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Load the adapter that the catalog has as `source`, under the name `name`. Raises `InvalidRequest` for a name
-        that is taken, and `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
+    async def load(
+        self, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
+    ) -> AdapterInfo:
+        """Load the adapter that the catalog has as `source`, under the name `name`. If it `replaces` one of this name,
+        requests that have begun keep that one. Raises `InvalidRequest` for a name that is taken, and `AdapterRefused`
+        for an adapter that may not be loaded or cannot be used."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"
@@ -94,11 +97,23 @@ class LoRAResolver:
                 "of the hub ids of allow_adapter",
                 "source",
             )
-        if name in model.adapters or (model.name, name) in self._loads:
-            raise InvalidRequest(f"an adapter {short_repr(name)} is known already; remove it first", "name")
-        if self._is_taken(name):
+        is_known = name in model.adapters
+        if (is_known and not replaces) or (model.name, name) in self._loads:
+            raise InvalidRequest(
+                f"an adapter {short_repr(name)} is known already; remove it first, or replace it", "name"
+            )
+        if not is_known and self._is_taken(name):
             raise InvalidRequest(f"the name {short_repr(name)} is a model's", "name")
+        if is_known:
+            return await self._replace(model, name, spec)
         return await asyncio.shield(self._begin(model, name, spec.source, spec.revision))
+
+    async def _replace(self, model: LoadedModel, name: str, spec: AdapterSpec) -> AdapterInfo:
+        try:
+            async with self._looks:
+                return await asyncio.to_thread(model.adapters.replace, name, spec.source, spec.revision)
+        except AdapterRefused as error:
+            raise _public(error, name, spec.source) from None
 
     def failure_of(self, model: str, name: str) -> BridleError | None:
         """Why an adapter that a request named could not be loaded, if another attempt now would fail again; otherwise
