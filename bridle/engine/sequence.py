@@ -86,6 +86,10 @@ class Sequence:
     trace: TraceState | None = None  # None: nobody asked for one
     is_choosing: bool = False  # it waits until its options are scored
     is_probe: bool = False  # it only scores options of another sequence, and is no output
+    asks_scores: bool = field(init=False)  # whether log-probabilities of known tokens are asked for
+
+    def __post_init__(self) -> None:
+        self.set_sampling(self.sampling)
 
     @property
     def num_generated(self) -> int:
@@ -144,8 +148,7 @@ class Sequence:
     @property
     def wants_scores(self) -> bool:
         """Return whether a requested log-probability is still unknown."""
-        asks = self.sampling.scores_output or self.sampling.prompt_logprobs is not None
-        return asks and self.output.num_scored < self.num_to_score
+        return self.asks_scores and self.output.num_scored < self.num_to_score
 
     @property
     def max_reusable(self) -> int:
@@ -155,6 +158,11 @@ class Sequence:
         if self.wants_scores:
             limit = min(limit, self.output.num_scored - 1)
         return max(limit, 0)
+
+    def set_sampling(self, sampling: SamplingParams) -> None:
+        """Sample with these parameters from now on."""
+        self.sampling = sampling
+        self.asks_scores = sampling.scores_output or sampling.prompt_logprobs is not None
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens. The caller trims the blocks."""
@@ -232,25 +240,24 @@ class Sequence:
         """Return the row that computes the next `num_tokens` tokens, and `drafts` after the last: the changes for
         the executor's mirror, and the needed logits. The mirror counts as updated from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
-        is_drawn = kv.num_computed + num_tokens == len(tokens)
+        start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
+        is_drawn = start + num_tokens == len(tokens)
         num_logits = self._num_scored_logits(num_tokens, is_drawn) if self.wants_scores else int(is_drawn)
-        row = PlanRow(
-            seq_id=self.id,
-            start=kv.num_computed,
-            num_scheduled=num_tokens + len(drafts),
-            num_logits=num_logits + len(drafts),
-            num_kept=kv.num_mirrored_tokens,
-            new_tokens=(*tokens[kv.num_mirrored_tokens :], *drafts),
-            num_kept_blocks=kv.num_mirrored_blocks,
-            new_blocks=tuple(blocks[kv.num_mirrored_blocks :]),
-            num_prompt=self.num_prompt,
-            adapter=self.request.adapter,
-            runs=tuple(run for run in self.runs if run.end > kv.num_mirrored_tokens) if self.runs else (),
-        )
-        if self.vectors is not None:
-            row.vectors = self.vectors.spans(row.start, row.start + row.num_scheduled)
+        new_blocks = tuple(blocks[num_kept_blocks:]) if len(blocks) > num_kept_blocks else ()
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
-        return row
+        return PlanRow(  # names would take longer, and there are hundreds in a step
+            self.id,
+            start,
+            num_tokens + len(drafts),
+            num_logits + len(drafts),
+            num_kept,
+            (*tokens[num_kept:], *drafts),
+            num_kept_blocks,
+            new_blocks,
+            self.num_prompt,
+            self.request.adapter,
+            tuple([run for run in self.runs if run.end > num_kept]) if self.runs else (),
+        )
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
         """Return how many of the last scheduled positions must give logits: those that predict a token to be
@@ -266,7 +273,8 @@ class Sequence:
         """A copy that only scores tokens, which `begin_probing` gives it once it shares the blocks. It has no text and
         no controller."""
         probe = self.fork(new_id, self.index, 0)
-        probe.request, probe.sampling, probe.trace, probe.is_probe = request, sampling, None, True
+        probe.request, probe.trace, probe.is_probe = request, None, True
+        probe.set_sampling(sampling)
         probe.control.pool, probe.output.text = None, None
         return probe
 

@@ -162,13 +162,15 @@ class ControlState:
 class SamplerState:
     """Counts of random numbers and of forks. Written by `SamplePlanner`.
 
-    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then.
+    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then. `is_plain` says that
+    its sampling parameters alone decide how a token is sampled, apart from bans.
     """
 
     num_draws: int = 0
     num_forks: int = 0
     mus: list[tuple[int, float]] = field(default_factory=list)
     was_forked: bool = False  # the request's own n outputs exist
+    is_plain: bool = False
 
 
 @dataclass(slots=True)

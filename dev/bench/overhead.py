@@ -30,7 +30,7 @@ _STEP_SECONDS, _SEQUENCE_SECONDS = 100e-6, 15e-6  # roughly, as `MachineLimits.p
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Milliseconds per step for each variant and number of sequences: the median over the steps."""
+    """Milliseconds of processor time per step for each variant and number of sequences: the median over the steps."""
     num_steps = _num_steps(settings)
     figures = []
     for batch in settings.batches or _BATCHES:
@@ -68,7 +68,7 @@ MakeParts = Callable[[], tuple[list[ControllerPool], object | None, TextDecoder 
 
 
 def step_seconds(num_seqs: int, num_steps: int, make: MakeParts) -> float:
-    """Median time of a step in which each of `num_seqs` sequences gains a token."""
+    """Median processor time of a step in which each of `num_seqs` sequences gains a token."""
     from bridle.config import EngineConfig
     from bridle.engine import Engine
 
@@ -92,9 +92,9 @@ def _median_step(engine: Engine, num_seqs: int, num_steps: int) -> float:
 
     times: list[float] = []
     while engine.has_work and len(times) < num_steps:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         events = engine.step()
-        seconds = time.perf_counter() - begin
+        seconds = time.thread_time() - begin
         if sum(isinstance(event, TokenEvent) for event in events) == num_seqs:
             times.append(seconds)
     if not times:

@@ -124,6 +124,13 @@ class BlockManager:
                 return False
         return True
 
+    def can_append(self, seq: Sequence) -> bool:
+        """Return whether `seq` can write position `num_computed` without allocation: `can_write`, for a decode."""
+        if self.states.is_used and not self.states.can_write(seq):
+            return False
+        number, table = seq.kv.num_computed // self.block_size, seq.kv.block_table
+        return number < len(table) and self._num_refs[table[number]] == 1 and table[number] not in self._hash_of
+
     def num_exclusive(self, seq: Sequence) -> int:
         """Return the number of blocks that would become free if `seq` gave up all of its blocks."""
         return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)

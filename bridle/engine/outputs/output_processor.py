@@ -142,6 +142,23 @@ class OutputProcessor:
                 self.tracer.rewind(seq, 0, num_taken)
         return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
+    def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> None:
+        """Append a sampled token to a sequence without a controller, trace and meter. Most tokens of most servers come
+        this way, so it has to be quick."""
+        output, text = seq.output, seq.output.text
+        if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
+            self.append(seq, token, logprob, forced=False)
+            if output.num_banned:
+                self.put_right(seq)
+            return
+        seq.tokens.append(token)
+        output.usage.sampled_tokens += 1
+        self._statistics.num_sampled_tokens += 1
+        piece = "" if text is None else text.push_plain(token)
+        self.events.append(TokenEvent(seq.request.id, seq.index, token, piece))
+        if token in seq.stop_ids or len(seq.tokens) >= seq.max_len or seq.request.stopping:
+            self._check_stop(seq, None)
+
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:
             seq.output.usage.forced_tokens += 1

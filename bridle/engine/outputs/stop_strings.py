@@ -55,8 +55,8 @@ class OutputText:
         self._repeats = repeats
         self._banned = tuple(banned)
         self._include_stop = include_stop
-        self._renew_stops()
         self.may_go = bool(banned) or watch is not None  # so tokens are told only once none of their text has to go
+        self._renew_stops()
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
         self._num_released = 0
@@ -112,6 +112,14 @@ class OutputText:
             return released if hit is None else released._replace(hit=hit)
         self._num_released = self._num_chars
         return Released(piece, hit=hit)
+
+    def push_plain(self, token: int) -> str:
+        """Append a token to a text that `is_plain`. Returns the text that is released."""
+        piece = self._state.push(token)
+        self._pieces.append(piece)
+        self._num_chars += len(piece)
+        self._num_released = self._num_chars
+        return piece
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
         """Return how many tokens a match removes. If other tokens are to be sampled, the first removed token is a
@@ -235,6 +243,8 @@ class OutputText:
         marks = () if self._repeats is None else self._repeats.marks
         self._stop = (*self._own_stop, *parts)
         self._window = max(map(len, (*self._stop, *self._banned, *marks)), default=0)
+        #: Whether text is released as it comes, because nothing is looked for in it.
+        self.is_plain = not self._window and not self.may_go
 
     def _note_part(self, repeats: Repeats, num_new: int) -> None:
         """Remember a part that is complete, so that it does not come again."""

@@ -25,9 +25,9 @@ from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sampling.choice_scoring import ChoiceScorer, Wanted, can_choose
 from bridle.engine.sampling.lookahead import candidate_row, looks_ahead, options_with_forced
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
-from bridle.engine.sampling.sample_rows import draw_row
+from bridle.engine.sampling.sample_rows import draw_row, draws_plainly
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
-from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.verifier import (
     NONE_RIGHT,
@@ -91,15 +91,21 @@ class SamplePlanner:
     def branch(self, step: int, scheduled: list[Scheduled]) -> PlannedSamples:
         """Create the rows for all branches of the sequences that continue in this step."""
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
-        wanting = [item for item in scheduled if item.seq.wants_scores and not item.seq.is_probe]
-        out.batch.scores = [run for item in wanting if (run := score_run(item)) is not None]
+        wanting = [item for item in scheduled if item.seq.asks_scores and item.seq.wants_scores]
+        out.batch.scores = [run for item in wanting if not item.seq.is_probe and (run := score_run(item)) is not None]
+        rows, (branch,) = out.batch.rows, PLAIN
         for item in scheduled:
-            if item.seq.is_probe:
+            seq = item.seq
+            if seq.is_probe:
                 out.choices += self.choices.score(item, out.batch)
             if not draws_next(item):
                 continue
-            if item.seq.request.embeds:
-                out.embeds.append((item.seq, item.last_logit))
+            draws = seq.draws
+            if draws.is_plain and not (item.drafts or seq.output.bans):  # nearly all, so it has to be quick
+                out.draws.append(PlannedDraw(seq, branch, len(rows), item))
+                rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, draws.num_draws))
+            elif seq.request.embeds:
+                out.embeds.append((seq, item.last_logit))
             else:
                 self._branch_one(item, out)
         return out
@@ -115,6 +121,7 @@ class SamplePlanner:
         if spreads:
             seq.draws.was_forked = True
             out.spread.append(seq)
+        seq.draws.is_plain = draws_plainly(seq)
         owners = [seq]
         if len(branches) > 1:
             owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
@@ -171,7 +178,7 @@ class SamplePlanner:
         for parent in {id(parent): parent for parent, _ in out.forks}.values():
             parent.draws.num_forks -= 1
         for seq in out.spread:
-            seq.draws.was_forked = False
+            seq.draws.was_forked = seq.draws.is_plain = False
 
     # -- after sampling ----------------------------------------------------------------------------------
 
@@ -185,7 +192,7 @@ class SamplePlanner:
         scores = {run.seq_id: values for run, values in zip(runs, result.scores[:num_known], strict=True)}
         for item in scheduled:
             seq = item.seq
-            if seq.is_finished:
+            if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:
                 continue
             if not seq.output.prompt_sent and item.end >= seq.num_prompt:
                 self._progress.note_prompt(seq)
@@ -205,6 +212,10 @@ class SamplePlanner:
             changed |= self._look_ahead(out, result, changed)
         for draw in out.draws:
             if draw.seq.id in changed:
+                continue
+            if draw.row is not None and draw.seq.draws.is_plain and not draw.ways and result.tokens[draw.row] >= 0:
+                draw.seq.draws.num_draws += 1
+                self._progress.append_plain(draw.seq, result.tokens[draw.row], result.logprobs[draw.row])
                 continue
             if draw.row is not None and draw.seq.is_traced:
                 self._progress.note_drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)

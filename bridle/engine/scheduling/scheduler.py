@@ -220,9 +220,14 @@ class Scheduler(SequenceQueues):
             self._prompt_budget += sum(self._shares.values())
             self._shares = {}
         unserved = len(ready)
+        is_plain = not (self._shares or self._by_sequence)
         for seq in ready:
             unserved -= 1
             kv = seq.kv
+            if is_plain and budget > 0 and kv.num_computed + 1 == len(seq.tokens) and self._is_plain_decode(seq):
+                picked[seq.id] = seq, 1, _NO_COPIES
+                budget -= 1
+                continue
             if self._shares:
                 self._prompt_budget += self._shares.pop(seq.id, 0)
             if seq.queue.status is not SequenceStatus.RUNNING:
@@ -247,6 +252,11 @@ class Scheduler(SequenceQueues):
                 picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, kv.num_computed + num_tokens)
             budget -= num_tokens
         return budget
+
+    def _is_plain_decode(self, seq: Sequence) -> bool:
+        """Return whether `seq`, which lacks one token, needs nothing else for it."""
+        is_open = not (seq.kv.is_prefilling or seq.runs) and seq.output.ending is None
+        return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
     def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
         """Return as many of the sequences as one step takes. Each step begins where the last one ended."""
@@ -362,11 +372,14 @@ class Scheduler(SequenceQueues):
 
     def commit(self, scheduled: list[Scheduled]) -> None:
         """Record that the plan was computed: advance the counters, and offer full blocks to the prefix cache."""
+        size, has_states = self.blocks.block_size, self.blocks.states.is_used
         for item in scheduled:
-            item.seq.kv.num_computed = item.end
-            if item.end >= item.seq.target:
-                item.seq.kv.is_prefilling = False
-            self.blocks.publish(item.seq)
+            seq, kv = item.seq, item.seq.kv
+            kv.num_computed = item.end
+            if kv.is_prefilling and item.end >= seq.target:
+                kv.is_prefilling = False
+            if kv.num_hashed < item.end // size or has_states:
+                self.blocks.publish(seq)
         if self._suspects:
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
