@@ -2,7 +2,8 @@
 
 Any thread may submit and cancel. In each step the engine's thread empties the inbox, runs the step, and hands each
 request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
-many streams have news. Knows nothing of HTTP or any wire format.
+many streams have news. They are woken when the engine's thread is about to wait for the device, because before that
+they would only take turns with it. Knows nothing of HTTP or any wire format.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class AsyncEngine:
         self._cancels: deque[EventStream] = deque()
         self._unparks: list[str] = []
         self._streams: dict[str, EventStream] = {}
+        self._told: list[EventStream] = []  # that have news of which their readers do not know yet
         self._wake = WakeupQueue()
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
         self._is_orphan = False  # in a fork of its process
         engine.watch_device(self.wake)
+        engine.on_wait = self._wake_readers
         _engines.add(self)
 
     # -- for clients, any thread -------------------------------------------------------------------------
@@ -207,11 +210,13 @@ class AsyncEngine:
         if self._state != "running":
             self._engine.end_parking()
         if not self._engine.has_work:
+            self._wake_readers()
             pause = self._engine.rest()
             if not self._inbox and self._state != "closed":
                 self._wake.wait(None if pause is None else max(pause, _LEAST_PAUSE))
             return
         if self._engine.is_stalled:
+            self._wake_readers()
             self._wake.wait(self._pause())
         self._deliver(self._engine.step())
 
@@ -240,22 +245,25 @@ class AsyncEngine:
             self._engine.release_retained_kv(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
-        """Hand events to their streams and wake each reader once."""
+        """Hand events to their streams. Their readers are woken at the next wait."""
+        self._wake_readers()  # the step had nothing to compute
         by_request: dict[str, list[Event]] = {}
         for event in events:
             by_request.setdefault(event.request_id, []).append(event)
-        woken: list[EventStream] = []
         for request_id, batch in by_request.items():
             stream = self._streams.get(request_id)
             if stream is None:
                 continue
             stream.put(batch)
-            woken.append(stream)
+            self._told.append(stream)
             last = batch[-1]
             if isinstance(last, Finished) and last.is_last:
                 with self._lock:
                     del self._streams[request_id]  # the id may be used again
-        wake_all(woken)
+
+    def _wake_readers(self) -> None:
+        told, self._told = self._told, []
+        wake_all(told)
 
     def _cancel_all(self) -> None:
         self._take_inbox()
@@ -263,6 +271,7 @@ class AsyncEngine:
             self._engine.cancel(request_id)
         while self._streams:
             self._deliver(self._engine.step())
+        self._wake_readers()
 
     def _end(self) -> None:
         """End every stream that is still open when the engine's thread ends, however it ends, so that no reader waits
@@ -273,7 +282,7 @@ class AsyncEngine:
             self._streams.clear()
         for stream in streams:
             stream.fail(self._fault or EngineClosed("the engine was shut down"))
-        wake_all(streams)
+        wake_all([*self._told, *streams])
         self._engine.close()
 
 
@@ -293,17 +302,17 @@ if hasattr(os, "register_at_fork"):
 
 def wake_all(streams: Iterable[EventStream]) -> None:
     """Wake the readers of streams that have news: each event loop once, however many of its streams there are."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[EventStream]] = {}
     for stream in streams:
         if stream.loop is None:
             stream.wake()
         else:
-            by_loop.setdefault(stream.loop, []).append(stream.news)
-    for loop, news in by_loop.items():
+            by_loop.setdefault(stream.loop, []).append(stream)
+    for loop, told in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
-            loop.call_soon_threadsafe(_set_all, news)
+            loop.call_soon_threadsafe(_notify_all, told)
 
 
-def _set_all(news: Iterable[asyncio.Event]) -> None:
-    for each in news:
-        each.set()
+def _notify_all(streams: Iterable[EventStream]) -> None:
+    for stream in streams:
+        stream.notify()

@@ -19,7 +19,11 @@ from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError
-from bridle.outputs import Event, Finished, Log, PromptEvent, PromptProgress, Stored
+from bridle.outputs import Event, Finished, Log, PromptEvent, PromptProgress, Stored, TokenEvent
+
+#: Takes new events at once, in the reader's event loop. Returns None to take the next ones too, or the events that it
+#: leaves to the reader, perhaps none.
+Listener = Callable[[list[Event]], "list[Event] | None"]
 
 #: When more bytes of logs and variables than this wait, they are merged; at most this many may be left then.
 MAX_NOTE_BYTES = 16 << 20
@@ -29,6 +33,7 @@ MAX_LOG_CHARS = 1 << 18
 MAX_VARIABLES = 4_096
 #: The memory of an event beside its text or value, in bytes.
 _OVERHEAD = 128
+_PROMPT = (PromptProgress, PromptEvent)
 _CUT = "[...]\n"
 
 
@@ -60,6 +65,9 @@ class EventStream:
 
     The iteration ends after the last output's `Finished`. Leaving it early, or leaving a `with` block, cancels the
     request. If the engine goes away, the iteration raises its error.
+
+    While an async reader waits, its `listener` may take events in its place: that costs no switch of tasks. What the
+    listener leaves comes next from the iteration, and there is no listener then until the reader sets one again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -72,9 +80,12 @@ class EventStream:
         self._ready = threading.Event()
         #: How far the prompt is: None until a part of it is computed, `PromptEvent` once all of it is.
         self.prompt: PromptProgress | PromptEvent | None = None
-        #: The event loop of the reader, once it reads in one, and what wakes it there.
+        #: The event loop of the reader, once it reads in one.
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.news = asyncio.Event()
+        self.listener: Listener | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._left: list[Event] | None = None  # by the listener
+        self._fault: Exception | None = None  # of the listener
 
     def with_progress(self) -> EventStream:
         """Return the stream, which from now on also yields each `PromptProgress`."""
@@ -88,8 +99,11 @@ class EventStream:
         with self._lock:
             if self._error is not None:
                 return
+            if len(events) == 1 and type(events[0]) is TokenEvent:  # nearly always
+                self._backlog.events += events
+                return
             for event in events:
-                if isinstance(event, PromptProgress | PromptEvent):
+                if isinstance(event, _PROMPT):
                     self.prompt = event
             try:
                 self._backlog.add(events)
@@ -114,7 +128,7 @@ class EventStream:
         self._backlog, self._error = EventBuffer(), error
 
     def wake(self) -> None:
-        """Wake a reader in another thread. One in asyncio is woken by `news`, in its event loop."""
+        """Wake a reader in another thread. One in asyncio is told by `notify`, in its event loop."""
         self._ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------
@@ -128,8 +142,8 @@ class EventStream:
         """The events since the last read, without waiting; None after the end."""
         with self._lock:
             events = self._backlog.drain()
-            self._ready.clear()
-            self.news.clear()
+            if self.loop is None:
+                self._ready.clear()
             if events:
                 return events
             if self._complete:
@@ -150,15 +164,47 @@ class EventStream:
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
         with self._lock:
-            self.loop = asyncio.get_running_loop()
+            self.loop = loop = asyncio.get_running_loop()
         try:
-            while (events := self.read_nowait()) is not None:
-                if events:
+            while (events := self._read()) is not None:
+                if events or self._left is not None:
+                    self._left = self.listener = None
                     yield events
-                else:
-                    await self.news.wait()
+                    continue
+                self._waiter = loop.create_future()
+                await self._waiter
+                if self._fault is not None:
+                    raise self._fault
         finally:
+            self.listener = None
             self.cancel()
+
+    def _read(self) -> list[Event] | None:
+        """Return what the listener has left, else the events since the last read; None after the end."""
+        return self.read_nowait() if self._left is None else self._left
+
+    def notify(self) -> None:
+        """Tell the reader of news: its listener takes them, or the reader is woken. Runs in the reader's event loop."""
+        if self.listener is not None and self._is_heard(self.listener):
+            return
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _is_heard(self, listener: Listener) -> bool:
+        """Return whether the listener took all news and wants more."""
+        try:
+            events = self.read_nowait()
+            if events:
+                self._left = listener(events)
+            if events is not None and self._left is None:
+                return True
+        except BridleError:
+            pass  # the reader meets it, too
+        except Exception as error:  # a bug, which must not keep news from other readers
+            self._fault = error
+        self.listener = None
+        return False
 
     def __enter__(self) -> EventStream:
         return self
@@ -186,6 +232,9 @@ class EventBuffer:
     def add(self, events: Iterable[Event]) -> None:
         """Append events. Raises `ControllerError` if too many bytes wait, even after merging."""
         for event in events:
+            if type(event) is TokenEvent:  # nearly all are
+                self.events.append(event)
+                continue
             if isinstance(event, PromptProgress) and not self.keeps_progress:
                 continue
             self.events.append(event)

@@ -103,6 +103,8 @@ class Engine:
             scheduler, steering, progress, live.outputs, live.ids.__next__, self.config.max_forks, unnamed
         )
         self._recovery = Recovery(executor, scheduler, self._branching, progress)
+        #: Called when the engine's thread is about to wait, so that others get their turn meanwhile.
+        self.on_wait: Callable[[], None] = _do_nothing
         self._ahead = self._make_ahead(executor)
         self._closed = False
 
@@ -282,6 +284,7 @@ class Engine:
             planned = self.clock()
             plan, scheduled = self._scheduler.schedule() if self.is_up else self._wait()
             if not (plan.rows or plan.forks or plan.freed):  # freed and forked are mirrors alone
+                self.on_wait()
                 self._steering.gather_any(self.clock() + self.config.step_timeout)
             else:
                 compute = self._compute if self._ahead is None else self._ahead.run
@@ -314,6 +317,7 @@ class Engine:
         at the time `planned`."""
         branched = PlannedSamples(SampleBatch(plan.step))
         began = self.clock()
+        self.on_wait()
         try:
             self._executor.forward(plan)
             computed = self.clock()
@@ -369,7 +373,7 @@ class Engine:
         late = find_async(executor)
         if late is None:
             return None
-        ends = StepCallbacks(self._conclude, self._recovery.recover, self._embed)
+        ends = StepCallbacks(self._conclude, self._recovery.recover, self._embed, lambda: self.on_wait())
         parts = self._scheduler, self._steering, self._branching
         return OverlapScheduler(late, *parts, ends, self.clock, self.config.step_timeout)
 
@@ -432,3 +436,7 @@ class Engine:
         lost = [seq.id for seq in queued if seq.id not in known or seq.is_finished]
         if lost:
             raise InternalError(f"sequences {lost[:8]} are queued, but belong to no live request")
+
+
+def _do_nothing() -> None:
+    """Wait for the device with nothing else to do."""

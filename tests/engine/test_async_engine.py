@@ -25,7 +25,7 @@ from bridle.errors import (
     InvalidRequest,
     Overloaded,
 )
-from bridle.outputs import Event, FinishReason
+from bridle.outputs import Event, Finished, FinishReason, TokenEvent
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.programs import always
 from tests.engine.support import Replay, check_output, make_request, replay
@@ -244,6 +244,64 @@ def test_a_loop_that_is_gone_holds_up_nobody() -> None:
         setup.gate.open()
         request = make_request(max_tokens=30)
         setup.check(request, read(setup.front.submit(request)))
+
+
+def test_a_listener_takes_events_and_leaves_some() -> None:
+    async def main(setup: Setup) -> None:
+        request = make_request(max_tokens=40)
+        stream = setup.front.submit(request)
+        got: list[Event] = []
+        num_heard, batches = 0, list[list[Event]]()
+
+        def listen(events: list[Event]) -> list[Event] | None:
+            nonlocal num_heard
+            if isinstance(events[-1], Finished):
+                return events
+            got.extend(events)
+            num_heard += 1
+            return None if num_heard % 3 else []  # now and then it wants a pause
+
+        async for events in stream:
+            batches.append(events)
+            got += events
+            assert stream.listener is None
+            stream.listener = listen
+            setup.gate.steps.release(100)
+        setup.check(request, got)
+        assert num_heard >= 3 and [] in batches[1:] and isinstance(batches[-1][-1], Finished)
+
+    with running(is_open=False) as setup:
+        setup.gate.steps.release(2)
+        asyncio.run(main(setup))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+async def test_a_reader_whose_listener_fails_or_whose_engine_ends_is_told(is_broken: bool) -> None:
+    cancelled, heard = list[str](), list[Event]()
+    stream = EventStream("r", cancelled.append)
+
+    def listen(events: list[Event]) -> None:
+        heard.extend(events)
+        if is_broken and len(heard) == 2:
+            raise RuntimeError("a bug")
+
+    async def read_all() -> None:
+        async for _ in stream:
+            stream.listener = listen
+
+    stream.put([TokenEvent("r", 0, 1)])
+    reader = asyncio.create_task(read_all())
+    for token in range(2, 4):
+        await asyncio.sleep(0)
+        stream.put([TokenEvent("r", 0, token)])
+        stream.notify()
+    if not is_broken:
+        stream.fail(EngineClosed("over"))
+        stream.notify()
+    with pytest.raises(RuntimeError if is_broken else EngineClosed):
+        await reader
+    assert [event.token for event in heard if isinstance(event, TokenEvent)] == [2, 3]
+    assert stream.listener is None and cancelled == ["r"]
 
 
 def test_cancel_is_told_to_the_reader() -> None:

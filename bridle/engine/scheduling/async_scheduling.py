@@ -57,11 +57,13 @@ class InFlightStep:
 @dataclass(frozen=True, slots=True)
 class StepCallbacks:
     """Callbacks of the engine at the end of a step, in any order of steps: `conclude` counts a finished step and
-    applies its tokens; `recover` continues after a failed one; `embed` returns the vectors of a step."""
+    applies its tokens; `recover` continues after a failed one; `embed` returns the vectors of a step; `wait` comes
+    before a wait for the device."""
 
     conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
     recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]
     embed: Callable[[int, PlannedSamples], list[array[float]]]
+    wait: Callable[[], None]
 
 
 class OverlapScheduler:
@@ -229,6 +231,7 @@ class OverlapScheduler:
             self._steering.collect_answers(due, self._clock() + self._step_timeout)
 
     def _take(self, step: int) -> StepResult:
+        self._ends.wait()
         result = self._executor.get_result()
         if result.step != step:
             raise InternalError(f"the executor answered step {result.step} instead of {step}")
