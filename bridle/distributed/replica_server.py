@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from bridle.config import EngineConfig
@@ -41,7 +41,7 @@ from bridle.distributed.tool_messages import ToolAnswered, ToolMessage
 from bridle.engine.client import EngineClient, EventStream
 from bridle.errors import BridleError, ProtocolError, UnsupportedFeature
 from bridle.lora import AdapterPool
-from bridle.outputs import Finished, FinishReason
+from bridle.outputs import Event, Finished, FinishReason
 from bridle.structured_output import Constraint
 
 _log = logging.getLogger(__name__)
@@ -214,27 +214,27 @@ class _Conversation:
 
     def _end(self, request_id: str, reason: FinishReason, error: BridleError | None = None) -> None:
         """Tell the router that a request which never ran is over."""
-        self._add(pack_event(Finished(request_id, 0, reason, error=error)))
+        self._pass_on([Finished(request_id, 0, reason, error=error)])
 
     async def _relay(self, stream: EventStream) -> None:
         """Put the events of one stream into the outbox that all streams share."""
         try:
             async for events in stream:
-                for event in events:
-                    self._add(pack_event(event))
+                self._pass_on(events)
+                stream.listener = self._pass_on  # it needs no switch of tasks
         except BridleError as error:
             self._writer.write(frame(RequestFailed(stream.request_id, pack_error(error))))
         finally:
             self._streams.pop(stream.request_id, None)
 
+    def _pass_on(self, events: Iterable[Event]) -> None:
+        self._outbox += map(pack_event, events)
+        self._has_news.set()
+
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
         """Tell the router that an adapter was fetched, or about a call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
             self._loop.call_soon_threadsafe(self._writer.write, frame(message))
-
-    def _add(self, event: WireEvent) -> None:
-        self._outbox.append(event)
-        self._has_news.set()
 
     async def _send_events(self) -> None:
         """Send the waiting events in one frame. The streams of one step are woken together, and run before

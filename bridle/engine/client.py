@@ -192,12 +192,12 @@ class EventStream:
             waiter.set_result(None)
 
     def _is_heard(self, listener: Listener) -> bool:
-        """Return whether the listener took all news and wants more."""
+        """Return whether the listener took all news, and more will come that it wants."""
         try:
             events = self.read_nowait()
             if events:
                 self._left = listener(events)
-            if events is not None and self._left is None:
+            if self._left is None and not self._complete:
                 return True
         except BridleError:
             pass  # the reader meets it, too

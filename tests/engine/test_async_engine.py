@@ -275,6 +275,25 @@ def test_a_listener_takes_events_and_leaves_some() -> None:
         asyncio.run(main(setup))
 
 
+async def test_a_listener_may_take_the_end() -> None:
+    cancelled, heard = list[str](), list[Event]()
+    stream = EventStream("r", cancelled.append)
+
+    async def read_all() -> None:
+        async for events in stream:
+            heard.extend(events)
+            stream.listener = heard.extend
+
+    stream.put([TokenEvent("r", 0, 1)])
+    reader = asyncio.create_task(read_all())
+    await asyncio.sleep(0)
+    for events in ([TokenEvent("r", 0, 2)], [TokenEvent("r", 0, 3), Finished("r", 0)]):
+        stream.put([*events])
+        stream.notify()
+    await reader
+    assert len(heard) == 4 and not cancelled
+
+
 @pytest.mark.parametrize("is_broken", [False, True])
 async def test_a_reader_whose_listener_fails_or_whose_engine_ends_is_told(is_broken: bool) -> None:
     cancelled, heard = list[str](), list[Event]()
