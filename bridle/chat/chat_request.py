@@ -124,6 +124,15 @@ class TurnReader:
         self.found.add(pieces)
         return pieces
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether all text is content, up to the end of the output."""
+        return self._tools is None and not self._ends and (self._thoughts is None or self._thoughts.is_over)
+
+    def add_content(self, text: str) -> None:
+        """Note text that was sent as content, of an output that `is_plain`."""
+        self.found.content += text
+
     def _push(self, text: str, is_last: bool) -> list[StreamDelta]:
         pieces: list[StreamDelta] = []
         if is_last:

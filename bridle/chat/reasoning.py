@@ -146,6 +146,11 @@ class ReasoningReader:
         self._state = "open" if is_open else "before"
         self._is_fresh = True  # nothing was told of the part that is being read
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether all that follows is text of the answer, as it comes."""
+        return self._state == "after" and not self._is_fresh
+
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
         """New thoughts and new text of the answer."""
         self._held += text

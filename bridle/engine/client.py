@@ -128,7 +128,7 @@ class EventStream:
         self._backlog, self._error = EventBuffer(), error
 
     def wake(self) -> None:
-        """Wake a reader in another thread. One in asyncio is told by `notify`, in its event loop."""
+        """Wake a reader in another thread. `notify` does the same for a reader in asyncio, in its event loop."""
         self._ready.set()
 
     # -- the reader's side -------------------------------------------------------------------------------

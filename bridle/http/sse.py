@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -19,11 +19,25 @@ from bridle.errors import BridleError, RequestCancelled
 from bridle.http.errors import error_body
 from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
 from bridle.http.settings import HttpSettings
+from bridle.outputs import TokenEvent
+from bridle.serving.lifecycle.live_text import LiveText
 
 Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 #: What keeps a quiet stream open: a comment, which readers of events do not see.
 COMMENT_PING = b": ping\n\n"
+#: Where a server puts a `DirectBody` among the extensions of a scope.
+DIRECT_BODY = "bridle.direct_body"
+
+
+class DirectBody(Protocol):
+    """Writes parts of a response's body past the layers of the application, once the response has started."""
+
+    def write(self, data: bytes) -> bool:
+        """Write without waiting. Returns whether the client has room for more."""
+
+    async def drain(self) -> None:
+        """Wait until there is room."""
 
 
 class _Patience:
@@ -70,8 +84,9 @@ class _Patience:
 class SseWriter:
     """Sends events to one client; one task writes at a time. Close it at the end."""
 
-    def __init__(self, send: Send, timeout: float) -> None:
+    def __init__(self, send: Send, timeout: float, direct: DirectBody | None = None) -> None:
         self._send = send
+        self._direct = direct
         self._timeout = timeout
         self._patience = _Patience(timeout)
         self._lock = asyncio.Lock()
@@ -80,21 +95,38 @@ class SseWriter:
 
     async def send(self, *payloads: Any) -> None:
         """Send JSON events in one write."""
-        await self.write(b"".join(map(_event, payloads)))
+        await self.write(b"".join(map(sse_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
         """Send JSON events and the line that ends OpenAI's streams, together with the end of the body."""
-        self.rest = b"".join((*map(_event, payloads), b"data: [DONE]\n\n"))
+        self.rest = b"".join((*map(sse_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
         """Write bytes. Raises `RequestCancelled` if the client takes nothing for too long."""
-        if not data:
-            return
+        if data:
+            await self._patiently(self._send, {"type": "http.response.body", "body": data, "more_body": True})
+
+    def live(self, encode: Callable[[list[TokenEvent]], bytes]) -> LiveText | None:
+        """Return what writes tokens at once, as `encode` tells them; None if the server has no such way."""
+        direct = self._direct
+        if direct is None:
+            return None
+
+        def send(tokens: list[TokenEvent]) -> bool:
+            data = encode(tokens)
+            if not data:
+                return True
+            self.num_writes += 1
+            return direct.write(data)
+
+        return LiveText(send, lambda: self._patiently(direct.drain))
+
+    async def _patiently(self, step: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         async with self._lock:
             self.num_writes += 1
             self._patience.begin()
             try:
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await step(*arguments)
             except asyncio.CancelledError:
                 if not self._patience.is_over:
                     raise
@@ -130,7 +162,8 @@ class SseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        with contextlib.closing(SseWriter(send, self._settings.send_timeout)) as writer:
+        direct = (scope.get("extensions") or {}).get(DIRECT_BODY)
+        with contextlib.closing(SseWriter(send, self._settings.send_timeout, direct)) as writer:
             if await self._tell(writer, call_of(scope), receive):
                 await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
 
@@ -157,7 +190,8 @@ class SseResponse(Response):
             raise errors.exceptions[0] from None
 
 
-def _event(payload: Any) -> bytes:
+def sse_event(payload: Any) -> bytes:
+    """The bytes of a JSON event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,16 +10,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
+from bridle.chat.stream_deltas import Content, StreamDelta
 from bridle.chat.system_blocks import kept_blocks
 from bridle.http.anthropic.cache_control import breakpoints
 from bridle.http.anthropic.errors import AnthropicRoute, anthropic_body
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.http.anthropic.shapes import BlockWriter, blocks, message_shape, stop_fields, usage_fields
+from bridle.http.event_template import TextTemplate, text_of
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.sse import SseResponse, SseWriter
 from bridle.http.state import http_state, json_response, serving_of
 from bridle.http.typed_sse import named_event, send_events, with_last_event
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.requests.request_builder import EventOptions
 
@@ -119,16 +123,26 @@ class _Answer:
         # cached is not known yet; the counts at the end have it.
         await send_events(writer, [{"type": "message_start", "message": self._message([])}])
 
-        async def sink(part: SubRequest, batch: object) -> None:
+        async def sink(part: SubRequest, batch: object) -> LiveText | None:
             events: list[dict[str, Any]] = []
             for delta in part.reader.read():  # other output of a controller comes at the end
                 if delta.index == 0:
                     events += self._blocks.add(self._reader.push(delta.text, delta.is_last))
             await send_events(writer, events)
+            return self._live(writer) if part.is_plain else None
 
         await self.generation.run(sink)
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
+
+    def _live(self, writer: SseWriter) -> LiveText | None:
+        """Return what sends the next tokens."""
+        if self._reader.is_plain and self._blocks.is_text:
+            return writer.live(TextTemplate(lambda text: self._events([Content(text)]), self._reader.add_content))
+        return writer.live(lambda tokens: self._events(self._reader.push(text_of(tokens))))
+
+    def _events(self, pieces: Iterable[StreamDelta]) -> bytes:
+        return b"".join(map(named_event, self._blocks.add(pieces)))
 
     def _ending(self, part: SubRequest) -> list[dict[str, Any]]:
         stop = stop_fields(part.outputs[0], self._reader.has_calls)

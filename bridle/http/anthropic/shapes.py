@@ -94,6 +94,11 @@ class BlockWriter:
         self._number = -1
         self._kind: str | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Return whether the open block is one of text."""
+        return self._kind == "text"
+
     def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
         """The events for these pieces."""
         return [event for piece in pieces for event in self._of(piece)]

@@ -14,12 +14,14 @@ import msgspec
 
 from bridle.chat.chat_request import ChatRequest, TurnReader
 from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
-from bridle.http.ollama.ndjson import Row, nanoseconds, send_rows, timestamp
+from bridle.http.event_template import text_of
+from bridle.http.ollama.ndjson import Row, lines, nanoseconds, send_rows, timestamp
 from bridle.http.openai.logprobs import chat_logprobs
 from bridle.http.sse import SseWriter
 from bridle.outputs import FinishReason
 from bridle.serving import Delta
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 
 
 class Shape(Protocol):
@@ -76,9 +78,11 @@ class OllamaAnswer:
         """Write the objects of a call that streams."""
         (part,) = self.generation.parts
 
-        async def sink(part: SubRequest, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> LiveText | None:
             deltas = [delta for delta in part.reader.read() if delta.index == 0]
             await send_rows(writer, *(row for delta in deltas for row in self._rows(delta)))
+            is_live = part.is_plain and self.num_top is None
+            return writer.live(lambda tokens: lines(*self._rows(Delta(0, text_of(tokens))))) if is_live else None
 
         await self.generation.run(sink)
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])

@@ -39,7 +39,12 @@ class NdjsonResponse(SseResponse):
 
 async def send_rows(writer: SseWriter, *rows: Row) -> None:
     """Send objects in one write."""
-    await writer.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    await writer.write(lines(*rows))
+
+
+def lines(*rows: Row) -> bytes:
+    """The bytes of objects."""
+    return b"".join([msgspec.json.encode(row) + b"\n" for row in rows])
 
 
 def timestamp(seconds: float | None = None) -> str:

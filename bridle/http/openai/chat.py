@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -15,6 +16,7 @@ from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.chat.stream_deltas import CallArguments, Content, StreamDelta, Thought, ToolCallStart
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.http.event_template import TextTemplate, text_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
@@ -29,14 +31,15 @@ from bridle.http.openai.responses_common import (
 )
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.tgi_client_chunks import is_native_client, native_chunks
-from bridle.http.sse import SseResponse, SseWriter
+from bridle.http.sse import SseResponse, SseWriter, sse_event
 from bridle.http.state import http_state, json_response, serving_of
-from bridle.outputs import ChatMessage, CompletionOutput
+from bridle.outputs import ChatMessage, CompletionOutput, TokenEvent
 from bridle.safe_repr import short_repr
 from bridle.sampling import SamplingParams
 from bridle.serving import Delta
 from bridle.serving.lifecycle.beam_search import found_beams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.stream_extras import StreamExtras
 from bridle.serving.requests.request_builder import EventOptions
@@ -137,9 +140,10 @@ class _Answer:
         is_native = is_native_client(self.body)
         convert = native_chunks() if is_native else None
 
-        async def sink(part: SubRequest, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> LiveText | None:
             chunks = [chunk for delta, note in part.read() for chunk in self._chunks(part, delta, note)]
             await writer.send(*(map(convert, chunks) if convert else chunks))
+            return None if is_native or self.body.logprobs else self._live(part, writer)
 
         await self.generation.run(sink)
         for part in self.generation.parts:
@@ -150,6 +154,24 @@ class _Answer:
             return
         counts = self._envelope("chat.completion.chunk", []) | {"usage": self._usage()}
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
+
+    def _live(self, part: SubRequest, writer: SseWriter) -> LiveText | None:
+        """Return what sends the next tokens of a part with one choice."""
+        index = self._numbers.of(part, 0)
+        reader = self._readers.get(index)
+        if reader is None or not part.is_plain:
+            return None
+        if reader.is_plain:
+            event = partial(self._content_event, index)
+            return writer.live(TextTemplate(event, reader.add_content))
+        return writer.live(partial(self._events, part))
+
+    def _content_event(self, index: int, text: str) -> bytes:
+        return sse_event(self._chunk(index, {"content": text}))
+
+    def _events(self, part: SubRequest, tokens: list[TokenEvent]) -> bytes:
+        """The events of tokens whose text may have thoughts and calls."""
+        return b"".join(map(sse_event, self._chunks(part, Delta(0, text_of(tokens)), None)))
 
     def _choice(
         self, part: SubRequest, output: CompletionOutput, found: ChatMessage, is_beam: bool = False

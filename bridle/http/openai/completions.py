@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from bridle.controllers.beams import BeamSearch
 from bridle.errors import InvalidRequest
+from bridle.http.event_template import TextTemplate
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
 from bridle.http.openai.beams import searching
@@ -24,13 +25,14 @@ from bridle.http.openai.responses_common import (
     usage_shape,
 )
 from bridle.http.openai.schemas import CompletionBody
-from bridle.http.sse import SseResponse, SseWriter
+from bridle.http.sse import SseResponse, SseWriter, sse_event
 from bridle.http.state import http_state, json_response, serving_of
 from bridle.outputs import CompletionOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import Delta, RewindPolicy, best_outputs
 from bridle.serving.lifecycle.beam_search import found_beams
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.stream_extras import StreamExtras
 from bridle.serving.requests.request_builder import EventOptions
@@ -148,9 +150,11 @@ class _Answer:
     async def stream(self, writer: SseWriter) -> None:
         """The chunks of a call that streams."""
 
-        async def sink(part: SubRequest, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> LiveText | None:
             chunks = [self._chunk(part, delta, note) for delta, note in part.read()]
             await writer.send(*(chunk for chunk in chunks if chunk is not None))
+            is_live = part.is_plain and self.body.logprobs is None
+            return writer.live(TextTemplate(lambda text: self._event(part, text))) if is_live else None
 
         await self.generation.run(sink)
         writer.end(*([self._envelope([]) | {"usage": self._usage()}] if self.body.wants_stream_usage else ()))
@@ -200,6 +204,10 @@ class _Answer:
             choice["seed"] = part.request.sampling.seed
         chunk = self._envelope([choice])
         return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
+
+    def _event(self, part: SubRequest, text: str) -> bytes:
+        """The event of some more text of a part's only output."""
+        return sse_event(self._chunk(part, Delta(0, text), None))
 
     def _content(self, part: SubRequest, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
         """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""

@@ -22,13 +22,14 @@ from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bridle.errors import BridleError, InvalidRequest, Overloaded
 from bridle.http.errors import Refuse, error_body
 from bridle.http.middleware.request_context import MODEL_ROUTES
 from bridle.http.server.early_reject import DoorAnswer, EarlyRejector
 from bridle.http.settings import HttpSettings
+from bridle.http.sse import DIRECT_BODY
 from bridle.serving.tenancy.loop_throttle import LoopThrottle
 
 _PROBES = (b"/health", b"/ping")
@@ -127,6 +128,9 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif not self._answer_at_door():
             super().on_headers_complete()
+            if self.scope["method"] == "POST":
+                body: Any = _DirectBody(self.cycle)
+                self.scope["extensions"] = {DIRECT_BODY: body}
 
     def on_body(self, body: bytes) -> None:
         if not self._is_dropping:
@@ -249,6 +253,26 @@ class _BoundedProtocol(HttpToolsProtocol):
         body = msgspec.json.encode(error_body(error))
         self.transport.write(_head(status, len(body), *lines) + body)
         self.transport.close()
+
+
+class _DirectBody:
+    """Writes to the connection of one request, as uvicorn does. Implements `bridle.http.sse.DirectBody`."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return True
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+        return not cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        if not self._cycle.disconnected:
+            await self._cycle.flow.drain()
 
 
 def limit_reads(transport: asyncio.BaseTransport) -> None:

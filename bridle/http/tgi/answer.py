@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridle.http.sse import SseWriter
+from bridle.http.sse import SseWriter, sse_event
 from bridle.http.tgi.plan import Plan
 from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fields
-from bridle.outputs import CompletionOutput
+from bridle.outputs import CompletionOutput, Logprob, TokenEvent
 from bridle.serving import Delta
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.outputs.output_collector import mean_logprob
+
+_NOT_LAST = {"generated_text": None, "details": None}
 
 
 @dataclass(slots=True)
@@ -72,10 +75,12 @@ class TgiResponse:
     async def stream(self, writer: SseWriter) -> None:
         """An event for each token of the first output."""
 
-        async def sink(part: SubRequest, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> LiveText | None:
             for delta in part.reader.read():  # what a controller says beside is told in the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
+            is_live = part.is_plain and part.request.controller is None and not part.tells_trace
+            return writer.live(self._live_events) if is_live else None
 
         await self.generation.run(sink)
 
@@ -94,16 +99,24 @@ class TgiResponse:
         if delta.is_last and not self._num_sent:
             yield self._empty_event(output)
 
+    def _live_events(self, tokens: list[TokenEvent]) -> bytes:
+        """The events of tokens of which more follow."""
+        events = []
+        for token in tokens:
+            self._num_sent += 1
+            events.append(self._row(self._num_sent, token.token, token.text, token.logprob) | _NOT_LAST)
+        return b"".join(map(sse_event, events))
+
     def _event(self, output: CompletionOutput, position: int, text: str, is_last: bool) -> dict[str, Any]:
         entry = output.logprobs[position] if output.logprobs is not None else None
-        event: dict[str, Any] = {
-            "index": position + 1,
-            "token": self._rows.row(output.token_ids[position], text, entry),
-        }
+        event = self._row(position + 1, output.token_ids[position], text, entry)
+        return event | (self._last_words(output) if is_last else _NOT_LAST) | self._part.trace_fields(0)
+
+    def _row(self, number: int, token: int, text: str, entry: Logprob | None) -> dict[str, Any]:
+        event: dict[str, Any] = {"index": number, "token": self._rows.row(token, text, entry)}
         if self.plan.num_top:
             event["top_tokens"] = self._rows.top(entry, self.plan.num_top)
-        told = self._part.trace_fields(0)
-        return event | (self._last_words(output) if is_last else {"generated_text": None, "details": None}) | told
+        return event
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
         """The event of an output that ended before its first token. Clients look for the end beside a token, so they

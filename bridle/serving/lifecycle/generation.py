@@ -19,6 +19,7 @@ from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import BridleError, DeadlineExceeded, EngineClosed, InternalError
 from bridle.outputs import CompletionOutput, Event, Finished, FinishReason, RequestOutput, Resuming, Traced, Usage
+from bridle.serving.lifecycle.live_text import LiveReader, LiveText
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.models.loading import LoadedModel
 from bridle.serving.outputs.output_collector import OutputCollector, with_logs
@@ -63,6 +64,13 @@ class SubRequest:
             self._reader = DeltaReader(self.collector, self.policy)
         return self._reader
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its text may be live: the tokens of one output show as they come, and nothing beside them
+        waits."""
+        has_notes = self.notes is not None and bool(self.notes.indexes)
+        return len(self.outputs) == 1 and self.reader.shows_all and not has_notes
+
     def add(self, events: list[Event]) -> None:
         """Add events."""
         self.collector.add(events)
@@ -98,8 +106,9 @@ class SubRequest:
         return [(deltas[index], self.note(index)) for index in sorted(deltas)]
 
 
-#: Sees a part after each batch of its events; True says that it has seen enough.
-Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | None]]
+#: Sees a part after each batch of its events. True says that it has seen enough. A `LiveText` sends the tokens that
+#: come next if the part `is_plain`.
+Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 
 
 @dataclass(slots=True)
@@ -160,22 +169,42 @@ class Generation:
 
     async def _read(self, part: SubRequest, sink: Sink | None, tells_failures: bool) -> None:
         """Submit a part and read it to its end."""
-        stream = part.ahead or self._submit(part)
+        stream, live = part.ahead or self._submit(part), None
         try:
             async for events in stream:
-                # Who marks rewinds looks between them, so that nothing depends on how many events came together.
-                for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
-                    part.add(piece)
-                    self.story.record_events(piece)
-                    if part.collector.has_prompt:
-                        part.is_computed.set()
-                    for event in () if tells_failures else piece:
-                        if isinstance(event, Finished) and (error := error_of(event)) is not None:
-                            raise with_logs(error, part.collector.growing[event.index].output)
-                    if sink is not None and await sink(part, piece):
+                if live is not None:
+                    live.settle()
+                if live is not None and not events:
+                    await live.drain()
+                else:
+                    found = await self._take(part, events, sink, tells_failures)
+                    if found is True:
                         return
+                    live = LiveReader(part, self.story, found) if found else None
+                if part.stream is not None:
+                    part.stream.listener = live
         finally:
+            if live is not None:
+                live.settle()
             stream.cancel()
+
+    async def _take(
+        self, part: SubRequest, events: list[Event], sink: Sink | None, tells_failures: bool
+    ) -> bool | LiveText | None:
+        """Add events to a part, and show it to the sink. Returns the sink's last answer."""
+        found: bool | LiveText | None = None
+        # Who marks rewinds looks between them, so that nothing depends on how many events came together.
+        for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
+            part.add(piece)
+            self.story.record_events(piece)
+            if part.collector.has_prompt:
+                part.is_computed.set()
+            for event in () if tells_failures else piece:
+                if isinstance(event, Finished) and (error := error_of(event)) is not None:
+                    raise with_logs(error, part.collector.growing[event.index].output)
+            if sink is not None and (found := await sink(part, piece)) is True:
+                break
+        return found
 
     def _submit(self, part: SubRequest) -> EventStream:
         part.stream = self.model.client.submit(part.request)

@@ -13,11 +13,15 @@ import structlog
 from bridle.chat.chat_request import ChatRequest, TurnReader, prepare_chat
 from bridle.errors import BridleError
 from bridle.http.errors import error_body
+from bridle.http.event_template import text_of
 from bridle.http.openai.responses.items import Event, ItemWriter
 from bridle.http.openai.responses.schemas import ResponsesBody
 from bridle.http.openai.responses_common import usage_shape
+from bridle.http.sse import SseWriter
+from bridle.http.typed_sse import named_event
 from bridle.outputs import FinishReason
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.requests.request_builder import EventOptions
@@ -101,15 +105,18 @@ class ResponseWriter:
         self._keep()
         return self._stored(self._response(self._status) | self._note_fields())
 
-    async def stream(self, send: SendEvents) -> None:
-        """The events of an answer that streams, as it runs."""
+    async def stream(self, send: SendEvents, writer: SseWriter | None = None) -> None:
+        """The events of an answer that streams, as it runs. Those of more text may go straight to `writer`."""
         begun = self._response("in_progress")
         await send(self._numbered({"type": f"response.{it}", "response": begun} for it in ("created", "in_progress")))
 
-        async def sink(part: SubRequest, events: object) -> None:
+        async def sink(part: SubRequest, events: object) -> LiveText | None:
             for delta in part.reader.read():  # what a controller says beside is told in the end
                 if delta.index == 0 and not self.is_warm_up:
-                    await send(self._numbered(self._items.add(self._reader.push(delta.text, delta.is_last))))
+                    await send(self._grown(delta.text, delta.is_last))
+            if writer is None or not part.is_plain:
+                return None
+            return writer.live(lambda tokens: b"".join(map(named_event, self._grown(text_of(tokens)))))
 
         await self.generation.run(sink)
         events: list[Event] = []
@@ -151,6 +158,10 @@ class ResponseWriter:
     def _note_fields(self) -> dict[str, Any]:
         """Logs and variables of a controller."""
         return self.generation.parts[0].note_fields(0)
+
+    def _grown(self, text: str, is_last: bool = False) -> list[Event]:
+        """The events of more text."""
+        return self._numbered(self._items.add(self._reader.push(text, is_last)))
 
     def _numbered(self, events: Iterable[Event]) -> list[Event]:
         return [event | {"sequence_number": next(self._numbers)} for event in events]

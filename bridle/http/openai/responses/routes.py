@@ -47,7 +47,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         async def send(events: list[Event]) -> None:
             await send_events(writer, events)
 
-        await answer.stream(send)
+        await answer.stream(send, writer)
         writer.end()
 
     produce = with_last_event(stream, call_of(request.scope), answer.failure)
