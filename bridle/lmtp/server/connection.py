@@ -75,11 +75,11 @@ class ServerConnection:
         self._link = link
         self._echo = echo
         self._session = Session(home.settings.max_streams)
-        self._streams = Streams(home, identity, self._session, self._send, self._room, trace or {})
-        self._outbox: list[Answer] = []
-        self._news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._streams = Streams(home, identity, self._session, self._send, self._has_room, trace or {})
+        self._outbox: list[Answer] = []
+        self._news = asyncio.Event()
         self._is_ending = False
         self._reason = ""  # to end the connection, if the client is to blame
         self._rejected = RateBudget()
@@ -123,7 +123,7 @@ class ServerConnection:
                 began = time.monotonic()
                 self._take(large or decode_request(text, _loads))
                 turns.charge(time.monotonic() - began)
-                await self._room()
+                await self._has_room.wait()
                 await turns.wait(self._user)
         except ProtocolError as error:
             await self._blame(error)
@@ -181,9 +181,6 @@ class ServerConnection:
         self._news.set()
         if len(self._outbox) >= _MANY_ANSWERS:
             self._has_room.clear()
-
-    async def _room(self) -> None:
-        await self._has_room.wait()
 
     async def _write(self) -> None:
         while True:

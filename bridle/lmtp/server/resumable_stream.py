@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,7 +31,7 @@ class StreamOwner(Protocol):
     def release(self, stream: Stream) -> None: ...
 
     @property
-    def wait_writable(self) -> Callable[[], Awaitable[None]]: ...
+    def room(self) -> asyncio.Event: ...
 
 
 class StreamRelay:
@@ -51,10 +51,15 @@ class StreamRelay:
     def end(self) -> None:
         """Note that the last answer has come."""
 
+    @property
+    def is_writable(self) -> bool:
+        """Return whether the client reads fast enough. A disconnected client holds up nothing."""
+        return self.streams is None or self.streams.room.is_set()
+
     async def wait_writable(self) -> None:
         """Wait while the client reads too slowly. There is no wait for a disconnected client."""
         if self.streams is not None:
-            await self.streams.wait_writable()
+            await self.streams.room.wait()
 
     def detach(self) -> None:
         """Note that the connection is gone."""

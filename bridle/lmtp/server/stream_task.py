@@ -23,9 +23,10 @@ from bridle.lmtp.server.response_encoder import AnswerEncoder, EncodingOptions, 
 from bridle.lmtp.server.resumable_stream import StreamRelay
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.outputs import Event as EngineEvent
-from bridle.outputs import FinishReason
+from bridle.outputs import FinishReason, TokenEvent
 from bridle.serving import LoadedModel, new_request_id
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.keys import Identity
@@ -120,16 +121,24 @@ class StreamTask:
         """Run the request and send its events until the stream is over. Leaving early ends the request."""
         notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, generation.model)
 
-        async def sink(part: SubRequest, events: list[EngineEvent]) -> bool:
+        def send(tokens: list[TokenEvent]) -> bool:
+            for answer in teller.encode([*tokens]):
+                self.relay.put(answer)
+            return self.relay.is_writable
+
+        live = LiveText(send, self.relay.wait_writable)
+
+        async def sink(part: SubRequest, events: list[EngineEvent]) -> bool | LiveText:
             notice.cancel()
             for index, note in part.read_notes():
                 if note.records:
                     self._tell_event("trace", branch=index, records=note.trace)
             for answer in teller.encode(events):
                 self.relay.put(answer)
-            if not teller.is_over:
-                await self.relay.wait_writable()
-            return teller.is_over
+            if teller.is_over:
+                return True
+            await self.relay.wait_writable()
+            return live if part.is_plain else False
 
         try:
             await generation.run(sink, tells_failures=True)

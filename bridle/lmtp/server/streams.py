@@ -50,8 +50,8 @@ class ServerContext:
 
 
 class Streams:
-    """Carries out a session's actions on streams and buffers. `send` and `wait_writable` lead to the client, `trace`
-    names the trace of its requests."""
+    """Carries out a session's actions on streams and buffers. `send` leads to the client, which has `room` unless
+    it reads too slowly; `trace` names the trace of its requests."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Streams:
         identity: Identity,
         session: Session,
         send: Callable[[Answer], None],
-        wait_writable: Callable[[], Coroutine[Any, Any, None]],
+        room: asyncio.Event,
         trace: Mapping[str, str],
     ) -> None:
         self._home = home
         self._identity = identity
         self._session = session
         self._send = send
-        self.wait_writable = wait_writable
+        self.room = room
         self._trace = trace
         self._relays: dict[Stream, StreamRelay] = {}
         self._num_filling = 0
