@@ -58,8 +58,8 @@ class Engine:
     `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
     adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
     computes a smaller model of the same vocabulary that drafts tokens. `store` keeps blocks of the KV cache on disk, of
-    an executor that has `KVBlocks` and no recurrent layers. `vectors` are the control vectors of the executor (None: it
-    applies none). Ids that are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
+    an executor that has `KVBlocks`. `vectors` are the control vectors of the executor (None: it applies none). Ids that
+    are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
     """
 
     def __init__(

@@ -245,7 +245,7 @@ class Sequence:
         num_logits = self._num_scored_logits(num_tokens, is_drawn) if self.wants_scores else int(is_drawn)
         new_blocks = tuple(blocks[num_kept_blocks:]) if len(blocks) > num_kept_blocks else ()
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
-        return PlanRow(  # names would take longer, and there are hundreds in a step
+        row = PlanRow(  # names would take longer, and there are hundreds in a step
             self.id,
             start,
             num_tokens + len(drafts),
@@ -258,6 +258,9 @@ class Sequence:
             self.request.adapter,
             tuple([run for run in self.runs if run.end > num_kept]) if self.runs else (),
         )
+        if self.vectors is not None:
+            row.vectors = self.vectors.spans(row.start, row.start + row.num_scheduled)
+        return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
         """Return how many of the last scheduled positions must give logits: those that predict a token to be
