@@ -14,7 +14,6 @@ from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, last_fork, lent, pick, text_of
 from tests.http.harness import served
 
-
 FORMS = ("{}", "{}/latest", "aici_{}", "aici_{}.wasm")
 
 

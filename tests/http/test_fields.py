@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import operator
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,20 +16,23 @@ from hypothesis import strategies as st
 import bridle
 from bridle import LLM
 from bridle.cli.app import app
+from bridle.cli.run_batch import BatchOptions
 from bridle.compat.request_fields import BY_NAME, FIELDS
 from bridle.compat.routes import ROUTES as ROUTES_THERE
 from bridle.compat.schema import CompatField
 from bridle.compat.suggestions import nearest
-from bridle.http import HttpSettings
+from bridle.http import HttpSettings, create_app
 from bridle.http.fields import MAX_UNKNOWN, Fields
+from bridle.http.openai.batch import BatchRequest, answer_batch
 from bridle.http.openai.embeddings import EmbeddingsBody
 from bridle.launch.ray.settings import RaySettings
 from bridle.llm.options import RunOptions
 from bridle.sampling import SamplingParams, meanings
+from bridle.serving import ModelRegistry
 from bridle.structured_output.request_fields import NAMES, SHORT
 from dev.coming_from import paths
 from dev.compat import WORDS
-from tests.conftest import IS_FULL
+from tests.conftest import IS_FULL, examples
 from tests.http.harness import scripted_model, served
 from tests.http.routes import MESSAGES, ROUTES, post
 
@@ -67,7 +69,7 @@ def told(answer: httpx.Response) -> str:
     return str(body["error"]["message"])
 
 
-@pytest.mark.parametrize(("number", "route"), enumerate(ROUTES))
+@pytest.mark.parametrize(("number", "route"), list(enumerate(ROUTES)))
 def test_what_would_change_the_text_is_refused_by_name(server: httpx.Client, number: int, route: str) -> None:
     """Each body refuses all of these fields; over HTTP each route has a share of them to refuse."""
     base, kind = ROUTES[route]
@@ -201,23 +203,15 @@ def test_many_unknown_fields_are_not_all_looked_up(server: httpx.Client) -> None
     assert f"has {MAX_UNKNOWN + 1} fields that are not known here" in told(post(server, "/v1/completions", many))
 
 
-def test_lines_of_a_batch_are_as_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from bridle.cli import main
-
-    file, answers = tmp_path / "asked.jsonl", tmp_path / "answers.jsonl"
-    body = {"prompt": "Say", "max_tokens": 1}
-    lines = [("a", body | {"json_scheme": {}}), ("b", body | {"user": "me"}), ("c", body | {"n_predict": None})]
-    file.write_text(
-        "\n".join(json.dumps({"custom_id": i, "url": "/v1/completions", "body": b}) for i, b in lines),
-        encoding="utf-8",
-    )
-    for flags, expected in (
-        ([], {"a": 400, "b": 200, "c": 200}),
-        (["--strict-fields"], {"a": 400, "b": 400, "c": 200}),
-    ):
-        assert main(["run-batch", str(file), "-o", str(answers), "--kv-memory", "16MiB", *flags]) == 1
-        found = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
-        assert {each["custom_id"]: each["response"]["status_code"] for each in found} == expected
+async def test_lines_of_a_batch_are_as_strict() -> None:
+    body, model = {"prompt": "Say", "max_tokens": 1}, scripted_model()
+    others: list[dict[str, Any]] = [{"json_scheme": {}}, {"user": "me"}, {"n_predict": None}]
+    lines = [BatchRequest(str(number), "/v1/completions", body | other) for number, other in enumerate(others)]
+    for is_strict, codes in (False, [400, 200, 200]), (True, [400, 400, 200]):
+        app = create_app(ModelRegistry([model]), BatchOptions(strict_fields=is_strict).settings())
+        found = {each["custom_id"]: each["response"]["status_code"] async for each in answer_batch(app, lines, 3)}
+        assert [found[line.custom_id] for line in lines] == codes
+    model.close()
 
 
 # -- the table ------------------------------------------------------------------------------------------------
@@ -232,7 +226,7 @@ def test_every_row_says_what_it_is() -> None:
 
 
 @given(st.sampled_from(sorted(BY_NAME)), st.integers(0, 40), st.sampled_from("abcxyz_"))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_slip_of_one_letter_is_found(name: str, place: int, letter: str) -> None:
     """Long names differ less by a letter than short ones; those of six letters and more are always recognized."""
     slip = name[:place] + letter + name[place:]

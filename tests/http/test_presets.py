@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,9 @@ def test_a_template_of_the_same_format_has_its_name() -> None:
 # -- what may be named -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alias", [*OWN, *ALIASES])
-def test_names_of_other_servers_are_known(alias: str) -> None:
-    assert preset_or_file(alias) == preset_or_file(ALIASES.get(alias, alias))
+def test_names_of_other_servers_are_known() -> None:
+    for alias in (*OWN, *ALIASES):
+        assert preset_or_file(alias) == preset_or_file(ALIASES.get(alias, alias)), alias
 
 
 #: Names of parsers in vLLM and SGLang.
@@ -151,18 +152,17 @@ THOUGHT_PARSERS = """
 """
 
 
-@pytest.mark.parametrize("name", CALL_PARSERS.split())
-def test_parsers_of_calls_are_known_by_name(name: str) -> None:
-    check_names(name, "auto")
-    found = described(fresh(tool_format=name)) if name not in ("openai", "gpt-oss") else {}
-    assert found.get("name") != "unknown"  # left to the template, or the format of that name
+def test_parsers_of_calls_are_known_by_name() -> None:
+    for name in CALL_PARSERS.split():
+        check_names(name, "auto")
+        found = described(fresh(tool_format=name)) if name not in ("openai", "gpt-oss") else {}
+        assert found.get("name") != "unknown", name  # left to the template, or the format of that name
 
 
-@pytest.mark.parametrize("name", THOUGHT_PARSERS.split())
-def test_parsers_of_reasoning_are_known_by_name(name: str) -> None:
-    check_names("auto", name)
-    model = ModelOptions(reasoning_format=name).to_config("demo")
-    assert model.reasoning_format == name
+def test_parsers_of_reasoning_are_known_by_name() -> None:
+    for name in THOUGHT_PARSERS.split():
+        check_names("auto", name)
+        assert ModelOptions(reasoning_format=name).to_config("demo").reasoning_format == name
 
 
 def test_a_file_has_a_format(tmp_path: Path) -> None:
@@ -260,22 +260,20 @@ def test_a_format_that_is_not_found_is_logged_once(caplog: pytest.LogCaptureFixt
 # -- calls without markup ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*MARKED, "mistral"])
 @pytest.mark.parametrize("shown", [_JSON, f"```json\n{_JSON}\n```", f'{{{{"name": "f", "arguments": {_ARGS}}}}}'])
-def test_an_answer_may_begin_with_a_call_without_markup(name: str, shown: str) -> None:
-    for is_on in (True, False):
+def test_an_answer_may_begin_with_a_call_without_markup(shown: str) -> None:
+    for name, is_on in product([*MARKED, "mistral"], (True, False)):
         kind = Mistral((), True, is_on) if name == "mistral" else InferredFormat(PRESETS[name], {}, is_on)
         for pieces in ([shown], list(shown)):
-            content, calls = read(kind.reader(rules=RULES), pieces)
-            assert (content, calls) == (("", [CALL]) if is_on else (shown, []))
+            found = read(kind.reader(rules=RULES), pieces)
+            assert found == (("", [CALL]) if is_on else (shown, [])), name
 
 
-@pytest.mark.parametrize("name", MARKED)
-def test_calls_with_markup_may_follow_one_without(name: str) -> None:
-    kind = InferredFormat(PRESETS[name], {})
-    for text in (f"{_JSON}\n{SAID[name]}",):
+def test_calls_with_markup_may_follow_one_without() -> None:
+    for name in MARKED:
+        text = f"{_JSON}\n{SAID[name]}"
         for pieces in ([text], list(text)):
-            assert read(kind.reader(rules=RULES), pieces) == ("", [CALL, CALL])
+            assert read(InferredFormat(PRESETS[name], {}).reader(rules=RULES), pieces) == ("", [CALL, CALL]), name
 
 
 @pytest.mark.parametrize(
