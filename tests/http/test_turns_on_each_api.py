@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 from bridle import LLM, SamplingParams
 from bridle.serving import LoadedModel
 from bridle.tokenizer import Tokenizer
+from tests.covering import covering
 from tests.http.harness import NAME, local_client, saying, scripted_model
 from tests.http.parked_chats import THINKING, TOLD
 from tests.http.routes import ROUTES, post, text_of
@@ -79,10 +81,9 @@ def script() -> Iterator[tuple[Script, TestClient]]:
         yield made, client
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("name", TURNS)
-def test_every_api_says_the_same(script: tuple[Script, TestClient], api: str, is_stream: bool, name: str) -> None:
+@pytest.mark.parametrize(("case", "is_stream"), covering(product(APIS, TURNS), [False, True]), ids=str)
+def test_every_api_says_the_same(script: tuple[Script, TestClient], case: tuple[str, str], is_stream: bool) -> None:
+    api, name = case
     script[0].said, fields, expected = TURNS[name]
     fields = dict(fields)
     tools = fields.pop("tools", TOOLS) or []

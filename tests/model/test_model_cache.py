@@ -24,6 +24,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.memory_estimate import weights_of
 from bridle.model.model_cache import Description
 from bridle.model.restored import RestoredModel
+from tests.covering import covering
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import pair
 from tests.model.driver import record as run
@@ -59,8 +60,9 @@ def check_twice(path: Path, **settings: Any) -> LocalExecutor:
     return second
 
 
-@pytest.mark.parametrize("family", sorted(DENSE_FAMILIES - {"ministral", "seed_oss"}))
-@pytest.mark.parametrize("kind", ["Q8_0", "F32"])
+@pytest.mark.parametrize(
+    ("family", "kind"), covering(sorted(DENSE_FAMILIES - {"ministral", "seed_oss"}), ["Q8_0", "F32"])
+)
 def test_files_give_the_same_bits(family: str, kind: str) -> None:
     try:
         _, file = pair(family, kind)
@@ -69,8 +71,7 @@ def test_files_give_the_same_bits(family: str, kind: str) -> None:
     check_twice(file)
 
 
-@pytest.mark.parametrize("family", sorted(DENSE_FAMILIES))
-@pytest.mark.parametrize("quantization", ["none", "int8", "q8_0"])
+@pytest.mark.parametrize(("family", "quantization"), covering(sorted(DENSE_FAMILIES), ["none", "int8", "q8_0"]))
 def test_folders_give_the_same_bits(family: str, quantization: str) -> None:
     check_twice(tiny_checkpoints.cached_checkpoint(family), quantization=quantization)
 
