@@ -29,67 +29,16 @@ from tests.leftovers import kept_folder
 from tests.lmtp.harness import running
 
 #: Special tokens of the families of models.
-SPECIAL = [
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|endoftext|>",
-    "<s>",
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "[TOOL_CALLS]",
-    "[TOOL_RESULTS]",
-    "[ARGS]",
-    "[THINK]",
-    "<|begin_of_text|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|python_tag|>",
-    "<bos>",
-    "<eos>",
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<|tool_call>",
-    "<tool_call|>",
-    '<|"|>',
-    "<|turn>",
-    "<turn|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|call|>",
-    "<|return|>",
-    "<｜begin▁of▁sentence｜>",
-    "<｜end▁of▁sentence｜>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|system|>",
-    "<|observation|>",
-    "[gMASK]",
-    "<sop>",
-    "<|im_user|>",
-    "<|im_middle|>",
-    "<|tool_calls_section_begin|>",
-    "]~!b[",
-    "]~b]",
-    "[e~[",
-    "<seed:bos>",
-    "<seed:eos>",
-    "<|start_of_role|>",
-    "<|end_of_role|>",
-    "<|end_of_text|>",
-    "<|START_OF_TURN_TOKEN|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|START_ACTION|>",
-    "<|tool_list_start|>",
-    "<|tools_prefix|>",
-    "<SPECIAL_12>",
-    "<extra_id_0>",
-    "<｜hy_User｜>",
-]
+_SPECIAL = """
+    <|im_start|> <|im_end|> <|endoftext|> <s> </s> [INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [ARGS] [THINK]
+    <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|> <bos> <eos>
+    <start_of_turn> <end_of_turn> <|tool_call> <tool_call|> <|"|> <|turn> <turn|> <|start|> <|end|> <|message|>
+    <|channel|> <|call|> <|return|> <｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <|user|> <|assistant|> <|system|>
+    <|observation|> [gMASK] <sop> <|im_user|> <|im_middle|> <|tool_calls_section_begin|> ]~!b[ ]~b] [e~[ <seed:bos>
+    <seed:eos> <|start_of_role|> <|end_of_role|> <|end_of_text|> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|>
+    <|START_ACTION|> <|tool_list_start|> <|tools_prefix|> <SPECIAL_12> <extra_id_0> <｜hy_User｜>
+"""
+SPECIAL = _SPECIAL.split()
 #: Added tokens that are not special, by whether a template or their look says that they are control tokens.
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<｜User｜>", "<|fim_prefix|>"]
 WORDS = ["<table>", "  ", "user"]
