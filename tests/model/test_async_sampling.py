@@ -26,6 +26,7 @@ from bridle.model.async_sampling import AsyncSampling
 from bridle.model.loading import load_executor
 from bridle.model.sequence_state import CachedRequestState
 from bridle.sampling import SamplingParams
+from tests.covering import covering
 from tests.fakes import tiny_checkpoints
 from tests.model.loaded_adapters import Drawing, LateHere, load_late
 from tests.model.oracle import _oracle, check_run, run
@@ -34,8 +35,7 @@ GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("has_tokens", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("family", "has_tokens"), covering(["llama", "gpt2"], [True, False]))
 def test_every_token_of_steps_launched_ahead_is_the_oracles(family: str, has_tokens: bool) -> None:
     path, made = tiny_checkpoints.cached_checkpoint(family), []
 
