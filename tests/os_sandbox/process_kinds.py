@@ -1,4 +1,4 @@
-"""A program that runs each attack in a process of one kind, and prints as JSON how it ended.
+"""A program that runs each attack in a process of each kind, and prints as JSON how it ended.
 
 The processes enter the sandbox through the product's own code. Only the work that follows is replaced. The program runs
 on its own because a process with threads can neither be forked nor restricted safely.
@@ -83,10 +83,10 @@ def outcome(kind: Callable[[Work], None], name: str) -> str:
 
 
 def main() -> None:
-    """Run the attacks that are named, or all, in a process of the kind that is named first."""
+    """Run the attacks that are named, or all, in a process of each kind."""
     os_sandbox.preload()
-    kind, *names = sys.argv[1:]
-    json.dump({name: outcome(KINDS[kind], name) for name in names or ATTACKS}, sys.stdout)
+    names = sys.argv[1:] or ATTACKS
+    json.dump({key: {name: outcome(kind, name) for name in names} for key, kind in KINDS.items()}, sys.stdout)
 
 
 if __name__ == "__main__":
