@@ -29,7 +29,7 @@ from tests.conftest import IS_FULL
 from tests.http.harness import scripted_model
 from tests.waiting import until
 
-_NUM_CASES = int(os.environ.get("BRIDLE_API_CASES", "20000" if IS_FULL else "900"))
+_NUM_CASES = int(os.environ.get("BRIDLE_API_CASES", "20000" if IS_FULL else "450"))
 _JSON = {"content-type": "application/json"}
 _LACKS = (501, 503)  # what this server has not, or has not now
 
