@@ -190,7 +190,8 @@ class EngineConfig:
     Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
 
     Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
-    (None: as many as pay if there is a draft model, else none).
+    (None: as many as pay if there is a draft model, else none). With `allow_probes` controllers may read hidden states
+    along control vectors.
     """
 
     max_num_batched_tokens: int | None = None
@@ -214,6 +215,7 @@ class EngineConfig:
     adapter_memory: int | None = None
     adapter_host_memory: int | None = None
     speculate: int | None = None
+    allow_probes: bool = False
     park_memory: int | None = None
     park_seconds: float = PARK_SECONDS
     max_retained: int = 64

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bridle.errors import InvalidRequest, UnknownKeyword
 from bridle.safe_repr import short_repr
 from bridle.sampling_values import (
+    MAX_PROBES,
     MAX_STOP_STRING_CHARS,
     MAX_TOKENS_LIMIT,
     TINY,
@@ -18,6 +19,7 @@ from bridle.sampling_values import (
     check_bias_texts,
     check_biases,
     check_number,
+    check_probes,
     check_scales,
     split_biases,
 )
@@ -143,6 +145,8 @@ class SamplingParams:
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
     message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name.
+    `probes` are vectors, each as NAME or NAME@LAYER, along which controllers are told the hidden
+    states.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -205,6 +209,7 @@ class SamplingParams:
     token_healing: bool = _param(False)
     describe_constraint: bool = _param(False)
     control_vectors: Mapping[str, float] = field(default_factory=dict, metadata={"meaning": Meaning()})
+    probes: tuple[str, ...] = _param(())
 
     if not TYPE_CHECKING:
 
@@ -250,6 +255,8 @@ class SamplingParams:
             check_biases(self.logit_bias)
         if self.control_vectors:
             check_scales(self.control_vectors)
+        if self.probes:
+            check_probes(self.probes)
 
     @property
     def is_greedy(self) -> bool:
@@ -354,6 +361,7 @@ _TEXTS = {
     "dry_sequence_breakers": (MAX_STOP_STRINGS, 64, "entries", "dry_sequence_breakers has an entry of"),
     "bad_words": (MAX_BAD_WORDS, MAX_STOP_STRING_CHARS, "entries", "bad_words has an entry of"),
     "banned_phrases": (MAX_BANNED_PHRASES, MAX_STOP_STRING_CHARS, "entries", "banned_phrases has an entry of"),
+    "probes": (MAX_PROBES, 128, "entries", "probes has an entry of"),
 }
 _MOST_IDS = {
     "stop_token_ids": MAX_STOP_TOKENS,

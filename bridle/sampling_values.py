@@ -21,8 +21,8 @@ MAX_BIAS_TEXTS = 256
 MAX_SCORED, MAX_OPTION_TOKENS = 4_096, 16_384
 #: The most last tokens that choose the green list of a watermark.
 MAX_WATERMARK_CONTEXT = 8
-#: The most control vectors of a request, and the largest scale of one.
-MAX_CONTROL_VECTORS, MAX_SCALE = 8, 1_000.0
+#: The most control vectors of a request, the largest scale of one, and the most probes.
+MAX_CONTROL_VECTORS, MAX_SCALE, MAX_PROBES = 8, 1_000.0, 8
 #: The least number above 0.
 TINY = math.ulp(0.0)
 
@@ -164,3 +164,20 @@ def check_scales(scales: Mapping[str, float]) -> None:
             check_number(f"control_vectors[{short_repr(name)}]", scale, -MAX_SCALE, MAX_SCALE)
         except InvalidRequest as error:
             raise InvalidRequest(str(error), "control_vectors") from None
+
+
+def check_probes(probes: tuple[str, ...]) -> None:
+    """Raise `InvalidRequest` for a probe that is not NAME or NAME@LAYER."""
+    for probe in probes:
+        name, layer = split_probe(probe)
+        if not name or layer == 0:
+            raise InvalidRequest(
+                f"probes: got {short_repr(probe)}; must be NAME or NAME@LAYER, such as 'polite@12'", "probes"
+            )
+
+
+def split_probe(probe: str) -> tuple[str, int | None]:
+    """Return the vector and the layer of a probe: None for the last one, 0 for what is no layer."""
+    name, at, layer = probe.partition("@")
+    is_number = layer.isascii() and layer.isdigit() and len(layer) < 6
+    return name, (int(layer) if is_number else 0) if at else None

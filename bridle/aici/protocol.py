@@ -29,6 +29,7 @@ EXTENSIONS = (
     "get_module",
     "module_id",
     "options",
+    "probes",
     "reply_ms",
     "retry_after",
     "sampling",
@@ -101,6 +102,7 @@ class MidOp(Struct, omit_defaults=True):
     before it is asked: names, and values in hexadecimal. `ahead` are draft tokens, which are shown to clones of it. The
     first `foreseen` of `tokens` were sampled as shown to its clones. `changes` are the engine's changes to what it
     wanted: the position, the number of removed tokens, the tokens inserted there, and the policy that inserted them.
+    `probes` are the readings of the request's probes, in their order, where `sampled` was sampled.
     """
 
     id: SeqId
@@ -116,6 +118,7 @@ class MidOp(Struct, omit_defaults=True):
     ahead: list[TokenId] = []
     foreseen: Count = 0
     changes: list[Change] = []
+    probes: list[float] = []
 
 
 class MidProcess(Message, tag="mid_process"):

@@ -165,6 +165,8 @@ class EngineOptions:
         "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft "
         "model, else `off`."
     )
+    allow_probes: bool = False
+    "Let controllers read hidden states along control vectors (the field `probes`)."
     prefix_caching: bool = True
     "Reuse the KV of finished prompts for requests with the same beginning."
     park_memory: Bytes = None

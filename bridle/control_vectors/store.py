@@ -24,7 +24,8 @@ from bridle.safe_repr import short_repr
 MAX_VECTORS = 256
 _MAX_MIXES = 32
 _MAX_SHOWN = 20
-_NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}", re.ASCII)
+_TINY = 1e-30
+_NAME = re.compile(r"[A-Za-z0-9][\w.:+\-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class ControlVectors:
         `InvalidRequest`."""
         if _NAME.fullmatch(name) is None:
             raise InvalidRequest(
-                f"control vector name: got {short_repr(name)}; letters, digits and . _ - : @ + are allowed, beginning "
+                f"control vector name: got {short_repr(name)}; letters, digits and . _ - : + are allowed, beginning "
                 "with a letter or digit",
                 "name",
             )
@@ -131,6 +132,16 @@ class ControlVectors:
             for name in names:
                 self._key_of(name)
 
+    def check_probe(self, name: str, layer: int | None) -> None:
+        """Raise `InvalidRequest` unless the vector has a direction for a layer (None: the last one)."""
+        known = self.directions(name)
+        if (self.num_layers - 1 if layer is None else layer) not in known:
+            raise InvalidRequest(
+                f"probes: got {short_repr(name)} at layer {self.num_layers - 1 if layer is None else layer}; it has "
+                f"directions for layers {', '.join(map(str, known))}. Name one of these, as NAME@LAYER.",
+                "probes",
+            )
+
     def open(self, names: Iterable[str]) -> dict[str, str]:
         """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
         `UnknownControlVector`; then none is held."""
@@ -164,6 +175,12 @@ class ControlVectors:
             else:
                 self._mixes.move_to_end(mix)
             return found
+
+    def unit(self, key: str, layer: int | None) -> tuple[int, Tensor]:
+        """Return a layer (the last one for None), and the vector's direction there of length 1, float32 [hidden]."""
+        at = self.num_layers - 1 if layer is None else layer
+        values = self._entries[key].directions[at]
+        return at, (values / values.norm().clamp_min(_TINY)).to(self._device)
 
     def _mix(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
         total: dict[int, Tensor] = {}

@@ -39,6 +39,7 @@ class CompositeMember:
         sampled: int | None = None,
         top: Candidates = None,
         changes: tuple[Change, ...] = (),
+        probes: tuple[float, ...] = (),
     ) -> None:
         """Note that tokens were removed and added."""
         self.has_relented = False
@@ -50,12 +51,12 @@ class CompositeMember:
                 return
         news = self.untold
         if news is None:
-            self.untold = Ask(self.id, tokens, backtrack, sampled, top, changes=changes)
+            self.untold = Ask(self.id, tokens, backtrack, sampled, top, changes=changes, probes=probes)
             return
         kept = news.tokens[: max(len(news.tokens) - backtrack, 0)]
         further = max(backtrack - len(news.tokens), 0)
         if sampled is None:
-            sampled, top = news.sampled, news.candidates
+            sampled, top, probes = news.sampled, news.candidates, news.probes
         self.untold = replace(
             news,
             tokens=kept + tokens,
@@ -63,6 +64,7 @@ class CompositeMember:
             sampled=sampled,
             candidates=top,
             changes=news.changes + changes,
+            probes=probes,
         )
 
     @property

@@ -124,7 +124,7 @@ class CompositeSequence:
 
     def _move_all(self, backtrack: int, tokens: tuple[int, ...], ask: Ask) -> None:
         for part in self.parts:
-            part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes)
+            part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes, ask.probes)
 
     def _take_draw(self, way: Sequence[Way], ask: Ask) -> None:
         """Report a sampled token to all. If it triggers a splice, the rest of that becomes the script of its owner."""
@@ -132,7 +132,7 @@ class CompositeSequence:
         for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
             assert isinstance(branch, Branch)
             top = ask.candidates[: branch.top_logprobs] if ask.candidates and branch.top_logprobs else None
-            part.move(ask.backtrack, ask.tokens, ask.sampled, top, ask.changes)
+            part.move(ask.backtrack, ask.tokens, ask.sampled, top, ask.changes, ask.probes)
             part.decision = None
             if branch.splices and ask.sampled is not None:
                 splice = matching(branch, ask.sampled)

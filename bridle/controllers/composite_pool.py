@@ -86,7 +86,7 @@ class ComposedPool(ControllerPool):
             if output is None:
                 continue
             if output.is_plain and not (
-                ask.backtrack or ask.final or ask.candidates or ask.changes or ask.parent is not None
+                ask.backtrack or ask.final or ask.candidates or ask.changes or ask.probes or ask.parent is not None
             ):
                 output.ask_on(ask, self._asks)
             else:

@@ -95,6 +95,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
             failed.set_exception(_as_error(error, "start"))
             return failed
         view = SequenceView(list(prompt), len(prompt), self._vocab_size, 0, prompt, _encode=self._encode)
+        view._probe_names = request.sampling.probes
         if not controller.is_pure:
             behalf = ToolCallContext(request.tenant, request.client_tools, request.id)
             view._caller = ToolSession(self._desk, request.tools, behalf)
@@ -186,6 +187,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         seen = parent.view
         view = SequenceView(seen.tokens.copy(), seen.num_prompt, seen.vocab_size, ask.index, _encode=self._encode)
         view._caller, view._calls = seen._caller, adopt(seen._calls)
+        view._probe_names = seen._probe_names
         self._live[ask.seq_id] = _Instance(controller, view)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
@@ -248,6 +250,8 @@ def _update(view: SequenceView, ask: Ask) -> None:
     view.new_tokens, view.num_rewound = ask.tokens, ask.backtrack
     view.sampled, view.candidates, view.may_force = ask.sampled, ask.candidates, ask.may_force
     view.rewritten_by = ask.rewritten_by
+    if view._probe_names:
+        view.probes = dict(zip(view._probe_names, ask.probes, strict=False))
 
 
 def _as_error(error: Exception, where: str) -> ControllerError:

@@ -30,8 +30,10 @@ class SequenceView:
     appended since the last call, after `num_rewound` older ones were rolled back. `sampled` is the token that was
     sampled, None if none was. `candidates` are the most probable tokens of that draw with their log-probabilities, best
     first, if the last decision asked for them (`top_logprobs`). `index` numbers the output within its request.
-    `may_force` is False for a controller that `is_lenient` if another one does not allow the tokens that it has just
-    tried to force. `rewritten_by` is the policy that replaced a part of the sampled or forced text since the last call.
+    `probes` are the projections of the hidden state from which `sampled` was sampled on control vectors, by the names
+    in the request's `probes`. `may_force` is False for a controller that `is_lenient` if another one does not allow the
+    tokens that it has just tried to force. `rewritten_by` is the policy that replaced a part of the sampled or forced
+    text since the last call.
     """
 
     tokens: list[int]
@@ -44,11 +46,13 @@ class SequenceView:
     candidates: tuple[tuple[int, float], ...] | None = None
     may_force: bool = True
     rewritten_by: str = ""
+    probes: Mapping[str, float] = field(default_factory=dict)
     _logs: list[str] = field(default_factory=list)
     _stored: list[StoredValue] = field(default_factory=list)
     _caller: ToolSession | None = None
     _calls: list[Call] = field(default_factory=list)  # that this output may still want to be answered
     _encode: Callable[[str], Iterable[int]] | None = None
+    _probe_names: tuple[str, ...] = ()
 
     @property
     def generated(self) -> list[int]:

@@ -26,6 +26,8 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 from bridle.errors import BridleError, DeadlineExceeded, InvalidRequest
 from bridle.outputs import Finished, FinishReason
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import split_probe
 
 #: How many entries of finished requests may be kept beyond the number of live ones before they are removed.
 _MAX_STALE = 64
@@ -69,12 +71,16 @@ class ActiveRequests:
             self._deadlines.add(request.id, request.deadline)
         seq = self._intake.new_sequence(request, next(self.ids))
         seq.vectors = vectors
+        if request.sampling.probes and vectors is not None and request.controller is not None:
+            seq.probes = tuple((vectors.keys[name], at) for name, at in map(split_probe, request.sampling.probes))
         self.outputs[request.id] = Outputs({seq.id: seq})
         return seq
 
     def _open_vectors(self, request: Request) -> VectorScales | None:
-        scales = request.sampling.control_vectors
-        return None if not scales or self._vectors is None else VectorScales.of(self._vectors.open(scales), scales)
+        names = vector_names(request.sampling)
+        if not names or self._vectors is None:
+            return None
+        return VectorScales.of(self._vectors.open(names), request.sampling.control_vectors)
 
     def _open_adapter(self, adapter: str, vectors: VectorScales | None) -> None:
         try:
@@ -186,3 +192,8 @@ class Deadlines:
             if self._due.get(request_id) == deadline:
                 del self._due[request_id]
                 yield request_id, now - deadline
+
+
+def vector_names(sampling: SamplingParams) -> list[str]:
+    """Return the names of the control vectors that a request scales or reads along."""
+    return list(dict.fromkeys((*sampling.control_vectors, *(split_probe(probe)[0] for probe in sampling.probes))))

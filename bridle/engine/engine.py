@@ -50,6 +50,8 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import EngineClosed, InternalError, InvalidRequest, Overloaded, UnsupportedFeature
 from bridle.kv_store import BlockStore
 from bridle.outputs import Event, Finished, FinishReason
+from bridle.sampling import SamplingParams
+from bridle.sampling_values import split_probe
 
 
 class Engine:
@@ -174,18 +176,24 @@ class Engine:
             )
         if request.adapter is not None:
             self._rotation.check(request.adapter)
-        if request.sampling.control_vectors:
-            self._check_vectors(request)
+        if request.sampling.control_vectors or request.sampling.probes:
+            self._check_vectors(request.sampling)
         if request.media:
             self._media.check(request)
 
-    def _check_vectors(self, request: Request) -> None:
+    def _check_vectors(self, sampling: SamplingParams) -> None:
+        if sampling.probes and not self.config.allow_probes:
+            raise UnsupportedFeature(
+                "probes: this server reads no hidden states. Its operator allows that with --allow-probes.", "probes"
+            )
         if self._vectors is None:
             raise UnsupportedFeature(
                 "control_vectors: this model's backend applies none. Run it in the engine's process, with torch.",
                 "control_vectors",
             )
-        self._vectors.check(request.sampling.control_vectors)
+        self._vectors.check(sampling.control_vectors)
+        for probe in sampling.probes:
+            self._vectors.check_probe(*split_probe(probe))
 
     def add(self, request: Request) -> None:
         """Accept a request, to begin with the next step.

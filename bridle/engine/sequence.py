@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from bridle.engine.control.vector_scales import VectorScales
+from bridle.engine.control.vector_scales import Probes, VectorScales
 from bridle.engine.multimodal.multimodal_inputs import Runs, before
 from bridle.engine.request import Request
 from bridle.engine.scheduling.step_plan import PlanRow, placeholder_for_row
@@ -77,6 +77,7 @@ class Sequence:
     stop_ids: frozenset[int] = frozenset()
     runs: Runs = ()  # pictures among the tokens
     vectors: VectorScales | None = None  # None: it uses no control vector
+    probes: Probes = ()
     allowed: bytes | None = None  # a mask for all of its draws, beside those of its controller
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
@@ -260,6 +261,8 @@ class Sequence:
         )
         if self.vectors is not None:
             row.vectors = self.vectors.spans(row.start, row.start + row.num_scheduled)
+            row.probes = self.probes
+        kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
@@ -313,6 +316,7 @@ class Sequence:
             stop_ids=self.stop_ids,
             runs=self.runs,
             vectors=self.vectors,
+            probes=self.probes,
             allowed=self.allowed,
             kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
             control=ControlState(control.pool, control.max_moves, control.num_moves),

@@ -133,6 +133,7 @@ class SamplingOptions(TypedDict, total=False):
     token_healing: bool
     describe_constraint: bool
     control_vectors: Mapping[str, float] | None
+    probes: str | Sequence[str] | None
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

@@ -28,7 +28,7 @@ from bridle.model.batch_inputs import PackedStep, pack_step
 from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
 from bridle.model.kv_blocks import CacheBlocks
-from bridle.model.layer_taps import vector_tap
+from bridle.model.layer_taps import ProbeReader, probe_reader, vector_tap
 from bridle.model.media_device import LocalMedia
 from bridle.model.partial_logits import PartialLogits
 from bridle.model.runner import ModelRunner
@@ -62,6 +62,8 @@ class LocalExecutor:
         self._mirrors = InputBatch(info.num_blocks, info.block_size, info.max_model_len, num_ids)
         self._step: int | None = None
         self.logits: Tensor | PartialLogits | None = None  # [R, V] of the last forward pass
+        self._reader: ProbeReader | None = None  # of the last forward pass
+        self._drawn: tuple[ProbeReader | None, Sequence[SampleRow]] = None, ()  # of the draw under way
         self.async_sampling = AsyncSampling(device)
 
     @property
@@ -100,7 +102,8 @@ class LocalExecutor:
                 states.copy([(copy.source, copy.target) for copy in plan.state_copies])
             if plan.rows:
                 words = getattr(runner.attention.kernel, "words", None)
-                tap = vector_tap(plan.rows, self.control_vectors)
+                self._reader = probe_reader(plan.rows, self.control_vectors)
+                tap = vector_tap(plan.rows, self.control_vectors, self._reader)
                 graphs = runner.graphs if tap is None else None
                 step = pack_step(plan.rows, mirrors, self.info.block_size, self._device, words, graphs)
                 if self.async_sampling.note_names(plan.rows, mirrors):
@@ -117,8 +120,7 @@ class LocalExecutor:
 
         May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
         """
-        result: StepResult = self._read(batch, self.sampler)
-        return result
+        return self._with_probes(batch.rows, self._read(batch, self.sampler))
 
     @property
     def is_async(self) -> bool:
@@ -129,15 +131,24 @@ class LocalExecutor:
         """Begin to `sample`. A sampler that is no `AsyncSampler` does all of it here."""
         self.async_sampling.start(self._read(batch, self.sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
+        self._drawn = self._reader, batch.rows
 
     def get_result(self) -> StepResult:
         """Wait for the results of `draw`."""
         self._require_runner()
         self._mirrors.num_names = 0
         try:
-            return self.async_sampling.take()
+            result = self.async_sampling.take()
+            self._reader, rows = self._drawn
+            return self._with_probes(rows, result)
         except (RuntimeError, MemoryError) as error:
             raise self._lose(error, f"sampling of step {self._step}") from error
+
+    def _with_probes(self, rows: Sequence[SampleRow], result: StepResult) -> StepResult:
+        if self._reader is not None:
+            readings = self._reader.readings()
+            result.probes = [readings.get(row.logits_index, ()) for row in rows]
+        return result
 
     def await_forward(self, seconds: float) -> bool:
         """Wait until the device has computed the last forward, at most so long; returns whether it has."""
@@ -245,7 +256,7 @@ class LocalExecutor:
                 raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
 
     def _check_vectors(self, row: PlanRow) -> None:
-        for key in {key for span in row.vectors for key, _ in span.mix}:
+        for key in {key for span in row.vectors for key, _ in span.mix} | {key for key, _ in row.probes}:
             if self.control_vectors is None or key not in self.control_vectors:
                 raise InternalError(f"sequence {row.seq_id} wants control vector {key!r}, which is not loaded")
 

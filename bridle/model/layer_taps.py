@@ -23,10 +23,12 @@ LayerTap = Callable[[int, Tensor], None]
 Addition = tuple[int, int, Mapping[int, Tensor]]
 
 
-def vector_tap(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> LayerTap | None:
+def vector_tap(
+    rows: Sequence[PlanRow], vectors: ControlVectors | None, reader: ProbeReader | None = None
+) -> LayerTap | None:
     """Return the tap that adds the control vectors of `rows`, whose tokens are packed in order, and then records; None
-    if there is nothing to do."""
-    if vectors is None or not (vectors.recorder or any(row.vectors for row in rows)):
+    if there is nothing to do. `reader` reads after that."""
+    if vectors is None or not (vectors.recorder or reader or any(row.vectors for row in rows)):
         return None
     additions: list[Addition] = []
     start = 0
@@ -35,15 +37,47 @@ def vector_tap(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> Layer
             first = start + span.offset
             additions.append((first, first + span.length, vectors.mixed(span.mix)))
         start += row.num_scheduled
-    return partial(_add, additions, vectors.recorder)
+    observers = [each for each in (vectors.recorder, reader) if each is not None]
+    return partial(_add, additions, observers)
 
 
-def _add(additions: Sequence[Addition], recorder: LayerTap | None, layer: int, rows: Tensor) -> None:
+def _add(additions: Sequence[Addition], observers: Sequence[LayerTap], layer: int, rows: Tensor) -> None:
     for first, end, mixed in additions:
         if layer in mixed:
             rows[first:end] += mixed[layer]
-    if recorder is not None:
-        recorder(layer, rows)
+    for observe in observers:
+        observe(layer, rows)
+
+
+class ProbeReader:
+    """Reads hidden states along control vectors, at the positions of a step that give logits."""
+
+    def __init__(self, rows: Sequence[PlanRow], vectors: ControlVectors) -> None:
+        self._wanted: dict[int, list[tuple[int, int, int, Tensor]]] = {}  # position, logits row, probe, unit by layer
+        self._found: list[tuple[int, int, Tensor]] = []  # logits row, probe, value
+        end = num_logits = 0
+        for row in rows:
+            end, num_logits = end + row.num_scheduled, num_logits + row.num_logits
+            for number, probe in enumerate(row.probes):
+                layer, unit = vectors.unit(*probe)
+                places = [(end - back, num_logits - back, number, unit) for back in range(row.num_logits, 0, -1)]
+                self._wanted.setdefault(layer, []).extend(places)
+
+    def __call__(self, layer: int, rows: Tensor) -> None:
+        for position, logits_row, number, unit in self._wanted.get(layer, ()):
+            self._found.append((logits_row, number, rows[position].float() @ unit))
+
+    def readings(self) -> dict[int, tuple[float, ...]]:
+        """Return the readings by logits row. Waits for the device."""
+        found: dict[int, dict[int, float]] = {}
+        for logits_row, number, value in self._found:
+            found.setdefault(logits_row, {})[number] = float(value)
+        return {row: tuple(values[number] for number in sorted(values)) for row, values in found.items()}
+
+
+def probe_reader(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> ProbeReader | None:
+    """Return what reads the probes of `rows`; None if they have none."""
+    return ProbeReader(rows, vectors) if vectors is not None and any(row.probes for row in rows) else None
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:

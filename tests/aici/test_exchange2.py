@@ -306,7 +306,8 @@ def test_additions_reach_the_engine(llm2: Llm) -> None:
     answer = llm2.start(llm2.upload(module), 90)
     assert answer["result"]["branches"] == [{**branch, "sample_mask": 0, "temperature": None}]
     candidates = [[65, -0.5], [66, -1.5]]
-    assert told(llm2.next(90, (65,), candidates=candidates))["candidates"] == candidates
+    shown = told(llm2.next(90, (65,), candidates=candidates, probes=[0.5, -2.0]))
+    assert (shown["candidates"], shown["probes"]) == (candidates, [0.5, -2.0])
     llm2.mid(freed=(90,))
     assert "discard" in llm2.main(op="tokens")["data"]["extensions"]
 

@@ -55,6 +55,7 @@ OTHER: Mapping[str, Any] = {
     "prediction": "so",
     "prediction_ids": (3, 4),
     "control_vectors": {"polite": 0.5},
+    "probes": ("polite@2",),
     "canonical": "prefer",
     "constraint_report": True,
     "constraint_floor": -3.0,

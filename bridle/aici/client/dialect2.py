@@ -196,6 +196,8 @@ def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:
     op.variables = [(name, value.hex()) for name, value in ask.variables]
     if "changes" in extensions:
         op.changes = list[protocol.Change](ask.changes)
+    if "probes" in extensions:
+        op.probes = list(ask.probes)
     if ask.candidates is not None:
         op.candidates = list(ask.candidates)
     if ask.request is not None:

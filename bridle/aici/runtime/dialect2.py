@@ -82,7 +82,7 @@ class Dialect2Handler:
             raise InvalidRequest(f"op of sequence {op.id} lacks backtrack or tokens")
         step = m.Step2(0, op.id, op.backtrack, op.tokens, op.sampled, group, candidates=op.candidates)
         step.turns, step.ahead = min(max(op.turns, 1), MAX_TURNS), op.ahead[:MAX_AHEAD]
-        step.changes, step.foreseen = op.changes, op.foreseen
+        step.changes, step.foreseen, step.probes = op.changes, op.foreseen, op.probes
         if step.foreseen > len(op.tokens) or (step.foreseen and op.backtrack):
             raise InvalidRequest(
                 f"op of sequence {op.id}: {step.foreseen} of {len(op.tokens)} tokens cannot be foreseen"

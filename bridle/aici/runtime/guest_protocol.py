@@ -155,6 +155,7 @@ class Guest2(_Guest):
         candidates: Sequence[tuple[int, float]] | None,
         budget_ms: float,
         changes: Sequence[tuple[int, int, int, str]] = (),
+        probes: Sequence[float] = (),
     ) -> GuestDecision:
         argument: dict[str, Any] = {
             "backtrack": backtrack,
@@ -166,6 +167,8 @@ class Guest2(_Guest):
             argument["candidates"] = candidates
         if changes:
             argument["changes"] = changes
+        if probes:
+            argument["probes"] = probes
         data = self.instance.callback("aici_mid_process", msgspec.json.encode(argument), budget_ms)
         result: _GuestBranches = self._decode(_branches_decoder, data, "aici_mid_process")
         if result.error is not None:

@@ -62,6 +62,7 @@ class GuestSequence:
         self.length = 0
         self.rewound = 0
         self.waits = 0
+        self.probes: list[float] = []  # of the op under way
         self._stage = _Stage()
 
     def start(self, prompt: list[int], budget_ms: float) -> list[int]:
@@ -79,7 +80,7 @@ class GuestSequence:
         other = object.__new__(GuestSequence)
         other.key, other.instance = key, self.instance.fork()
         other.guest = guest_of(other.instance)
-        other.length, other.rewound, other.waits = self.length, self.rewound, 0
+        other.length, other.rewound, other.waits, other.probes = self.length, self.rewound, 0, []
         other._stage = self._stage.copy(branch)
         return other
 
@@ -88,7 +89,7 @@ class GuestSequence:
         other = object.__new__(GuestSequence)
         other.key, other.instance = self.key, self.instance.fork(variables, spare)
         other.guest = guest_of(other.instance)
-        other.length, other.rewound, other.waits = self.length, self.rewound, self.waits
+        other.length, other.rewound, other.waits, other.probes = self.length, self.rewound, self.waits, []
         other._stage = replace(self._stage, told=list(self._stage.told))
         return other
 
@@ -116,7 +117,7 @@ class GuestSequence:
             return self._count_wait(GuestDecision([self._resting()]))
         self._stage.wait = None
         if isinstance(self.guest, Guest2):
-            choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms, changes)
+            choice = self.guest.mid(backtrack, tokens, sampled, group, candidates, budget_ms, changes, self.probes)
         else:
             choice = self._step_old(self.guest, backtrack, tokens, group, budget_ms)
         self._check_backtrack(choice)

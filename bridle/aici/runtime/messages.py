@@ -40,6 +40,7 @@ class Step2(WorkerMessage):
     foreseen: int = 0
     ahead: list[int] = []
     changes: list[tuple[int, int, int, str]] = []
+    probes: list[float] = []
 
 
 class PostPre(WorkerMessage):

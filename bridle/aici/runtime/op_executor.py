@@ -83,6 +83,7 @@ def _call(hosted: GuestSequence, op: Op, budget_ms: float, patience_ms: float, a
     if isinstance(op, m.Step2):
         for name, value in op.variables:
             hosted.instance.variables.execute(WriteVar(name, value, "Set"))
+        hosted.probes = op.probes
         choice = hosted.step(op.backtrack, op.tokens, op.sampled, op.group, op.candidates, budget_ms, op.changes)
         choice, turns = hosted.keep_asking(choice, op.turns, budget_ms, patience_ms)
         answer.result = m.ChosenBranches(choice.branches, turns)

@@ -93,9 +93,15 @@ class ControllerManager:
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
-    def report(self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None) -> None:
+    def report(
+        self,
+        seq: Sequence,
+        sampled: int | None = None,
+        candidates: Candidates = None,
+        probes: tuple[float, ...] = (),
+    ) -> None:
         """Note that the tokens of `seq` differ from those its controller was shown, so that it is asked for a
-        decision. `sampled` was sampled, among `candidates`."""
+        decision. `sampled` was sampled, among `candidates`, where the hidden states gave `probes`."""
         control = seq.control
         if control.pool is None:
             return
@@ -115,6 +121,7 @@ class ControllerManager:
                 candidates=candidates,
                 num_foreseen=len(known) if is_further else 0,
                 changes=changes,
+                probes=probes,
             )
         )
 
@@ -260,6 +267,7 @@ class ControllerManager:
         sampled: int | None = None,
         candidates: Candidates = None,
         scales: Mapping[str, float] | None = None,
+        probes: tuple[float, ...] = (),
     ) -> None:
         """Take tokens back and append others, with new `scales` of control vectors. `sampled` was sampled, among
         `candidates`, and is replaced by them."""
@@ -267,7 +275,7 @@ class ControllerManager:
         seq.scale_vectors(scales)
         is_kept = self._progress.force(seq, tokens)
         seq.clamp_computed()
-        self.report(seq, *((sampled, candidates) if is_kept else ()))
+        self.report(seq, *((sampled, candidates, probes) if is_kept else ()))
 
     def suspend(self, seq: Sequence) -> None:
         """Suspend a sequence whose controller waits: keep the KV, compute nothing, ask again."""

@@ -16,6 +16,9 @@ from operator import itemgetter
 #: Vectors with their scales, by key, without zeros and in the order of keys.
 Mix = tuple[tuple[str, float], ...]
 
+#: Vectors by key along which hidden states are read, each with a layer, or None for the last one.
+Probes = tuple[tuple[str, int | None], ...]
+
 _MARK = b"control vectors"
 
 

@@ -36,7 +36,8 @@ class Ask:
     the last logs. `turns` is how often in a row a controller that does nothing may be asked. If it may not force
     tokens, because another controller does not allow them, it is asked for alternatives. `variables` are set before it
     is asked, if its pool supports variables. `ahead` are tokens that are likely to be sampled next, for a pool that
-    `is_told_ahead`. `changes` are tokens that a policy changed after the decision.
+    `is_told_ahead`. `changes` are tokens that a policy changed after the decision. `probes` are the readings of the
+    request's probes at the position from which `sampled` was sampled.
     """
 
     seq_id: int
@@ -55,6 +56,7 @@ class Ask:
     variables: tuple[tuple[str, bytes], ...] = ()
     ahead: tuple[int, ...] = ()
     changes: tuple[Change, ...] = ()
+    probes: tuple[float, ...] = ()
 
     @property
     def rewritten_by(self) -> str:

@@ -43,6 +43,9 @@ class VectorStore(Protocol):
     def check(self, names: Iterable[str]) -> None:
         """Raise `UnknownControlVector` unless requests may use all of them."""
 
+    def check_probe(self, name: str, layer: int | None) -> None:
+        """Raise `InvalidRequest` unless the vector has a direction for a layer (None: the last one)."""
+
     def open(self, names: Iterable[str]) -> dict[str, str]:
         """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
         `UnknownControlVector`; then none is held."""

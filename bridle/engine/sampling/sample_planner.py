@@ -140,7 +140,7 @@ class SamplePlanner:
             if branch.sample:
                 draw.row = len(out.batch.rows)
                 out.batch.rows.append(draw_row(owner, branch, item.seq.id, item.last_logit, item.drafts))
-                if item.drafts and len(branches) == 1 and not branch.splices and branch.control_vectors is None:
+                if item.drafts and len(branches) == 1 and _is_draftable(branch) and not item.seq.probes:
                     draw.ways = self._drafted.ways(item)
                     out.batch.rows += drafted_rows(draw)
             out.draws.append(draw)
@@ -231,7 +231,8 @@ class SamplePlanner:
                 num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
             else:
                 mu = result.mus[draw.row] if result.mus else None
-                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu)
+                probes = result.probes[draw.row] if result.probes else ()
+                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu, probes)
         for item in scheduled:
             if item.drafts:
                 right, num_drafted = num_right.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
@@ -294,7 +295,14 @@ class SamplePlanner:
         if not seq.is_finished:
             self._steering.report(seq)
 
-    def _accept(self, draw: PlannedDraw, token: int, logprob: Logprob | None, mu: float | None = None) -> None:
+    def _accept(
+        self,
+        draw: PlannedDraw,
+        token: int,
+        logprob: Logprob | None,
+        mu: float | None = None,
+        probes: tuple[float, ...] = (),
+    ) -> None:
         """Apply a sampled token to its branch: the token enters the sequence, or a splice replaces it."""
         seq = draw.seq
         if token < 0:
@@ -315,7 +323,7 @@ class SamplePlanner:
             if seq.trace is not None:
                 self._progress.tracer.replaced(seq, token)
             scales = draw.branch.control_vectors
-            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates, scales)
+            self._steering.force(seq, splice.backtrack - 1, splice.ff_tokens, token, candidates, scales, probes)
             return
         if mu is not None and draw_has_mirostat(seq, draw.branch):
             seq.draws.mus.append((len(seq.tokens) + 1, mu))
@@ -327,7 +335,7 @@ class SamplePlanner:
             return
         if splice is not None and is_kept and not seq.is_over:
             is_kept = self._progress.force(seq, splice.ff_tokens)
-        self._steering.report(seq, *((token, candidates) if is_kept else ()))
+        self._steering.report(seq, *((token, candidates, probes) if is_kept else ()))
 
 
 def draws_next(item: Scheduled) -> bool:
@@ -369,3 +377,8 @@ def _nothing_left(seq: Sequence) -> BridleError:
         return InvalidRequest("every way to go on leads to one of the banned_phrases", "banned_phrases")
     message = "no token can be drawn: mask and bias forbid all, or the model's logits are not numbers"
     return ControllerError(message) if seq.is_controlled else InvalidRequest(message, "logit_bias")
+
+
+def _is_draftable(branch: Branch) -> bool:
+    """Return whether drafts that were computed after the branch may be right."""
+    return not branch.splices and branch.control_vectors is None

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bridle.engine.control.vector_scales import VectorSpan
+from bridle.engine.control.vector_scales import Probes, VectorSpan
 from bridle.engine.multimodal.multimodal_inputs import Runs
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.outputs import Logprob
@@ -78,7 +78,8 @@ class PlanRow:
     A model with recurrent layers keeps a sequence's state in slot `state`: that after `start` tokens when the row
     begins (nothing for a row that starts at 0), and that after all of its tokens, drafts included, when it ends.
     `saves` are copies to make on the way, by position. `state` is -1 for models without such layers. `vectors` are the
-    control vectors of the scheduled tokens.
+    control vectors of the scheduled tokens. `probes` are keys of vectors with layers (None: the last one) along which
+    the hidden states of the positions with logits are read.
     """
 
     seq_id: int
@@ -95,6 +96,7 @@ class PlanRow:
     state: int = -1
     saves: tuple[StateSave, ...] = ()
     vectors: tuple[VectorSpan, ...] = ()
+    probes: Probes = ()
 
 
 @dataclass(slots=True)
@@ -175,7 +177,8 @@ class StepResult:
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be sampled (the mask and bias left no token).
     `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]`
     is Mirostat's state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` is the distribution of
-    a traced row, which may be computed when it is read; there are none if no row is traced.
+    a traced row, which may be computed when it is read; there are none if no row is traced. `probes[i]` are the
+    readings at the position that `rows[i]` samples from; there are none if no row has probes.
     """
 
     step: int
@@ -184,3 +187,4 @@ class StepResult:
     scores: list[list[Logprob]] = field(default_factory=list)
     mus: list[float] = field(default_factory=list)
     draws: Sequence[Draw | None] = field(default_factory=list)
+    probes: list[tuple[float, ...]] = field(default_factory=list)

@@ -97,6 +97,8 @@ def make_request(
     check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
+    if sampling.probes:
+        sampling = sampling.with_(speculate=0)  # readings are those of sampled positions
     if sampling.banned_phrases:
         _check_rolls_nothing_back(controller, "banned_phrases")
     if sampling.takes_text_back:
