@@ -26,6 +26,7 @@ class FinishReason(str, Enum):
     CONTROLLER = "controller"  # its controller said stop
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    OUTRANKED = "outranked"  # others of its request are certainly better
     ERROR = "error"
 
 
@@ -69,6 +70,7 @@ class Usage:
     drafted_tokens: int = 0  # guessed and computed before they were drawn
     accepted_tokens: int = 0  # of those, the ones that were drawn
     retained_tokens: int = 0  # of the prompt, whose KV is kept as the request asked for
+    spared_tokens: int = 0  # the most that an output that was outranked could still have had
     constraint: ConstraintUsage | None = None
 
     @property

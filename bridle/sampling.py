@@ -145,7 +145,8 @@ class SamplingParams:
     With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
     message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name.
-    `probes` are vectors, each as NAME or NAME@LAYER, along which controllers are told the hidden
+    Of the `n` outputs only `keep_best` with the highest mean log-probability are wanted (0: all); others end once they
+    cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers are told the hidden
     states.
     """
 
@@ -210,6 +211,7 @@ class SamplingParams:
     describe_constraint: bool = _param(False)
     control_vectors: Mapping[str, float] = field(default_factory=dict, metadata={"meaning": Meaning()})
     probes: tuple[str, ...] = _param(())
+    keep_best: int = _param(0, (0, MAX_N), openai=None, tgi=None, lmtp=None, cli=None)
 
     if not TYPE_CHECKING:
 

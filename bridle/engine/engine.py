@@ -35,6 +35,7 @@ from bridle.engine.interfaces import (
 )
 from bridle.engine.kv.stored_blocks import StoredBlocks
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
+from bridle.engine.outputs.best_of import BestOf
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.recovery import Recovery
 from bridle.engine.request import Request
@@ -104,6 +105,7 @@ class Engine:
         self._branching = SamplePlanner(
             scheduler, steering, progress, live.outputs, live.ids.__next__, self.config.max_forks, unnamed
         )
+        self._best = BestOf(progress, live.outputs)
         self._recovery = Recovery(executor, scheduler, self._branching, progress)
         #: Called when the engine's thread is about to wait, so that others get their turn meanwhile.
         self.on_wait: Callable[[], None] = _do_nothing
@@ -211,6 +213,7 @@ class Engine:
         if self.num_waiting >= self.config.max_waiting:
             raise Overloaded(f"{self.num_waiting} requests wait already; at most {self.config.max_waiting}")
         seq = self._live.open(request)
+        self._best.open(request)
         self._statistics.num_requests += 1
         if request.trace:
             self._progress.tracer.begin(seq)
@@ -301,6 +304,8 @@ class Engine:
         if self._is_steering and not (self._ahead is not None and self._ahead.is_under_way):
             self._steering.ask()
             self._steering.collect_answers()
+        if self._best.live:
+            self._best.end_losers(self._progress.events)
         self._statistics.step_seconds += self.clock() - began
         return self._progress.take_events()
 

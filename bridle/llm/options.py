@@ -134,6 +134,7 @@ class SamplingOptions(TypedDict, total=False):
     describe_constraint: bool
     control_vectors: Mapping[str, float] | None
     probes: str | Sequence[str] | None
+    keep_best: int
 
 
 class GenerateOptions(RunOptions, ConstraintOptions, SamplingOptions, total=False):

@@ -56,6 +56,7 @@ OTHER: Mapping[str, Any] = {
     "prediction_ids": (3, 4),
     "control_vectors": {"polite": 0.5},
     "probes": ("polite@2",),
+    "keep_best": 1,
     "canonical": "prefer",
     "constraint_report": True,
     "constraint_floor": -3.0,

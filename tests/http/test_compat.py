@@ -28,7 +28,7 @@ NO_SAMPLERS = {
     "n", "max_tokens", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "skip_special_tokens", "speculate",
     "include_stop_str_in_output", "prediction", "banned_phrases", "canonical",
     "constraint_report", "constraint_floor", "on_constraint_floor", "lookahead", "aligned",
-    "token_healing", "describe_constraint",
+    "token_healing", "describe_constraint", "control_vectors", "probes", "keep_best",
 }  # fmt: skip
 
 

@@ -45,7 +45,7 @@ from bridle.outputs import (
 
 _NO_TEXT = Released("")
 #: Endings that come at once, even if the client still lacks scores.
-_ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE})
+_ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.OUTRANKED})
 
 
 class OutputProcessor:

@@ -105,7 +105,7 @@ def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, 
     elif best_of > num_wanted:
         if body.stream:
             raise InvalidRequest(f"best_of is {best_of}: the best are not known while streaming", "best_of")
-        sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0)
+        sampling = sampling.with_(n=best_of, logprobs=body.logprobs or 0, keep_best=num_wanted)
     return sampling, num_wanted
 
 

@@ -41,6 +41,7 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
             "forced_tokens": usage.forced_tokens,
             "rewound_tokens": usage.rewound_tokens,
             "shared_tokens": usage.shared_tokens,
+            **({"spared_tokens": usage.spared_tokens} if usage.spared_tokens else {}),
         },
         **usage.constraint_fields(),
     }

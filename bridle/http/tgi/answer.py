@@ -12,8 +12,7 @@ from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fi
 from bridle.outputs import CompletionOutput, Logprob, TokenEvent
 from bridle.serving import Delta
 from bridle.serving.lifecycle.generation import Generation, SubRequest
-from bridle.serving.lifecycle.live_text import LiveText
-from bridle.serving.outputs.output_collector import mean_logprob
+from bridle.serving.outputs.output_collector import rank
 
 _NOT_LAST = {"generated_text": None, "details": None}
 
@@ -52,7 +51,7 @@ class TgiResponse:
 
     def _ranked(self) -> list[tuple[SubRequest, CompletionOutput]]:
         outputs = [(part, output) for part in self.generation.parts for output in part.outputs]
-        return outputs if self.plan.best_of == 1 else sorted(outputs, key=lambda each: -mean_logprob(each[1]))
+        return outputs if self.plan.best_of == 1 else sorted(outputs, key=lambda each: rank(each[1]))
 
     def _loser(self, part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
         details = self._details(part, output) | {"prefill": self._prefill()}

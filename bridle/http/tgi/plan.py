@@ -119,6 +119,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
         max_tokens=given.max_new_tokens,
         min_tokens=given.min_new_tokens or 0,
         logprobs=num_top,
+        keep_best=0 if best_of == 1 or given.details or wants_prefill else 1,  # details show the others, too
         prompt_logprobs=0 if wants_prefill else None,
         include_stop_str_in_output=True,
         **values,

@@ -16,6 +16,7 @@ from bridle.outputs import (
     Embedded,
     Event,
     Finished,
+    FinishReason,
     Forked,
     Log,
     PromptEvent,
@@ -172,8 +173,13 @@ def mean_logprob(output: CompletionOutput) -> float:
     return sum(known) / len(known) if known else float("-inf")
 
 
+def rank(output: CompletionOutput) -> tuple[bool, float, int]:
+    """Return the sort key that puts the best outputs first."""
+    return output.finish_reason is FinishReason.OUTRANKED, -mean_logprob(output), output.index
+
+
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
     """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
-    log-probabilities; an empty output ranks last."""
-    ranked = sorted(outputs, key=lambda output: (-mean_logprob(output), output.index))
+    log-probabilities; an empty output ranks last, and after it one that was outranked before its end."""
+    ranked = sorted(outputs, key=rank)
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

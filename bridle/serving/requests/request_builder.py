@@ -111,6 +111,12 @@ def make_request(
         tokens, controller, healing = heal(model.tokenizer, model.info.vocab_size, tokens, controller)
     if policies is not NO_POLICIES:
         controller = policies.steer(controller)
+    if sampling.keep_best and sampling.logprobs is None:
+        raise InvalidRequest(
+            "keep_best: got no logprobs, by which outputs are compared. Set logprobs to 0.", "keep_best"
+        )
+    if sampling.keep_best and _may_go_back(sampling, controller, policies):
+        sampling = sampling.with_(keep_best=0)  # sums of log-probabilities may rise, so no output is lost early
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
     needs_text = bool(sampling.banned_phrases) or policies.guard is not None  # both look at text
     sights = options.get("sights", NO_SIGHTS)
@@ -145,9 +151,19 @@ def make_request(
     )
 
 
+def _may_go_back(sampling: SamplingParams, controller: object | None, policies: Applied) -> bool:
+    """Return whether text may be rolled back, by whatever part of a request."""
+    takes_back = sampling.takes_text_back or bool(sampling.banned_phrases) or policies.guard is not None
+    return takes_back or not _are_constraints(controller)
+
+
+def _are_constraints(controller: object | None) -> bool:
+    return all(isinstance(part, (Constraint, ReasoningThenGrammar)) for part in parts_of(controller))
+
+
 def _check_rolls_nothing_back(controller: object | None, field: str) -> None:
     """Refuse a field that takes text back together with a controller that may do so by itself."""
-    if not all(isinstance(part, (Constraint, ReasoningThenGrammar)) for part in parts_of(controller)):
+    if not _are_constraints(controller):
         message = f"{field}: this value takes text back, which a controller does by itself. Leave out one."
         raise InvalidRequest(message, field)
 
