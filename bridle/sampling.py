@@ -146,7 +146,7 @@ class SamplingParams:
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
     message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name.
     Of the `n` outputs only `keep_best` with the highest mean log-probability are wanted (0: all); others end once they
-    cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers are told the hidden
+    cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the hidden
     states.
     """
 

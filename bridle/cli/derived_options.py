@@ -70,7 +70,7 @@ _TOLD: Mapping[str, str] = {
     "token_healing": "Take the last tokens of the prompt back where longer tokens may stand.",
     "describe_constraint": "Say in the last message what form the answer must have.",
     "prediction": "Expected output; its tokens are used as drafts.",
-    "probes": "Control vector along which controllers are told the hidden states, as NAME or NAME@LAYER.",
+    "probes": "Control vector along which controllers read the hidden states, as NAME or NAME@LAYER.",
     "control_vectors": "Scale of a control vector that `--load-control-vector` names, as NAME=SCALE.",
 }
 

@@ -15,6 +15,7 @@ _STORE = "the server keeps responses alone: send the whole conversation"
 
 _DROPPED = "what is cached is dropped when room is needed"
 _LEAVES = "a client that leaves ends its request; nothing stops the others"
+_PAUSES = "/v1/pause and /v1/resume"
 _LOOK = "traces of requests, /metrics and `bridle top` are what there is to look at"
 _REPLACED = "replicas and shards are started and replaced by themselves; Ray Serve scales"
 _WEIGHTS = "weights are not changed while they are served: load the new ones under another name"
@@ -136,8 +137,10 @@ ROUTES: tuple[Route, ...] = (
         "SGLang", "/parse_function_call /separate_reasoning", "/v1/chat/completions tells calls and thoughts apart"
     ),
     *_routes("SGLang", "/open_session /close_session", "send the whole conversation: its KV is found again"),
-    *_routes("SGLang", "/abort_request /pause_generation /continue_generation /slow_down", _LEAVES),
-    *_routes("vLLM", "/abort_requests /pause /resume /is_paused", _LEAVES),
+    *_routes("SGLang", "/abort_request /slow_down", _LEAVES),
+    *_routes("vLLM", "/abort_requests", _LEAVES),
+    *_routes("SGLang", "/pause_generation /continue_generation", _PAUSES),
+    *_routes("vLLM", "/pause /resume /is_paused", _PAUSES),
     *_routes("vLLM", "/sleep /wake_up /is_sleeping /release_kv_cache_memory", "/v1/models/unload and /v1/models/load"),
     *_routes("SGLang", "/release_memory_occupation /resume_memory_occupation", "/v1/models/unload and /v1/models/load"),
     *_routes("vLLM", "/reset_prefix_cache /reset_mm_cache /reset_encoder_cache /kv_event_sources", _DROPPED),

@@ -136,6 +136,24 @@ class AsyncEngine:
             self._unparks.append(request_id)
         self._wake.set()
 
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the engine was paused."""
+        return self._engine.is_paused
+
+    def pause(self, *, cancels: bool = False) -> None:
+        """Compute nothing from the next step on. Requests wait, and keep their KV; with `cancels` those that there are
+        end as cancelled."""
+        self._engine.is_paused = True
+        for request_id in list(self._streams) if cancels else ():
+            self.cancel(request_id)
+        self._wake.set()
+
+    def resume(self) -> None:
+        """Go on after `pause`. Outputs are as if there had been no pause."""
+        self._engine.is_paused = False
+        self._wake.set()
+
     def wake(self) -> None:
         """Make an idle engine take a step, because something that it waits for has happened elsewhere."""
         self._wake.set()
@@ -221,7 +239,7 @@ class AsyncEngine:
         self._deliver(self._engine.step())
 
     def _pause(self) -> float:
-        if not self._engine.is_up:
+        if not self._engine.is_up or self._engine.is_paused:
             return _AWAY_PAUSE
         return _PARKED_PAUSE if self._engine.is_parked else _STALLED_PAUSE
 

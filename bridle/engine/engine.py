@@ -140,7 +140,7 @@ class Engine:
     def is_stalled(self) -> bool:
         """Return whether nothing can be computed now, because every sequence waits for its controller."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
-        can_compute = self.is_up and any(seq.is_ready for seq in sequences)
+        can_compute = self.is_up and not self.is_paused and any(seq.is_ready for seq in sequences)
         return not can_compute and not self._openings.is_any_ready
 
     @property
@@ -156,6 +156,16 @@ class Engine:
     def is_up(self) -> bool:
         """Return whether the device is reachable. Safe from any thread."""
         return self._interruptible is None or self._interruptible.is_up
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether nothing is computed until this is set to False. Requests are taken and cancelled, and
+        deadlines hold. Safe from any thread."""
+        return self._scheduler.is_paused
+
+    @is_paused.setter
+    def is_paused(self, value: bool) -> None:
+        self._scheduler.is_paused = value
 
     def watch_device(self, on_change: Callable[[], None]) -> None:
         """Call `on_change`, from any thread, when the device goes away or comes back."""
@@ -293,7 +303,7 @@ class Engine:
             self._statistics.num_steps += 1
         else:
             planned = self.clock()
-            plan, scheduled = self._scheduler.schedule() if self.is_up else self._wait()
+            plan, scheduled = self._plan()
             if not (plan.rows or plan.forks or plan.freed):  # freed and forked are mirrors alone
                 self.on_wait()
                 self._steering.gather_any(self.clock() + self.config.step_timeout)
@@ -319,6 +329,11 @@ class Engine:
             self._steering.ask()
             self._steering.collect_answers()
         return flight
+
+    def _plan(self) -> tuple[StepPlan, list[Scheduled]]:
+        if self.is_paused:
+            return StepPlan(0), []
+        return self._scheduler.schedule() if self.is_up else self._wait()
 
     def _wait(self) -> tuple[StepPlan, list[Scheduled]]:
         """An empty plan, while the device is away."""

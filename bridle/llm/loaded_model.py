@@ -131,6 +131,16 @@ class LoadedModelMixin:
         """The adapters that requests may choose."""
         return self._model.adapters.list()
 
+    # -- pauses ----------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`. Requests are taken meanwhile, and keep their KV."""
+        self._model.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`; outputs are as if there had been no pause."""
+        self._model.resume()
+
     # -- control vectors -------------------------------------------------------------------------------------
 
     def load_control_vector(self, name: str, source: str | Path) -> ControlVectorInfo:

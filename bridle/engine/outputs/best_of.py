@@ -50,7 +50,7 @@ class Contest:
         self.scores[index], self.totals[index] = list(scores), sum(scores)
 
     def is_lost(self, index: int, max_tokens: int) -> bool:
-        """Return whether an output of at most so many tokens cannot be among the best."""
+        """Return whether an output of at most `max_tokens` tokens cannot be among the best."""
         if len(self.means) < self.num_wanted:
             return False
         return self.totals.get(index, 0.0) / max_tokens < self.means[-self.num_wanted] - _MARGIN

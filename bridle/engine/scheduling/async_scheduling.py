@@ -126,7 +126,8 @@ class OverlapScheduler:
 
     def _may_go_ahead(self, last: InFlightStep) -> bool:
         """Return whether the next step can be planned without the tokens of the last one."""
-        if self._scheduler.is_searching or any(item.drafts for item in last.rows):
+        is_held = self._scheduler.is_searching or self._scheduler.is_paused
+        if is_held or any(item.drafts for item in last.rows):
             return False
         draws = last.branched.draws
         return all(map(_gives_one_token, draws)) and not self._scheduler.speculation.may_draft(

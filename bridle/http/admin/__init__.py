@@ -1,5 +1,5 @@
-"""Routes about the state of a server: models, adapters, control vectors, policies, status."""
+"""Routes about the state of a server: models, adapters, control vectors, pauses, policies, status."""
 
-from bridle.http.admin import adapters, control_vectors, models, policies, status
+from bridle.http.admin import adapters, control_vectors, models, pause, policies, status
 
-routers = (status.router, models.router, adapters.router, control_vectors.router, policies.router)
+routers = (status.router, models.router, adapters.router, control_vectors.router, pause.router, policies.router)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import Desk, ToolExecutor
@@ -102,6 +102,27 @@ class LoadedModel:
         if self.pictures is not None:
             self.pictures.fit(self.max_sequence_tokens)
         self.max_prompt_chars = self.max_sequence_tokens * MAX_CHARS_PER_TOKEN
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the model was paused."""
+        return bool(getattr(self.client, "is_paused", False))
+
+    def pause(self, *, cancels: bool = False) -> None:
+        """Compute nothing until `resume`; with `cancels` end the requests that there are. Raises `UnsupportedFeature`
+        for a model in other processes."""
+        self._pausable().pause(cancels=cancels)
+
+    def resume(self) -> None:
+        """Go on after `pause`. Raises `UnsupportedFeature` as it does."""
+        self._pausable().resume()
+
+    def _pausable(self) -> AsyncEngine:
+        if not hasattr(self.client, "pause"):
+            raise UnsupportedFeature(
+                f"pause: {self.name!r} runs in replicas, which are not paused. Serve it without --replicas.", "model"
+            )
+        return cast("AsyncEngine", self.client)
 
     def require_control_vectors(self) -> ControlVectors:
         """Return the control vectors. Raises `UnsupportedFeature` if they cannot be loaded here."""
