@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bridle.serving import AdapterSet, ModelRegistry, load_model
 from bridle.serving.lora.lora_config import AdapterCatalog
 from bridle.serving.tenancy.keys import KeyStore
 from tests.control_vectors.kit import directions
+from tests.lmtp.harness import running
 
 TURN = [{"role": "user", "content": "Once upon a time there was"}]
 CHAT = {"messages": TURN, "max_tokens": 8, "temperature": 0}
@@ -144,3 +146,33 @@ def test_only_admins_change_what_there_is(client: TestClient, folder: Path, tmp_
     assert other.post("/v1/control_vectors", json={"name": "loud"}, headers=user).status_code == 403
     assert other.delete("/v1/control_vectors/loud", headers=user).status_code == 403
     assert "source" not in other.get("/v1/control_vectors", headers=user).json()["data"][0]
+
+
+def test_a_run_of_a_controller_scales_vectors(client: TestClient) -> None:
+    body = {"controller": "none", "controller_arg": "Once upon a time there", "max_tokens": 8, "temperature": 0}
+
+    def text(**fields: Any) -> str:
+        answer = client.post("/v1/run", json=body | fields)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        return "".join(fork.get("text", "") for event in events for fork in event.get("forks", ()))
+
+    assert text() == text(control_vectors={"loud": 0.0}) != text(control_vectors={"loud": 1.0})
+
+
+async def test_a_stream_of_lmtp_scales_vectors(folder: Path) -> None:
+    model = load_model(ModelConfig("demo", kv_memory=16 << 20, warm_up=False), EngineConfig())
+    model.require_control_vectors().add("loud", folder / "loud.gguf")
+    async with running(model) as setup:
+        wire = setup.connect()
+        texts = [
+            [
+                body.get("token")
+                for body in await wire.ask(
+                    "GENERATE", model="demo", prompt="Once upon a time there", max_tokens=8, **fields
+                )
+            ]
+            for fields in ({}, {"control_vectors": {"loud": 0.0}}, {"control_vectors": {"loud": 1.0}})
+        ]
+        assert texts[0] == texts[1] != texts[2]
+        (refused,) = await wire.ask("GENERATE", model="demo", prompt="a", max_tokens=8, control_vectors={"nobody": 1.0})
+        assert "known are 'loud'" in refused["error"]
