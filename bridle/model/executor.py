@@ -120,7 +120,7 @@ class LocalExecutor:
 
         May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
         """
-        return self._with_probes(batch.rows, self._read(batch, self.sampler))
+        return _with_probes(self._reader, batch.rows, self._read(batch, self.sampler))
 
     @property
     def is_async(self) -> bool:
@@ -138,17 +138,9 @@ class LocalExecutor:
         self._require_runner()
         self._mirrors.num_names = 0
         try:
-            result = self.async_sampling.take()
-            self._reader, rows = self._drawn
-            return self._with_probes(rows, result)
+            return _with_probes(*self._drawn, self.async_sampling.take())
         except (RuntimeError, MemoryError) as error:
             raise self._lose(error, f"sampling of step {self._step}") from error
-
-    def _with_probes(self, rows: Sequence[SampleRow], result: StepResult) -> StepResult:
-        if self._reader is not None:
-            readings = self._reader.readings()
-            result.probes = [readings.get(row.logits_index, ()) for row in rows]
-        return result
 
     def await_forward(self, seconds: float) -> bool:
         """Wait until the device has computed the last forward, at most so long; returns whether it has."""
@@ -269,6 +261,13 @@ class LocalExecutor:
         if not is_sound(self._device):
             return DeviceLost(f"{what} failed, and {self._device} with it: {type(error).__name__}: {error}")
         return InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}")
+
+
+def _with_probes(reader: ProbeReader | None, rows: Sequence[SampleRow], result: StepResult) -> StepResult:
+    if reader is not None:
+        readings = reader.readings()
+        result.probes = [readings.get(row.logits_index, ()) for row in rows]
+    return result
 
 
 def is_sound(device: torch.device) -> bool:

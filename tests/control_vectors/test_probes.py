@@ -12,6 +12,7 @@ import torch
 from bridle import LLM, Controller, Decision, SamplingParams, WasmController
 from bridle.config import ModelConfig
 from bridle.engine.control.vector_scales import VectorScales
+from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan
 from bridle.errors import InvalidRequest, UnknownControlVector, UnsupportedFeature
 from bridle.model import load_executor
 from tests.aici.guests import SHOW_ARGUMENT, guest2, mask, result
@@ -128,3 +129,32 @@ def test_operators_allow_probes() -> None:
         closed.model.require_control_vectors().put("a", directions(3, 64))
         with pytest.raises(UnsupportedFeature, match="Its operator allows that with --allow-probes"):
             closed.generate(PROMPT, controller=Watch(), probes="a", **GREEDY)
+
+
+def test_overlapped_steps_keep_their_readings() -> None:
+    """A step may be computed before the results of the one before it are taken."""
+    path = str(tiny_checkpoints.cached_checkpoint("llama", head_dim=16, hidden_size=64))
+    executor = load_executor(ModelConfig(path, num_blocks=40, block_size=BLOCK))
+    executor.control_vectors.put("a", directions(3, 64, 1, 0.5))
+    (key,) = executor.control_vectors.open(["a"]).values()
+
+    def plan(step: int, seq_id: int, token: int) -> StepPlan:
+        row = PlanRow(seq_id, 0, 2, 1, new_tokens=(token, 7), new_blocks=(seq_id,), probes=((key, None),))
+        return StepPlan(step, [row])
+
+    def batch(step: int, seq_id: int) -> SampleBatch:
+        return SampleBatch(step, [SampleRow(seq_id, 0, SamplingParams(temperature=0.0))])
+
+    alone = []
+    for number, token in enumerate((40, 90)):
+        executor.reset()
+        executor.forward(plan(1, number, token))
+        alone.append(executor.sample(batch(1, number)).probes)
+    executor.reset()
+    executor.forward(plan(1, 0, 40))
+    executor.sample_async(batch(1, 0))
+    executor.forward(plan(2, 1, 90))
+    first = executor.get_result().probes
+    executor.sample_async(batch(2, 1))
+    assert [first, executor.get_result().probes] == alone and alone[0] != alone[1]
+    executor.close()
