@@ -12,6 +12,7 @@ BENCHMARKS = {
     "crowds": "what floods, overload and slow readers cost those beside them",
     "embeddings": "vectors of texts per second, packed, beside transformers' padded batches",
     "families": "which architectures of the installed transformers are served, and why others are not",
+    "frontend": "processor time of HTTP and of the engine's thread per streamed token, beside llama-server",
     "hybrid": "models with recurrent layers: prompts, decoding, and states used again, beside llama-bench",
     "images": "prompts with pictures, a chat about one, and streams beside them, next to transformers' `generate`",
     "lmtp": "LMQL's traffic, beside LMQL's own server",

@@ -1,0 +1,209 @@
+"""Processor time of the front end, per streamed token and per request, over a device that computes nothing.
+
+The server is `bridle serve` in a process of its own. Its main thread is the front end: HTTP, templates, tokens to
+events. The engine's thread does the rest. Both are measured as processor time, which other work on the machine disturbs
+little. Clients stream short and long answers: the difference is made of tokens alone. Steps of the device take so long
+that the server keeps up, so nearly every token is an event of its own.
+
+Beside it stands `llama-server`, if it is given with a model. Its threads do not tell HTTP from the model: with a model
+of one small layer, the sum is near to what bridle's two threads take together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridle.bench.load import models, started_server
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.bench.subprocesses import announced_port, end_process
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BATCHES = (1, 64, 256)
+_SHORT = 16
+#: What one token may cost a slow machine, in seconds: the device is paced by it.
+_TOKEN_SECONDS, _STEP_SECONDS = 100e-6, 1e-3
+#: Paths, with what a body has beside its length, and the mark of an event with text.
+_APIS: dict[str, tuple[str, dict[str, Any], bytes]] = {
+    "completions": ("/v1/completions", {"prompt": "Hello", "ignore_eos": True}, b'"text":'),
+    "chat": ("/v1/chat/completions", {"ignore_eos": True}, b'"content":'),
+    "responses": ("/v1/responses", {"input": "Hello", "store": False}, b"data: "),
+    "messages": ("/v1/messages", {}, b'"text_delta"'),
+    "ollama": ("/api/generate", {"prompt": "Hello", "model": "instant"}, b'"response":'),
+    "tgi": ("/generate_stream", {"inputs": "Hello"}, b'"index":'),
+}
+_MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+@dataclass(slots=True)
+class FrontendFigure:
+    """One API with a number of streams. Processor time in microseconds: of the front end and of the engine's thread."""
+
+    api: str
+    streams: int
+    token_microseconds: float
+    engine_token_microseconds: float
+    request_microseconds: float
+    events_per_token: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How many tokens one core streams."""
+        return 1e6 / max(self.token_microseconds, 1e-3)
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Measure each API with each number of streams. Prints a table."""
+    figures = []
+    for batch in settings.batches or _BATCHES:
+        with instant_server(max(_STEP_SECONDS, batch * _TOKEN_SECONDS)) as (port, pid):
+            for api in _chosen(settings):
+                with phases.part(f"{api}, {batch} streams"):
+                    figures.append(_measure(port, pid, api, batch, _num_tokens(settings, batch)))
+        if settings.llama_server is not None:
+            with phases.part(f"llama-server, {batch} streams"):
+                figures.append(_measure_peer(settings, batch))
+    _print_table(console, figures)
+    return {"figures": [asdict(each) | {"tokens_per_second": each.tokens_per_second} for each in figures]}
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each part takes: the steps of the device, and the requests."""
+    seconds: dict[str, float] = {}
+    for batch in settings.batches or _BATCHES:
+        steps = 2 * (_num_tokens(settings, batch) + 2 * _SHORT)
+        wait = steps * max(_STEP_SECONDS, batch * _TOKEN_SECONDS) + limits.python(batch * 3 * 5e-3)
+        peer = ["llama-server"] if settings.llama_server is not None else []
+        seconds |= {f"{api}, {batch} streams": wait for api in (*_chosen(settings), *peer)}
+    return seconds
+
+
+def _chosen(settings: BenchSettings) -> list[str]:
+    return [api for api in _APIS if not settings.parts or any(part in api for part in settings.parts)]
+
+
+def _num_tokens(settings: BenchSettings, batch: int) -> int:
+    """The length of a long answer."""
+    tokens = 2_000 if batch == 1 else 400
+    return tokens // 4 if settings.quick else tokens
+
+
+@contextmanager
+def instant_server(step_seconds: float) -> Iterator[tuple[int, int]]:
+    """A server whose steps take `step_seconds`; gives its port and process id."""
+    command = [sys.executable, "-m", "dev.bench.instant_server", str(step_seconds)]
+    with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
+        log = Path(folder, "server.log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603
+        try:
+            yield announced_port(process, log), process.pid
+        finally:
+            end_process(process)
+
+
+def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> FrontendFigure:
+    asyncio.run(_streams(port, api, batch, _SHORT))  # what is made lazily is made now
+    short, short_engine, _ = _timed(port, pid, api, batch, _SHORT)
+    long, long_engine, num_events = _timed(port, pid, api, batch, num_tokens)
+    more = batch * (num_tokens - _SHORT)
+    token = 1e6 * (long - short) / more
+    return FrontendFigure(
+        api,
+        batch,
+        token,
+        1e6 * (long_engine - short_engine) / more,
+        max(1e6 * short / batch - _SHORT * token, 0.0),
+        num_events / (batch * num_tokens),
+    )
+
+
+def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
+    """`llama-server` with a slot for each stream."""
+    (model, *_), num_tokens = models(settings), _num_tokens(settings, batch)
+    context = "-np", str(batch), "-c", str(batch * (num_tokens + 64))
+    with (
+        tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder,
+        started_server(model, "llama-server", Path(folder), settings, *context) as peer,
+    ):
+        figure = _measure(peer.port, peer.process.pid, "completions", batch, num_tokens)
+    figure.api = "llama-server"
+    return figure
+
+
+def _timed(port: int, pid: int, api: str, batch: int, num_tokens: int) -> tuple[float, float, int]:
+    """Seconds of processor time of the front end and of the other threads, and the number of events."""
+    main, others = _cpu_seconds(pid)
+    num_events = asyncio.run(_streams(port, api, batch, num_tokens))
+    main_after, others_after = _cpu_seconds(pid)
+    return main_after - main, others_after - others, num_events
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float]:
+    """Processor time so far of the main thread, and of all others together."""
+    tasks = {int(task.name): task for task in Path(f"/proc/{pid}/task").iterdir()}
+    used = {tid: int((task / "schedstat").read_text().split()[0]) / 1e9 for tid, task in tasks.items()}
+    return used[pid], sum(used.values()) - used[pid]
+
+
+async def _streams(port: int, api: str, batch: int, num_tokens: int) -> int:
+    """Run `batch` requests at once; returns the number of their events."""
+    return sum(await asyncio.gather(*(_stream(port, api, num_tokens) for _ in range(batch))))
+
+
+async def _stream(port: int, api: str, num_tokens: int) -> int:
+    path, further, mark = _APIS[api]
+    limit = {"responses": "max_output_tokens"}.get(api, "max_tokens")
+    body: dict[str, Any] = {"model": "instant", "stream": True, **further}
+    if api in ("chat", "messages"):
+        body |= _MESSAGES
+    if api == "ollama":
+        body["options"] = {"num_predict": num_tokens}
+    elif api == "tgi":
+        body = {"inputs": "Hello", "parameters": {"max_new_tokens": num_tokens}}
+    else:
+        body[limit] = num_tokens
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    num_events = 0
+    first = await reader.read(1 << 16)
+    if not first.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"{api}: the server answered {first[:400]!r}")
+    while first:
+        num_events += first.count(mark)
+        first = await reader.read(1 << 16)
+    writer.close()
+    return num_events
+
+
+def _print_table(console: Console, figures: Sequence[FrontendFigure]) -> None:
+    from rich.table import Table
+
+    table = Table(title="processor time of the front end")
+    for heading in ("API", "streams", "us per token", "tokens/s per core", "engine us per token", "us per request"):
+        table.add_column(heading, justify="left" if heading == "API" else "right")
+    table.add_column("events per token", justify="right")
+    for each in figures:
+        table.add_row(
+            each.api,
+            str(each.streams),
+            f"{each.token_microseconds:.1f}",
+            f"{each.tokens_per_second:,.0f}",
+            f"{each.engine_token_microseconds:.1f}",
+            f"{each.request_microseconds:.0f}",
+            f"{each.events_per_token:.2f}",
+        )
+    console.print(table)

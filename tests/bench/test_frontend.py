@@ -1,0 +1,25 @@
+"""The benchmark of the front end counts what a real server streams."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bridle.bench.run import measured
+from bridle.bench.settings import BenchSettings
+from dev.bench import frontend
+
+
+@pytest.mark.slow
+def test_every_api_streams_its_tokens() -> None:
+    screen = io.StringIO()
+    settings = BenchSettings(quick=True, batches=(2,))
+    report, phases = measured(frontend, settings, Console(file=screen, width=200))
+    figures = {each["api"]: each for each in report["figures"]}
+    assert set(figures) == {"completions", "chat", "responses", "messages", "ollama", "tgi"}
+    for api, each in figures.items():
+        assert each["streams"] == 2 and each["token_microseconds"] > 0 and each["engine_token_microseconds"] > 0
+        assert 0.5 < each["events_per_token"] < 1.3, api
+    assert "messages" in screen.getvalue() and phases.spent > 0
