@@ -21,7 +21,7 @@ def text_of(tokens: list[TokenEvent]) -> str:
 
 class TextTemplate:
     """Encodes tokens as an event with their text. `make` encodes the event with a given text, which it has in one
-    place; `note` is told the text, too.
+    place; `note` gets the text, too.
 
         template = TextTemplate(lambda text: sse_event({"delta": text}))
         template([TokenEvent("1", 0, text="Hi")])  # b'data: {"delta":"Hi"}' and an empty line
