@@ -96,6 +96,12 @@ class UnknownResponse(InvalidRequest):
     code = "response_not_found"
 
 
+class UnknownConversation(InvalidRequest):
+    """No conversation of that id, or no item of that id in it, is kept for this user."""
+
+    code = "conversation_not_found"
+
+
 class UnknownCache(InvalidRequest):
     """No prompt cache of that id is kept for this user."""
 

@@ -16,7 +16,7 @@ _MEMORY = "clients keep their conversations themselves"
 _WHOLE = "thoughts are given whole"
 
 VENDORS: tuple[CompatField, ...] = (
-    *same("OpenAI", "dimensions encoding_format", dimensions=8, encoding_format="base64"),
+    *same("OpenAI", "conversation dimensions encoding_format", dimensions=8, encoding_format="base64"),
     *same("OpenAI", "prediction", prediction={"type": "content", "content": "x"}),
     *same("OpenAI", "stream_options.include_usage text.format reasoning.effort"),
     *same("Anthropic", "output_config.format output_config.effort thinking.type thinking.budget_tokens"),
@@ -36,7 +36,6 @@ VENDORS: tuple[CompatField, ...] = (
     absent("OpenAI", "function_call", "send it as `tool_choice`", "auto"),
     absent("OpenAI", "audio", TEXT, {"voice": "ash"}),
     absent("OpenAI", "web_search_options", "this server looks nothing up; offer a tool that does", {}),
-    absent("OpenAI", "conversation", _KEPT, "conv_1"),
     absent("OpenAI", "moderation", JUDGED, {"model": "x"}),
     absent(
         "Anthropic", "mcp_servers", "none that a request names is called; offer its tools in `tools`", [{"url": "x"}]

@@ -36,6 +36,8 @@ from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.serving import Admission, ModelRegistry
 from bridle.serving.lifecycle.request_record import Tracing
+from bridle.serving.outputs import conversation_store
+from bridle.serving.outputs.conversation_store import ConversationStore
 from bridle.serving.outputs.response_store import SAVED_BOUNDS, ResponseStore
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.prompt_caches import PromptCaches
@@ -123,6 +125,7 @@ def _saved(db: StateDb) -> dict[str, Any]:
     """Return the stores of the state that are saved in a file."""
     return {
         "responses": ResponseStore(SAVED_BOUNDS, table=db.table("responses")),
+        "conversations": ConversationStore(conversation_store.SAVED_BOUNDS, table=db.table("conversations")),
         "prompt_caches": PromptCaches(table=db.table("prompt_caches")),
     }
 

@@ -32,6 +32,25 @@ def messages_of(instructions: str | None, items: str | JsonObjects, has_media: b
     return messages
 
 
+def as_item(item: dict[str, Any]) -> dict[str, Any]:
+    """An item with a kind and a status, and its content as parts."""
+    listed: dict[str, Any] = {"type": "message", "status": "completed"}
+    listed |= {name: value for name, value in item.items() if value is not None}
+    if listed["type"] == "message" and isinstance(listed.get("content"), str):
+        kind = "output_text" if listed.get("role") == "assistant" else "input_text"
+        listed["content"] = [{"type": kind, "text": listed["content"]}]
+    return listed
+
+
+def check_items(before: JsonObjects, items: JsonObjects) -> None:
+    """Raise the error of `messages_of` for the first of these items that cannot follow those before it."""
+    reader = _ItemReader([], has_media=True)
+    for position, item in enumerate(before):
+        reader.add(item, f"item {position} of the conversation")
+    for position, item in enumerate(items):
+        reader.add(item, f"items[{position}]")
+
+
 class _ItemReader:
     """Adds items to `messages`."""
 

@@ -23,6 +23,7 @@ from bridle.outputs import FinishReason
 from bridle.serving.lifecycle.generation import Generation, SubRequest
 from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
+from bridle.serving.outputs.conversation_store import ConversationTurn
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.requests.request_builder import EventOptions
 
@@ -78,7 +79,7 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 class ResponseWriter:
     """Writes the output of a generation in the shape of this API. A response that is to be stored goes into `book`;
     any other one into `passing`, if there is one. With `is_warm_up` only the prompt is computed, so that a request
-    that continues from this response is faster."""
+    that continues from this response is faster. `thread` adds the response to its conversation."""
 
     generation: Generation
     turn: ChatRequest
@@ -87,6 +88,7 @@ class ResponseWriter:
     book: ResponseStore
     passing: ResponseStore | None = None
     is_warm_up: bool = False
+    thread: ConversationTurn | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _reader: TurnReader = field(init=False)
     _items: ItemWriter = field(init=False)
@@ -148,6 +150,8 @@ class ResponseWriter:
 
     def _stored(self, response: dict[str, Any]) -> dict[str, Any]:
         """The response; it is kept if its client wants that, and if there is room."""
+        if self.thread is not None and not self.is_warm_up:
+            self.thread.end(response["output"])
         user = self.generation.parts[0].request.tenant
         if self.is_stored:
             response["store"] = self.book.keep(user, response, self.body.input)
@@ -190,6 +194,7 @@ class ResponseWriter:
             "service_tier": "default",
             "truncation": "disabled",
             "metadata": body.metadata or {},
+            **({} if self.thread is None else {"conversation": {"id": self.thread.id}}),
             **{name: getattr(body, name) for name in _ECHOED},
             **self._asked(),
         }

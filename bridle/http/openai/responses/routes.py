@@ -20,10 +20,9 @@ from bridle.http.openai.responses.stored import listed
 from bridle.http.openai.responses.summaries import packed
 from bridle.http.openai.schemas import JsonObjects
 from bridle.http.sse import SseResponse, SseWriter
-from bridle.http.state import http_state, json_response, serving_of
+from bridle.http.state import HttpState, http_state, json_response, serving_of
 from bridle.http.typed_sse import send_events, with_last_event
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.outputs.response_store import ResponseStore
 
 #: How long a summary may be unless the request says otherwise, and how much is kept of what the user said, as JSON.
 SUMMARY_TOKENS = 1_024
@@ -38,8 +37,9 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/responses", summary="Answer in a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    book = http_state(request).responses
-    answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace), book))
+    answer = await run_while_connected(
+        request.receive, _answer(body, serving_of(request, body.trace), http_state(request))
+    )
     if not body.stream:
         return json_response(answer.whole())
 
@@ -56,21 +56,22 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 @router.post("/v1/responses/compact", summary="A conversation of items, made shorter")
 async def compact(body: CompactBody, request: Request) -> Response:
-    work = _compacted(body, serving_of(request, body.trace), http_state(request).responses)
+    work = _compacted(body, serving_of(request, body.trace), http_state(request))
     return json_response(await run_while_connected(request.receive, work))
 
 
-async def _answer(body: ResponsesBody, serving: RequestLifecycle, book: ResponseStore) -> ResponseWriter:
+async def _answer(body: ResponsesBody, serving: RequestLifecycle, http: HttpState) -> ResponseWriter:
     """Return the answer of a call; complete unless it streams."""
-    body = body.model_copy(update={"input": body.items(book, serving.identity.user)})
+    user, thread = serving.identity.user, body.turn(http.conversations, serving.identity.user)
+    body = body.model_copy(update={"input": body.items(http.responses, http.conversations, user)})
     generation, turn = await begin(body, serving)
-    return ResponseWriter(generation, turn, body, serving.story.id, book)
+    return ResponseWriter(generation, turn, body, serving.story.id, http.responses, thread=thread)
 
 
-async def _compacted(body: CompactBody, serving: RequestLifecycle, book: ResponseStore) -> dict[str, Any]:
+async def _compacted(body: CompactBody, serving: RequestLifecycle, http: HttpState) -> dict[str, Any]:
     """Shorten a conversation: keep the user's last messages, and let the model summarize everything. Raises
     `InvalidRequest`."""
-    said = body.items(book, serving.identity.user)
+    said = body.items(http.responses, http.conversations, serving.identity.user)
     if not said:
         raise InvalidRequest("input is empty; there is nothing to compact", "input")
     asked = [*said, {"role": "user", "content": _ASK}]

@@ -1,6 +1,7 @@
 """Bodies of the Responses API, and the conversation that each is converted to.
 
-A reference to an earlier response stands for its input items and its output items.
+A reference to an earlier response stands for its input items and its output items, one to a conversation for all of its
+items.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
-from bridle.http.openai.responses.input_items import messages_of
+from bridle.http.openai.responses.input_items import as_item, messages_of
 from bridle.http.openai.responses.tools import Tools, read_choice, read_tools
 from bridle.http.openai.schemas import (
     MAX_MESSAGES,
@@ -28,6 +29,7 @@ from bridle.http.openai.schemas import (
 )
 from bridle.multimodal.modalities import reads
 from bridle.safe_repr import short_repr
+from bridle.serving.outputs.conversation_store import ConversationStore, ConversationTurn
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.tokenizer.chat_settings import ToolPrompt
 
@@ -39,6 +41,17 @@ def _metadata(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"metadata has {len(value)} entries; at most {MAX_METADATA}")
     return value
+
+
+Metadata = Annotated[dict[str, str] | None, BeforeValidator(_metadata)]
+
+
+class ConversationFields(InnerFields):
+    """The conversation that a request continues, as an object."""
+
+    within: ClassVar[str] = "conversation"
+
+    id: str
 
 
 class TextFields(InnerFields):
@@ -65,8 +78,9 @@ class ResponsesBody(SamplingFields):
     thinking_budget: int | None = None
     thinking_budget_message: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
+    metadata: Metadata = None
     previous_response_id: str | None = None
+    conversation: str | ConversationFields | None = None
     store: bool | None = None
     prompt: Any = None
     background: bool | None = None
@@ -80,17 +94,39 @@ class ResponsesBody(SamplingFields):
         """The tools. Raises `InvalidRequest`."""
         return read_tools(self.tools)
 
-    def items(self, book: ResponseStore, user: str) -> JsonObjects:
-        """Return all items: the input and output of the earlier response, and the new input. Raises
-        `UnknownResponse`, and `InvalidRequest` if there are too many."""
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        name = self.previous_response_id
-        if name is None:
-            return given
-        said = [*book.input_items(user, name), *book.response(user, name)["output"], *given]
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation that the request continues."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationFields) else given
+
+    def items(self, book: ResponseStore, conversations: ConversationStore, user: str) -> JsonObjects:
+        """Return all items: those of the conversation, or the input and output of the earlier response, and the new
+        input. Raises `UnknownResponse`, `UnknownConversation`, and `InvalidRequest` if there are too many."""
+        said = [*self._before(book, conversations, user), *self._given]
         if len(said) > MAX_MESSAGES:
             raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
         return said
+
+    def turn(self, conversations: ConversationStore, user: str) -> ConversationTurn | None:
+        """Return what adds the request and its answer to its conversation; None if it has none. Raises
+        `UnknownConversation`, and `InvalidRequest` if there is no room."""
+        name = self.conversation_id
+        return None if name is None else conversations.begin_turn(user, name, list(map(as_item, self._given)))
+
+    @property
+    def _given(self) -> JsonObjects:
+        return [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+
+    def _before(self, book: ResponseStore, conversations: ConversationStore, user: str) -> JsonObjects:
+        name, conversation = self.previous_response_id, self.conversation_id
+        if conversation is not None:
+            if name is not None:
+                raise InvalidRequest(
+                    "conversation: got one and a previous_response_id; send one of them", "conversation"
+                )
+            return conversations.find(user, conversation).listed()
+        return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> ChatBody:
         """The same as a chat with `model`, which reads files of `modalities`. Raises `InvalidRequest` that names the

@@ -237,15 +237,17 @@ class _Connection:
         http, previous = self._http, body.previous_response_id
         book = http.passing if previous is not None and previous == self._last else http.responses
         try:
-            said = body.items(book, self._identity.user)
+            said = body.items(book, http.conversations, self._identity.user)
         except UnknownResponse as error:
             raise PreviousNotFound(str(error), "previous_response_id") from None
+        thread = body.turn(http.conversations, self._identity.user)
         body = body.model_copy(update={"input": said})
         asked = body if generates else body.model_copy(update={"max_output_tokens": 1})
         times = http.settings.load_timeout, http.settings.request_timeout
         wish = wish_of(self._head.headers, body.trace)
         generation, turn = await begin(asked, RequestLifecycle(http, call, call.resources, *times, wish))
-        return ResponseWriter(generation, turn, body, call.id, http.responses, http.passing, is_warm_up=not generates)
+        books = http.responses, http.passing
+        return ResponseWriter(generation, turn, body, call.id, *books, not generates, thread)
 
 
 def _failure(error: BridleError) -> dict[str, Any]:

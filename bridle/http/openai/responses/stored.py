@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
+from bridle.http.openai.responses.input_items import as_item
 from bridle.http.state import http_state, json_response
 from bridle.safe_repr import short_repr
 
@@ -34,24 +36,28 @@ async def delete(response_id: str, request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items", summary="What a stored response answers")
 async def input_items(response_id: str, request: Request) -> Response:
-    """A page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an item."""
     stored = http_state(request).responses.input_items(identity_of(request).user, response_id)
     items = [listed(item, response_id, number) for number, item in enumerate(stored)]
-    query = request.query_params
+    return json_response(page_of(items, request.query_params))
+
+
+def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return a page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an
+    item."""
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order is {short_repr(order)}; must be 'asc' or 'desc'", "order")
     if order == "desc":
-        items.reverse()
+        items = items[::-1]
     if after is not None:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise InvalidRequest(f"after is {short_repr(after)}, which is not an item of this response", "after")
+            raise InvalidRequest(f"after is {short_repr(after)}, which is not an item of this list", "after")
         items = items[ids.index(after) + 1 :]
     page = items[: _limit(query.get("limit"))]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     has_more = len(page) < len(items)
-    return json_response({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more})
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _limit(text: str | None) -> int:
@@ -63,14 +69,5 @@ def _limit(text: str | None) -> int:
 
 
 def listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
-    """An item with all that clients expect of one: a kind, an id of its own, its content as parts."""
-    listed: dict[str, Any] = {
-        "type": "message",
-        "id": f"item_{response_id.removeprefix('resp_')}_{number}",
-        "status": "completed",
-    }
-    listed |= {name: value for name, value in item.items() if value is not None}
-    if listed["type"] == "message" and isinstance(listed.get("content"), str):
-        kind = "output_text" if listed.get("role") == "assistant" else "input_text"
-        listed["content"] = [{"type": kind, "text": listed["content"]}]
-    return listed
+    """An item with all that clients expect of one, and an id of its own."""
+    return {"id": f"item_{response_id.removeprefix('resp_')}_{number}"} | as_item(item)

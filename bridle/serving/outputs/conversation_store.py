@@ -1,0 +1,166 @@
+"""Conversations that the server keeps for its clients: items with names, which requests add to and continue from.
+
+They are kept in memory as JSON, within bounds for all users and for one, and for some time after their last change.
+With a state file they are saved there, too. Users cannot access each other's conversations. Items are plain data.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import structlog
+
+from bridle.errors import InvalidRequest, Overloaded, UnknownConversation
+from bridle.safe_repr import short_repr
+from bridle.serving.state_db import StateTable
+from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
+#: A day, and how many conversations and bytes of all users and of one.
+BOUNDS = StoreBounds(86_400.0, 16_384, 1_024, 256 << 20, 64 << 20)
+#: With a state file they are kept for 30 days.
+SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
+#: What one conversation may hold.
+MAX_ITEMS, MAX_BYTES = 4_096, 16 << 20
+
+Item = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A conversation of a user. `created` is a Unix time; `items` have ids and are JSON."""
+
+    user: str
+    id: str
+    created: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    items: dict[str, bytes] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """The conversation as clients see it."""
+        return {"id": self.id, "object": "conversation", "created_at": self.created, "metadata": self.metadata}
+
+    def listed(self) -> list[Item]:
+        """The items, the oldest first."""
+        return [msgspec.json.decode(item) for item in self.items.values()]
+
+    def item(self, name: str) -> Item:
+        """An item. Raises `UnknownConversation`."""
+        if name not in self.items:
+            raise UnknownConversation(f"no item {short_repr(name)} is in conversation {self.id}; list its items")
+        found: Item = msgspec.json.decode(self.items[name])
+        return found
+
+
+class ConversationStore:
+    """Keeps conversations; with a `table`, also those that were saved there. Used from one thread. A conversation that
+    was found is changed only by `update`."""
+
+    def __init__(
+        self,
+        bounds: StoreBounds = BOUNDS,
+        clock: Callable[[], float] = time.monotonic,
+        table: StateTable | None = None,
+    ) -> None:
+        self._store: PerUserStore[Conversation] = PerUserStore(bounds, clock)
+        self._table = table
+        if table is not None:
+            self._store.on_drop = table.drop
+            for user, name, seconds, value in table.rows():
+                found = msgspec.msgpack.decode(value, type=Conversation)
+                self._store.keep(user, name, found, len(value), seconds)
+
+    def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
+        """Keep a new conversation. Raises `InvalidRequest` if it is too large."""
+        made = Conversation(user, f"conv_{secrets.token_hex(16)}", int(time.time()), metadata)
+        return self._keep(self._with(made, items))
+
+    def find(self, user: str, name: str) -> Conversation:
+        """A conversation of a user. Raises `UnknownConversation`."""
+        found = self._store.find(user, name)
+        if found is None:
+            raise UnknownConversation(
+                f"no conversation {short_repr(name)} is kept for this user; they are kept for "
+                f"{self._store.bounds.seconds:g} s after their last change, within bounds. Create it again"
+            )
+        return found
+
+    def update(self, conversation: Conversation, metadata: dict[str, str]) -> Conversation:
+        """Replace the metadata."""
+        return self._keep(replace(conversation, metadata=metadata))
+
+    def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
+        """Add items at the end; those without an id get one. Returns them. Raises `InvalidRequest` if they are too
+        many or too large."""
+        made = self._keep(self._with(conversation, items))
+        return made.listed()[len(conversation.items) :]
+
+    def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
+        """Return what adds these items and the answer to them to a conversation. Raises `UnknownConversation`, and
+        `InvalidRequest` if there is no room for the items."""
+        self._with(self.find(user, name), items)
+        return ConversationTurn(self, user, name, items)
+
+    def end_turn(self, turn: ConversationTurn, output: Iterable[Item]) -> None:
+        """Add the items of a turn and its answer, for which there is always room."""
+        found = self.find(turn.user, turn.id)
+        self._keep(self._with(found, [*turn.items, *output], slack=2))
+
+    def remove(self, conversation: Conversation, item: str) -> Conversation:
+        """Remove an item. Raises `UnknownConversation`."""
+        conversation.item(item)
+        return self._keep(
+            replace(conversation, items={name: kept for name, kept in conversation.items.items() if name != item})
+        )
+
+    def delete(self, user: str, name: str) -> None:
+        """Forget a conversation. Raises `UnknownConversation`."""
+        self.find(user, name)
+        self._store.drop(user, name)
+
+    def _with(self, conversation: Conversation, items: Iterable[Item], slack: int = 1) -> Conversation:
+        made = replace(conversation, items=dict(conversation.items))
+        for item in items:
+            name = item.get("id")
+            if not isinstance(name, str) or not name or name in made.items:
+                name = f"item_{secrets.token_hex(12)}"
+            made.items[name] = msgspec.json.encode({**item, "id": name})
+        num_bytes = sum(map(len, made.items.values()))
+        max_items, max_bytes = slack * MAX_ITEMS, slack * MAX_BYTES
+        if len(made.items) > max_items or num_bytes > max_bytes:
+            raise InvalidRequest(
+                f"conversation: with these items it would have {len(made.items)} of {num_bytes} bytes; at most "
+                f"{max_items} and {max_bytes}. Delete some, or begin another one",
+                "conversation",
+            )
+        return made
+
+    def _keep(self, conversation: Conversation) -> Conversation:
+        value = msgspec.msgpack.encode(conversation)
+        if not self._store.keep(conversation.user, conversation.id, conversation, len(value)):
+            raise Overloaded("conversations of other users take all the room; try again later")
+        if self._table is not None:
+            self._table.put(conversation.user, conversation.id, self._store.bounds.seconds, value)
+        return conversation
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """A request that continues conversation `id` of a user with `items`."""
+
+    store: ConversationStore
+    user: str
+    id: str
+    items: list[Item]
+
+    def end(self, output: Iterable[Item]) -> None:
+        """Add the request's items and its output. If that is not possible any more, the log says so."""
+        try:
+            self.store.end_turn(self, output)
+        except (InvalidRequest, Overloaded) as error:
+            _log.warning("conversation not continued", conversation=self.id, error=str(error))
