@@ -185,7 +185,8 @@ class EngineConfig:
 
     Blocks of the KV cache that are evicted, and those in memory when the engine closes, are kept in the folder
     `kv_store` (`auto`: one in the user's cache, if the model can use it; None: nowhere), in at most `kv_store_bytes`
-    bytes (None: 8 GiB, or a tenth of the free disk if that is less).
+    bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file `kv_store_key` they are
+    encrypted.
 
     Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
 
@@ -222,6 +223,7 @@ class EngineConfig:
     max_retained_tokens: int | None = None
     kv_store: str | None = None
     kv_store_bytes: int | None = None
+    kv_store_key: str | None = None
     unnamed_ids: bool = False
 
     def __post_init__(self) -> None:

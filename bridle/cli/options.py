@@ -184,6 +184,8 @@ class EngineOptions:
     )
     kv_store_bytes: Bytes = None
     "Maximum size of that folder. Default: 8 GiB, or a tenth of the free disk if that is less."
+    kv_store_key: str | None = None
+    "File with a key of 64 hexadecimal digits, with which that folder is encrypted."
     unnamed_ids: bool = False
     "Allow token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.errors import InvalidRequest
+from bridle.kv_store.cipher import BlockCipher, read_cipher
 
 #: By default a store takes at most this many bytes, and at most this share of the free disk.
 DEFAULT_LIMIT, DISK_SHARE = 8 << 30, 0.1
@@ -16,10 +17,11 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`folder` holds the blocks of all models, `limit` bytes at most."""
+    """`folder` holds the blocks of all models, `limit` bytes at most, encrypted if there is a `cipher`."""
 
     folder: Path
     limit: int
+    cipher: BlockCipher | None = None
 
 
 def default_folder() -> Path:
@@ -35,11 +37,14 @@ def default_limit(folder: Path) -> int:
     return min(DEFAULT_LIMIT, int(shutil.disk_usage(existing).free * DISK_SHARE))
 
 
-def read_settings(place: str | None, limit: int | None) -> StoreSettings | None:
-    """Return the settings for `kv_store` and `kv_store_bytes`; None if there is no store. Raises `InvalidRequest` for a
-    folder that cannot be used."""
+def read_settings(place: str | None, limit: int | None, key: str | None = None) -> StoreSettings | None:
+    """Return the settings for `kv_store`, `kv_store_bytes` and `kv_store_key`; None if there is no store. Raises
+    `InvalidRequest` for a folder or a key that cannot be used."""
+    cipher = None if key is None else read_cipher(Path(key))
     if not place or place == "off":
-        return None
+        if cipher is None:
+            return None
+        raise InvalidRequest("kv_store_key: got one without a kv_store; name its folder, or `auto`", "kv_store_key")
     folder = default_folder() if place == AUTO else Path(place).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -49,4 +54,4 @@ def read_settings(place: str | None, limit: int | None) -> StoreSettings | None:
             "or `off`",
             "kv_store",
         ) from None
-    return StoreSettings(folder, default_limit(folder) if limit is None else limit)
+    return StoreSettings(folder, default_limit(folder) if limit is None else limit, cipher)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridle.kv_store import segment as segments
+from bridle.kv_store.cipher import BlockCipher
 from bridle.kv_store.records import ERASED, HEADER_BYTES, Buffer, tenant_tag
 from bridle.kv_store.segment import SUFFIX, Segment, SegmentWriter
 
@@ -30,10 +31,12 @@ _LOCK = ".lock"
 
 
 class SegmentStore:
-    """Blocks of scope `scope` in `folder`. Safe from any thread, except that one thread appends."""
+    """Blocks of scope `scope` in `folder`, encrypted if there is a `cipher`. Keys have to depend on `root`. Safe from
+    any thread, except that one thread appends."""
 
-    def __init__(self, folder: Path, scope: str, limit: int) -> None:
-        self.folder, self.scope, self.limit = folder, scope, limit
+    def __init__(self, folder: Path, scope: str, limit: int, cipher: BlockCipher | None = None) -> None:
+        self.folder, self.scope, self.limit, self._cipher = folder, scope, limit, cipher
+        self.root = scope if cipher is None else cipher.derive(scope)
         self._own = folder / scope
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.segment_bytes = min(limit // NUM_SEGMENTS, _MAX_SEGMENT_BYTES)
@@ -82,13 +85,19 @@ class SegmentStore:
         if place is None:
             return False
         segment, position = place
-        if segment.read(position, key, into):
+        if self._read(segment, position, key, into):
             segment.note_use()
             return True
         with self._lock:
             if self.index.get(key) == place:
                 del self.index[key]
         return False
+
+    def _read(self, segment: Segment, position: int, key: bytes, into: memoryview) -> bool:
+        if self._cipher is None:
+            return segment.read(position, key, into)
+        sealed = memoryview(bytearray(len(into) + self._cipher.overhead))
+        return segment.read(position, key, sealed) and self._cipher.open(key, sealed, into)
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -97,6 +106,8 @@ class SegmentStore:
         too small."""
         if key in self.index:
             return True
+        if self._cipher is not None:
+            block = self._cipher.seal(key, block)
         size = HEADER_BYTES + len(block)
         if size > self.segment_bytes:
             return False

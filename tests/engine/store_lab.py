@@ -61,7 +61,7 @@ class StoreLab(Lab):
 
     def hashes(self, tokens: list[int]) -> list[bytes]:
         """The hashes of whole blocks of tokens, without adapter and tenant."""
-        found = [root_hash(self.store.store.scope, "", "")]
+        found = [root_hash(self.store.store.root, "", "")]
         for start in range(0, len(tokens), BLOCK):
             found.append(block_hash(found[-1], tokens[start : start + BLOCK]))
         return found[1:]

@@ -83,7 +83,7 @@ class StoredBlocks:
         self.num_restored_tokens = 0
         blocks.on_evict, blocks.on_retain = self._offer_block, self._offer_retained
         blocks.states.on_evict = self._offer_state
-        blocks.model = store.store.scope
+        blocks.model = store.store.root
 
     @staticmethod
     def over(blocks: BlockManager, store: BlockStore | None, executor: Executor) -> StoredBlocks | None:

@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest
 from bridle.kv_store import BlockStore, SegmentStore
 from bridle.kv_store.records import HEADER_BYTES
 from bridle.kv_store.segment import HAS_LOCKS
-from bridle.kv_store.settings import AUTO, read_settings
+from bridle.kv_store.settings import AUTO, StoreSettings, read_settings
 from bridle.kv_store.store import NUM_SEGMENTS
 
 if TYPE_CHECKING:
@@ -25,20 +25,22 @@ _log = logging.getLogger(__name__)
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
     """Open the store that `config` asks for; None if it asks for none. With `auto`, a model that cannot use a store has
     none. Otherwise that raises `InvalidRequest`."""
-    settings = read_settings(config.kv_store, config.kv_store_bytes)
+    settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
     if settings is None:
         return None
     device, problem = find_kv_blocks(executor), _problem(executor, config)
     if problem is None and device is not None:
-        problem = _too_small(device, settings.limit)
+        problem = _too_small(device, settings)
     if problem is not None or device is None:
         if config.kv_store == AUTO:
             _log.info("kv_store: %s is served without one: %s", executor.info.model, problem)
             return None
         raise InvalidRequest(f"kv_store is {config.kv_store!r}; {problem}", "kv_store")
     identity = blake2b(device.identity().encode(), digest_size=16).hexdigest()
+    if settings.cipher is not None:
+        identity = settings.cipher.derive(identity)  # blocks of another key are none of this store
     name = re.sub(r"[^A-Za-z0-9._-]", "_", executor.info.model.rstrip("/").rpartition("/")[2])[:60] or "model"
-    store = SegmentStore(settings.folder, f"{name}-{identity}", settings.limit)
+    store = SegmentStore(settings.folder, f"{name}-{identity}", settings.limit, settings.cipher)
     room = settings.limit >> 20
     _log.info("kv_store: %d blocks in %s, at most %d MiB for all models", len(store), settings.folder, room)
     return BlockStore(store)
@@ -58,6 +60,7 @@ def _problem(executor: Executor, config: EngineConfig) -> str | None:
     return None
 
 
-def _too_small(device: KVBlocks, limit: int) -> str | None:
-    least = NUM_SEGMENTS * (max(device.block_bytes, device.state_bytes) + HEADER_BYTES)
+def _too_small(device: KVBlocks, settings: StoreSettings) -> str | None:
+    overhead = HEADER_BYTES + (0 if settings.cipher is None else settings.cipher.overhead)
+    least, limit = NUM_SEGMENTS * (max(device.block_bytes, device.state_bytes) + overhead), settings.limit
     return None if limit >= least else f"kv_store_bytes is {limit}; a store of this model needs at least {least}"
