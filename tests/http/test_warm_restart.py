@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from bridle.kv_store.store import list_segments
 from tests.http.restarts import SYSTEM, served, turn
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 
 def counted(url: str, name: str) -> float:
@@ -70,3 +72,21 @@ def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
         wanted = wanted or said[:5]
         assert said[:5] == wanted
     assert list(list_segments(tmp_path / "kv"))
+
+
+def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
+    flags = ("--replicas", "2", "--kv-memory", "64MiB", "--num-threads", "1", "--kv-store", str(tmp_path / "kv"))
+    with served(tmp_path, *flags) as url:
+
+        def post(path: str, **body: Any) -> Any:
+            return (
+                httpx.post(f"{url}{path}", json={"model": "demo", **body}, timeout=PATIENCE).raise_for_status().json()
+            )
+
+        held = post("/v1/caches", prompt=SYSTEM)["tokens"] // 16 * 16
+        until(lambda: counted(url, "bridle_engine_blocks_in_store") >= held // 16, "blocks on disk")
+        first = [each for each in psutil.Process().children(recursive=True) if "replica-1.sock" in str(each.cmdline())]
+        first[0].kill()  # the one to which the first request went
+        usage = post("/v1/completions", prompt=f"{SYSTEM}So?", max_tokens=1)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == held
+        until(lambda: counted(url, "bridle_engine_restored_tokens_total") == held, "the replica's report")
