@@ -15,6 +15,7 @@ from bridle.errors import (
     ControllerUnavailable,
     DeadlineExceeded,
     EngineClosed,
+    EngineFailed,
     InternalError,
     InvalidRequest,
     ModelUnavailable,
@@ -93,7 +94,9 @@ def failure_of(error: BridleError) -> MappedError:
 
 def retry_after(error: BridleError) -> float | None:
     """In how many seconds to ask again, if that is known."""
-    return error.retry_after if isinstance(error, (Overloaded, ModelUnavailable)) else None
+    return (
+        error.retry_after if isinstance(error, (Overloaded, ModelUnavailable, ShardUnavailable, EngineFailed)) else None
+    )
 
 
 def error_text(error: BridleError, *, hides_bugs: bool = True) -> str:

@@ -193,9 +193,10 @@ class ControllerUnavailable(ControllerError):
 
 
 class ShardUnavailable(BridleError):
-    """The process that runs the model is gone or does not answer."""
+    """The process that runs the model is gone or does not answer. `retry_after` is a hint in seconds."""
 
     code = "shard_unavailable"
+    retry_after = 1.0
 
 
 class DeviceLost(ShardUnavailable):
@@ -253,6 +254,14 @@ class EngineClosed(BridleError):
     """The engine was shut down while, or before, the request ran."""
 
     code = "engine_closed"
+
+
+class EngineFailed(EngineClosed):
+    """The engine failed while, or before, the request ran. A server starts it again: `retry_after` is a hint in
+    seconds."""
+
+    code = "engine_failed"
+    retry_after = 1.0
 
 
 class InternalError(BridleError):

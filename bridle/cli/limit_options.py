@@ -47,6 +47,10 @@ class LimitOptions:
     "Seconds after which a client that does not read is disconnected."
     ping_interval: Annotated[float, Parameter(name=spellings("--ping-interval"))] = 15.0
     "Seconds between keep-alive events of a stream that has nothing to send."
+    watchdog_timeout: float = 300.0
+    "Seconds that a step of an engine may take. Then its requests fail, and the engine is restarted. 0: no limit."
+    max_engine_restarts: int = 5
+    "Number of restarts in a row of an engine that fails or hangs. Then the server ends."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
     "Reject requests with unknown fields, even harmless ones."
 
@@ -59,7 +63,10 @@ class LimitOptions:
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with these bounds."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
+        from bridle.serving.models.engine_supervisor import RestartPolicy
+
         own = {name: given.pop(name) for name in _OF_THE_SERVER}
         blocks = given.pop("drop_system_block")
         given["drop_system_blocks"] = () if blocks == (NONE,) else blocks
-        return replace(settings, http=replace(settings.http, **given), **own)
+        policy = RestartPolicy(given.pop("watchdog_timeout"), given.pop("max_engine_restarts"))
+        return replace(settings, http=replace(settings.http, **given), restarts=policy, **own)

@@ -24,7 +24,7 @@ from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import BridleError, DeviceLost, EngineClosed, InternalError, InvalidRequest, Overloaded
+from bridle.errors import BridleError, DeviceLost, EngineClosed, EngineFailed, InvalidRequest, Overloaded
 from bridle.outputs import Event, Finished, FinishReason
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class AsyncEngine:
         self._wake = WakeupQueue()
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
+        self._num_steps, self._is_in_step, self._is_abandoned = 0, False, False
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
         self._is_orphan = False  # in a fork of its process
         engine.watch_device(self.wake)
@@ -96,6 +97,16 @@ class AsyncEngine:
     def is_healthy(self) -> bool:
         """Return whether the engine accepts requests, its thread is alive, and its device is reachable."""
         return self._state == "running" and self._thread.is_alive() and self._engine.is_up
+
+    @property
+    def fault(self) -> BridleError | None:
+        """The error that ended the engine; None while it runs, and if it was closed."""
+        return self._fault
+
+    @property
+    def step_under_way(self) -> int | None:
+        """The number of the step that is being computed; None between steps."""
+        return self._num_steps if self._is_in_step else None
 
     @property
     def num_live(self) -> int:
@@ -189,7 +200,15 @@ class AsyncEngine:
         with self._lock:
             self._state = "closed"
         self._wake.set()
-        self._thread.join()
+        if not self._is_abandoned:
+            self._thread.join()
+
+    def abandon(self, error: BridleError) -> None:
+        """Fail all requests with `error`, because a step does not end. No thread can be ended from outside: the
+        engine's thread ends after its step, and then frees what it has. `close` no longer waits for it."""
+        self._is_abandoned, self._fault = True, self._fault or error
+        self._fail_streams()
+        self._wake.set()
 
     def orphan(self) -> None:
         """Fail all waiting and later calls, because this process is a fork without the engine's thread."""
@@ -215,9 +234,12 @@ class AsyncEngine:
         except DeviceLost as error:
             _log.error("the device is lost, the engine stops: %s", error)
             self._fault = error
-        except Exception as error:
+        except BaseException as error:  # nothing may end this thread unseen
             _log.exception("the engine thread failed")
-            self._fault = InternalError(f"the engine stopped: {error!r}")
+            self._fault = EngineFailed(
+                "the engine failed; the server's log has more. Try again, or load the model again."
+            )
+            self._fault.__cause__ = error
         finally:
             self._end()
 
@@ -236,7 +258,11 @@ class AsyncEngine:
         if self._engine.is_stalled:
             self._wake_readers()
             self._wake.wait(self._pause())
-        self._deliver(self._engine.step())
+        self._num_steps += 1
+        self._is_in_step = True
+        events = self._engine.step()
+        self._is_in_step = False
+        self._deliver(events)
 
     def _pause(self) -> float:
         if not self._engine.is_up or self._engine.is_paused:
@@ -294,14 +320,17 @@ class AsyncEngine:
     def _end(self) -> None:
         """End every stream that is still open when the engine's thread ends, however it ends, so that no reader waits
         for ever."""
+        self._fail_streams()
+        self._engine.close()
+
+    def _fail_streams(self) -> None:
         with self._lock:
             self._state = "closed"
             streams = list(self._streams.values())
             self._streams.clear()
         for stream in streams:
             stream.fail(self._fault or EngineClosed("the engine was shut down"))
-        wake_all([*self._told, *streams])
-        self._engine.close()
+        wake_all(streams)
 
 
 _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()

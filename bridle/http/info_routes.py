@@ -27,6 +27,8 @@ def probe(http: HttpState, path: str) -> Response | None:
 
 
 def _healthy(http: HttpState) -> Response:
+    if http.registry.restarting:
+        return _state(False, "ok", f"restarting the engine of {', '.join(http.registry.restarting)}")
     return _state(http.registry.is_healthy, "ok", "an engine has failed" if len(http.registry) else "no model")
 
 

@@ -19,6 +19,7 @@ from bridle.http.server.tls import TlsFiles
 from bridle.logs import LogFormat
 from bridle.serving.controller_runtime import ControlSettings
 from bridle.serving.lora.lora_config import AdapterSet
+from bridle.serving.models.engine_supervisor import RestartPolicy
 from bridle.serving.models.model_loader import ModelLoader
 from bridle.serving.models.served_models import EngineLoader, ModelSet
 from bridle.serving.policies import PolicyRegistry
@@ -122,8 +123,8 @@ class ServeSettings:
     names of the first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API
     keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
-    variables name, if any). `tools` are what controllers may call. `make_loader` creates the loader of models; by
-    default they are loaded in this process.
+    variables name, if any). `tools` are what controllers may call. `restarts` says when an engine hangs, and how often
+    it is started again. `make_loader` creates the loader of models; by default they are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -148,6 +149,7 @@ class ServeSettings:
     tls: TlsFiles | None = None
     otlp_endpoint: str | None = None
     tools: ToolExecutor | None = None
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:

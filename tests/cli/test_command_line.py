@@ -16,6 +16,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import EngineClosed, InternalError, UnsupportedModel
 from bridle.http.settings import HttpSettings, ServeSettings
 from bridle.serving import ControlSettings, ModelSet
+from bridle.serving.models.engine_supervisor import RestartPolicy
 
 COMMANDS = (
     *("serve", "generate", "chat", "check", "bench", "doctor"),
@@ -181,6 +182,13 @@ def test_flags_of_limits_become_settings(served: Served, monkeypatch: pytest.Mon
     (settings,) = served.calls
     http = HttpSettings(max_body_bytes=1 << 20, max_prompt_tokens=32_000, max_prompts=2, send_timeout=2.5)
     assert (settings.http, settings.max_connections, settings.max_header_bytes) == (http, 2000, 8 << 10)
+
+
+def test_flags_of_restarts_become_settings(served: Served) -> None:
+    assert main(["serve", "--watchdog-timeout", "9", "--max-engine-restarts", "2"]) == 0
+    (settings,) = served.calls
+    assert settings.restarts == RestartPolicy(9, 2)
+    assert main(["serve", "--watchdog-timeout", "-1"]) == 2
 
 
 def test_the_defaults_of_limits_are_those_of_the_settings(served: Served) -> None:

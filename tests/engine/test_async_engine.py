@@ -21,7 +21,7 @@ from bridle.errors import (
     BridleError,
     ContextOverflow,
     EngineClosed,
-    InternalError,
+    EngineFailed,
     InvalidRequest,
     Overloaded,
 )
@@ -466,10 +466,11 @@ def test_a_broken_engine_tells_everybody() -> None:
     executor = ScriptedExecutor(on_forward=gate)
     front = AsyncEngine(Engine(executor, pools=[BrokenPool()])).start()
     stream = front.submit(make_request(controller=always(Decision.sample())))
-    with pytest.raises(InternalError, match="the pool broke"):
+    with pytest.raises(EngineFailed) as told:
         read(stream)
+    assert "the pool broke" in str(told.value.__cause__)
     front.close()
     assert not front.is_healthy
-    with pytest.raises(InternalError, match="the pool broke"):
+    with pytest.raises(EngineFailed):
         front.submit(make_request())
     assert executor.is_closed

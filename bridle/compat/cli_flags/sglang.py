@@ -6,7 +6,7 @@ from bridle.compat.cli_flags import reasons
 from bridle.compat.cli_flags.schema import Flag, refusals, same, taken
 
 SGLANG: tuple[Flag, ...] = (
-    *same("SGLang", "--ssl-keyfile-password"),
+    *same("SGLang", "--ssl-keyfile-password", "--watchdog-timeout"),
     *taken("SGLang", "--page-size", "--block-size"),
     *taken("SGLang", "--max-queued-requests", "--max-waiting"),
     *taken("SGLang", "--disable-radix-cache", "--no-prefix-caching"),
@@ -71,7 +71,6 @@ SGLANG: tuple[Flag, ...] = (
             "--paged-experts-num-resident --kt-* --enable-two-batch-overlap --enable-single-batch-overlap --tbo-* "
             "--enable-w4a4-mxfp4-megamoe --disable-shared-experts-fusion --enforce-shared-experts-fusion "
             "--disable-flashinfer-cutlass-moe-fp4-allgather --experts-shared-outer-loras": reasons.EXPERTS,
-            "--watchdog-timeout "
             "--soft-watchdog-timeout": "a lost process is started again, and its requests go on: --isolate-model",
             "--sleep-on-idle --gc-*": "an idle server sleeps by itself",
             "--disaggregation-* --enable-pd-role-switch --optimistic-prefill-attempts --encoder-* "

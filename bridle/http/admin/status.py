@@ -55,7 +55,7 @@ def status_of_server(http: HttpState) -> dict[str, Any]:
 
 
 def _model(slot: Slot) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": slot.name, "state": slot.state.value}
+    row: dict[str, Any] = {"name": slot.name, "state": slot.state.value, "failures": slot.num_faults}
     model = slot.model
     if model is None:
         return row

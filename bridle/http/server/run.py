@@ -26,7 +26,7 @@ from fastapi import FastAPI
 
 from bridle import telemetry
 from bridle.chat.chat_format import LearningLoader, learn
-from bridle.errors import InvalidRequest
+from bridle.errors import BridleError, InvalidRequest
 from bridle.http.app import create_app
 from bridle.http.curl_line import curl_line
 from bridle.http.server.listening import bind
@@ -115,10 +115,14 @@ def run(
         (announce or partial(_announce, scheme=scheme, needs_key=needs_key))(registry, f"{shown}:{port}")
         start_thread(partial(_prepare_tokenizers, registry), "bridle-tokenizer")
 
-    renewing = None if settings.tls is None or context is None else partial(settings.tls.keep_fresh, context)
+    beside: list[Callable[[], Coroutine[None, None, None]]]
+    beside = [] if settings.tls is None or context is None else [partial(settings.tls.keep_fresh, context)]
     app.state.http.awaits_parked = settings.drain_parked == "wait"
-    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, renewing)
+    server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, beside)
+    beside.append(registry.supervisor(settings.restarts, server.fail).run)
     server.run(sockets=[listener])
+    if server.failure is not None:
+        raise server.failure
     _log.info("stopped")
 
 
@@ -174,7 +178,7 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once it
-    accepts connections; `beside` runs as long as the server does."""
+    accepts connections; what is `beside` runs as long as the server does. `failure` is the error that ended it."""
 
     def __init__(
         self,
@@ -182,11 +186,12 @@ class DrainingServer(uvicorn.Server):
         http: HttpState,
         grace_period: float,
         on_listening: Callable[[], None],
-        beside: Callable[[], Coroutine[None, None, None]] | None = None,
+        beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
     ) -> None:
         super().__init__(config)
         self._on_listening = on_listening
         self._beside = beside
+        self.failure: BridleError | None = None
         self._http = http
         self._grace_period = grace_period
         self._drain_task: asyncio.Task[None] | None = None
@@ -197,12 +202,19 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._http.policies.path is not None and hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, self._reload_policies)
-        task = None if self._beside is None else asyncio.create_task(self._beside())
+        tasks = [asyncio.create_task(work()) for work in self._beside]
         try:
             await super().serve(sockets)
         finally:
-            if task is not None:
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def fail(self, error: BridleError) -> None:
+        """End the server, because it can serve no more."""
+        if self.failure is None:
+            _log.error("the server ends", error=str(error))
+            self.failure, self.should_exit = error, True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -21,7 +21,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import Desk, ToolExecutor
 from bridle.engine.interfaces import Sampler
 from bridle.engine.scheduling.batching import Batching
-from bridle.errors import EngineClosed, Overloaded, UnsupportedFeature
+from bridle.errors import BridleError, EngineClosed, Overloaded
 from bridle.load_progress import Report
 from bridle.lora import AdapterPool
 from bridle.multimodal import MediaReader
@@ -140,6 +140,13 @@ class LoadedModel:
         return () if self.pictures is None else tuple(self.pictures.senses)
 
     @property
+    def local_engine(self) -> AsyncEngine | None:
+        """The engine, if it runs on a thread of this process."""
+        from bridle.engine import AsyncEngine
+
+        return self.client if isinstance(self.client, AsyncEngine) else None
+
+    @property
     def policy_control(self) -> RuntimePool | None:
         """The runtime of the policies' modules, once one was needed."""
         return None if self.demanded is None else self.demanded.runtime
@@ -188,6 +195,14 @@ class LoadedModel:
         if self.constraints is not None:
             compiling = self.constraints.compiler.compile(constraint)
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
+
+    def abandon(self, error: BridleError) -> None:
+        """Fail all requests, because the engine hangs in a step. Its memory is free once that step ends."""
+        if self.local_engine is not None:
+            self.local_engine.abandon(error)
+        for pool in (self.control, self.demanded):
+            if pool is not None:
+                pool.shutdown()  # no process stays that the hanging thread would have to end
 
     def close(self, drain: float = 0.0) -> None:
         """Close the engine; running requests get `drain` seconds to finish. Idempotent."""
@@ -244,17 +259,19 @@ def load_model(
         defaults=parts.defaults,
         pooling=parts.pooling,
         tools=tools if isinstance(tools, ToolExecutor) else None,
-        shutdown=client.close if own is None else partial(_close_both, client, own),
+        shutdown=partial(_close_both, client, tools, own),
     )
 
 
-def _close_both(client: AsyncEngine, desk: ToolExecutor, drain: float = 0.0) -> None:
-    """Close an engine, and then its own tools."""
+def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain: float = 0.0) -> None:
+    """Close an engine, and then its own tools. Tools that others share forget it."""
     try:
         client.close(drain)
     finally:
-        desk.unwatch(client.wake)
-        desk.close()
+        if isinstance(desk, ToolExecutor):
+            desk.unwatch(client.wake)
+        if own is not None:
+            own.close()
 
 
 def model_name(model: str) -> str:

@@ -122,6 +122,43 @@ class ModelManager:
         closing.add_done_callback(count)
         await asyncio.shield(closing)
 
+    def restart(self, slot: Slot, pause: float) -> None:
+        """Load a model again whose engine has failed, after `pause` seconds; requests are refused until then. It keeps
+        its memory and its settings. `slot.is_restarting` until a load succeeds."""
+        model, slot.model, slot.is_restarting = slot.model, None, True
+        slot.adapters = slot.adapters if model is None else tuple(model.adapters.list())
+        if pause or model is None:
+            slot.failure = ModelUnavailable(f"the engine of {slot.name!r} failed and is started again", max(pause, 1.0))
+            slot.failed_until = self._clock() + pause
+        slot.is_filling = True  # so that no client that leaves ends it
+        slot.stage = "restarting"
+        slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
+
+    async def _load_again(self, slot: Slot, failed: LoadedModel | None, pause: float) -> None:
+        if failed is not None:
+            start_thread(lambda: _close(failed), "bridle-unload")
+        try:
+            await asyncio.sleep(pause)
+            async with self._queue:
+                loading = start_thread(lambda: self._load_like_before(slot), "bridle-load")
+                self._keep(slot, await asyncio.wrap_future(loading))
+            slot.failure, slot.is_restarting, slot.adapters = None, False, ()
+        except Exception as error:
+            self._fail(slot, error)
+        finally:
+            slot.task, slot.is_filling, slot.stage = None, False, ""
+
+    def _load_like_before(self, slot: Slot) -> LoadedModel:
+        """Load a model with the settings and the adapters that it had."""
+        model = self._load_now(slot, slot.filled or _config(slot))
+        for adapter in slot.adapters:
+            if adapter.name not in model.adapters:
+                try:
+                    model.adapters.add(adapter.name, adapter.source, adapter.revision)
+                except BridleError as error:
+                    _log.warning("the adapter %s of %s is gone: %s", adapter.name, slot.name, error)
+        return model
+
     def now(self) -> float:
         """The time of the clock that orders models by their last use."""
         return self._clock()
@@ -237,6 +274,7 @@ class ModelManager:
         return progress
 
     def _load_now(self, slot: Slot, config: ModelConfig, report: Report = silent) -> LoadedModel:
+        slot.filled = config
         model = self._loader.load(config, slot.name, self._told(slot, report))
         if self._is_closed:
             model.close()

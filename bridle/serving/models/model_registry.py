@@ -13,16 +13,17 @@ A front-end that reports waits to its client checks `state_of(name)` first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from bridle.errors import InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
+from bridle.errors import BridleError, InvalidRequest, ModelUnavailable, UnknownModel, UnsupportedFeature
 from bridle.safe_repr import short_repr
 from bridle.serving.lora.adapter_registry import PLACEHOLDERS, is_address
 from bridle.serving.lora.lora_config import AdapterCatalog
 from bridle.serving.lora.lora_resolver import LoRAResolver
 from bridle.serving.models.catalog import ModelCatalog
+from bridle.serving.models.engine_supervisor import EngineSupervisor, RestartPolicy
 from bridle.serving.models.keep_alive import KeepAlive
 from bridle.serving.models.loading import LoadedModel
 from bridle.serving.models.model_loader import ModelManager
@@ -201,7 +202,16 @@ class ModelRegistry:
     def is_healthy(self) -> bool:
         """Return whether a model is or can be served, and every engine runs."""
         can_serve = bool(self._slots) or not self._catalog.is_empty
-        return can_serve and all(model.client.is_healthy for model in self)
+        return can_serve and not self.restarting and all(model.client.is_healthy for model in self)
+
+    @property
+    def restarting(self) -> list[str]:
+        """The models whose engines have failed and are started again."""
+        return [slot.name for slot in self._slots.values() if slot.is_restarting]
+
+    def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
+        """Return what restarts the engines of this registry while it runs; `give_up` is called where that fails."""
+        return EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
 
     # -- use -----------------------------------------------------------------------------------------------------
 

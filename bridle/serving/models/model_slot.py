@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
     from bridle.errors import ModelUnavailable
+    from bridle.serving.lora.adapter_registry import AdapterInfo
     from bridle.serving.models.loading import LoadedModel
 
 
@@ -50,6 +51,10 @@ class Slot:
     is_filling: bool = False  # giving up the load now would lose work
     failure: ModelUnavailable | None = None
     failed_until: float = 0.0
+    filled: ModelConfig | None = None
+    num_faults: int = 0
+    is_restarting: bool = False
+    adapters: tuple[AdapterInfo, ...] = ()  # those of the engine that failed
 
     @property
     def state(self) -> ModelState:

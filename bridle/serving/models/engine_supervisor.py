@@ -1,0 +1,126 @@
+"""Restarts the engines of a server that fail or hang, with growing pauses, and gives up after too many failures.
+
+An engine has failed if its thread ended with an error, such as a lost device. It hangs if one step takes longer than
+the operator allows. The supervisor counts the looks during which a step lasts, not seconds of a clock: a process that
+was stopped for an hour (SIGSTOP, a suspended machine) has not computed for an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bridle.errors import BridleError, EngineFailed, InvalidRequest
+from bridle.serving.models.model_loader import ModelManager
+from bridle.serving.models.model_slot import Slot
+
+if TYPE_CHECKING:
+    from bridle.engine import AsyncEngine
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the engines.
+LOOK_SECONDS = 0.25
+#: The longest pause before a restart, in seconds. The first restart has none, the second one second, then they double.
+MAX_PAUSE = 30.0
+#: An engine that has run this long since its restart starts again without a pause; in seconds.
+PROVEN_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """A step may last `watchdog_timeout` seconds (0: any time). After `max_restarts` restarts in a row that did not
+    help, the server ends."""
+
+    watchdog_timeout: float = 300.0
+    max_restarts: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.watchdog_timeout >= 0:
+            value = f"watchdog_timeout is {self.watchdog_timeout}; must be at least 0, which means no limit"
+            raise InvalidRequest(value, "watchdog_timeout")
+        if self.max_restarts < 0:
+            raise InvalidRequest(
+                f"max_engine_restarts is {self.max_restarts}; must be at least 0", "max_engine_restarts"
+            )
+
+    def pause(self, num_faults: int) -> float:
+        """Return the seconds before the restart after that many failures in a row."""
+        return 0.0 if num_faults < 2 else min(2.0 ** (num_faults - 2), MAX_PAUSE)
+
+
+class EngineSupervisor:
+    """Looks at the engines behind `slots()`. `keeper` loads them again; `give_up` ends the server with an error. It
+    belongs to the event loop of the registry."""
+
+    def __init__(
+        self,
+        slots: Callable[[], Iterable[Slot]],
+        keeper: ModelManager | None,
+        policy: RestartPolicy,
+        give_up: Callable[[BridleError], None],
+    ) -> None:
+        self._slots, self._keeper, self._policy, self._give_up = slots, keeper, policy, give_up
+        self._watched: dict[Slot, tuple[int | None, int]] = {}  # the step of each engine, and how many looks it lasts
+        self._num_good: dict[Slot, int] = {}  # looks at an engine that runs, since it was restarted
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled. Restarts under way end then, too."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                self.look()
+        finally:
+            for slot in self._slots():
+                if slot.is_restarting and slot.task is not None:
+                    slot.task.cancel()
+
+    def look(self) -> None:
+        """Restart what has failed since the last look."""
+        self._watched = {slot: seen for slot, seen in self._watched.items() if slot.model is not None}
+        self._num_good = {slot: count for slot, count in self._num_good.items() if slot.model is not None}
+        for slot in list(self._slots()):
+            client = None if slot.model is None else slot.model.local_engine
+            if slot.is_restarting and slot.model is None and slot.task is None:
+                self._restart(slot, str(slot.failure))
+            elif client is not None:
+                self._end_stuck(slot, client)
+                if client.fault is not None:
+                    self._restart(slot, str(client.fault))
+                else:
+                    self._count_good(slot)
+
+    def _end_stuck(self, slot: Slot, client: AsyncEngine) -> None:
+        """Abandon an engine whose step lasts too long."""
+        step, limit = client.step_under_way, self._policy.watchdog_timeout
+        before, num_looks = self._watched.get(slot, (None, 0))
+        num_looks = num_looks + 1 if step is not None and step == before else 0
+        self._watched[slot] = step, num_looks
+        if limit and num_looks * LOOK_SECONDS > limit and client.fault is None and slot.model is not None:
+            _log.error("engine of %s: step %s has not ended within %g s (watchdog_timeout)", slot.name, step, limit)
+            slot.model.abandon(EngineFailed(f"the engine hung in a step for more than {limit:g} s; try again"))
+
+    def _restart(self, slot: Slot, reason: str) -> None:
+        slot.num_faults += 1
+        self._num_good.pop(slot, None)
+        self._watched.pop(slot, None)
+        most = self._policy.max_restarts
+        if self._keeper is None or slot.config is None or slot.num_faults > most:
+            num = slot.num_faults - 1
+            self._give_up(
+                EngineFailed(f"the engine of {slot.name!r} failed after {num} restarts; the server ends: {reason}")
+            )
+            return
+        pause = self._policy.pause(slot.num_faults)
+        _log.error("engine of %s failed: %s: restart %d of %d in %g s", slot.name, reason, slot.num_faults, most, pause)
+        self._keeper.restart(slot, pause)
+
+    def _count_good(self, slot: Slot) -> None:
+        if slot.num_faults:
+            self._num_good[slot] = num_good = self._num_good.get(slot, 0) + 1
+            if num_good * LOOK_SECONDS > PROVEN_SECONDS:
+                slot.num_faults = 0
+                del self._num_good[slot]
