@@ -18,7 +18,7 @@ from bridle.engine.interfaces import ExecutorInfo, Sampler
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.llamacpp.adapters import LlamaAdapters
-from bridle.llamacpp.library import MAX_SLOTS, Cell, Model
+from bridle.llamacpp.library import Cell, Model
 from bridle.llamacpp.slots import Slots, SlotSequence
 from bridle.model.executor import check_batch, strike_unnamed
 
@@ -34,7 +34,7 @@ class LlamaExecutor:
         self.sampler = sampler
         self.adapters = adapters
         self._kv_bytes = kv_bytes
-        self._slots = Slots(model, MAX_SLOTS, info.vocab_size, info.max_model_len)
+        self._slots = Slots(model, info.vocab_size, info.max_model_len)
         self._step: int | None = None
         self.logits: Tensor | None = None  # [R, V] of the last step
         self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits
@@ -125,12 +125,13 @@ class LlamaExecutor:
 
     def _embed(self, model: Model, seq_id: int, position: int) -> Tensor:
         held = self._slots[seq_id]
-        model.cut(held.slot, position)
-        tail = held.tokens[position : held.length]
-        cells = [Cell(token, place, held.slot, True) for place, token in enumerate(tail, position)]
+        first = self._slots.rewind(held, position)
+        tail = held.tokens[first : held.length]
+        cells = [Cell(token, place, held.slot, True) for place, token in enumerate(tail, first)]
         with self.adapters.applied(self._used[seq_id]):
             parts = [model.embed(cells[at : at + model.max_batch]) for at in range(0, len(cells), model.max_batch)]
-        return parts[0][0]
+        held.stored = held.length
+        return torch.cat(parts)[position - first]
 
     def history(self, row: SampleRow) -> tuple[Sequence[int], int]:
         held = self._slots[row.seq_id]
@@ -151,5 +152,5 @@ class LlamaExecutor:
 def _cells(row: PlanRow, held: SlotSequence) -> Iterator[Cell]:
     end = row.start + row.num_scheduled
     first = end - row.num_logits
-    for position in range(row.start, end):
+    for position in range(held.first, end):
         yield Cell(held.tokens[position], position, held.slot, position >= first)

@@ -23,8 +23,11 @@ _log = logging.getLogger(__name__)
 
 #: Most sequences that llama.cpp tells apart in one context.
 MAX_SLOTS = 256
+#: The same of a model with recurrent layers, of which it has a state for each.
+MAX_STATES = 64
 _KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 _ERROR = 4
+_PARTIAL = 1  # of a state, the part that is not cells
 
 
 class Cell(NamedTuple):
@@ -84,6 +87,10 @@ class Model:
         self._model = self._lib.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
             raise UnsupportedModel(f"{path} cannot be loaded by llama.cpp; the log says why")
+        lib = self._lib
+        #: Whether there is a state that no part can be cut off.
+        self.is_recurrent = bool(lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
+        self.num_slots = MAX_STATES if self.is_recurrent else MAX_SLOTS
         try:
             self._check_kind(path)
             self._open_context(num_cells, kv_type, num_threads)
@@ -95,11 +102,8 @@ class Model:
         self.hidden_size = int(self._lib.llama_model_n_embd(self._model))
 
     def _check_kind(self, path: Path) -> None:
-        lib, model = self._lib, self._model
-        if lib.llama_model_has_encoder(model):
+        if self._lib.llama_model_has_encoder(self._model):
             raise UnsupportedModel(f"{path} is an encoder-decoder; bridle serves decoder-only models")
-        if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
-            raise UnsupportedModel(f"{path} is recurrent: its state cannot be rolled back to an earlier token")
 
     def _open_context(self, num_cells: int, kv_type: str, num_threads: int) -> None:
         lib = self._lib
@@ -107,7 +111,7 @@ class Model:
         settings.n_ctx = max(num_cells, self.max_batch)  # a batch is never larger than the context
         settings.n_batch = settings.n_outputs_max = self.max_batch
         settings.n_ubatch = min(self.max_batch, 512)
-        settings.n_seq_max = MAX_SLOTS
+        settings.n_seq_max = self.num_slots
         settings.n_threads = settings.n_threads_batch = num_threads
         settings.type_k = settings.type_v = _KV_TYPES[kv_type]
         settings.flash_attn_type = 0 if kv_type == "float32" else -1
@@ -175,6 +179,20 @@ class Model:
         """Let slot `target`, which is empty, begin with the first `length` positions of `source`."""
         if length:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def state(self, slot: int) -> bytes:
+        """The recurrent state of a slot."""
+        size = self._lib.llama_state_seq_get_size_ext(self._context, slot, _PARTIAL)
+        held = (ctypes.c_uint8 * size)()
+        if self._lib.llama_state_seq_get_data_ext(self._context, held, size, slot, _PARTIAL) != size:
+            raise InternalError(f"llama.cpp does not give the state of slot {slot}")
+        return bytes(held)
+
+    def restore(self, slot: int, state: bytes) -> None:
+        """Let a slot have a recurrent state that `state` gave."""
+        held = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if self._lib.llama_state_seq_set_data_ext(self._context, held, len(state), slot, _PARTIAL) != len(state):
+            raise InternalError(f"llama.cpp does not take a state of {len(state)} bytes for slot {slot}")
 
     def clear(self) -> None:
         if self._context:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _BLOCK_SIZE = 16
 _LEAST_TOKENS = 256
+_LEAST_BYTES = 1 << 10
 
 
 def load_executor(config: ModelConfig, progress: Report | None = None, sampler: Sampler | None = None) -> LlamaExecutor:
@@ -76,7 +77,7 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
         dtype=kv_type,
         device="cuda" if on_gpu else "cpu",
         max_num_batched_tokens=step_tokens,
-        max_num_seqs=min(config.step_seqs or MAX_SLOTS // 2, MAX_SLOTS // 2),
+        max_num_seqs=min(config.step_seqs or model.num_slots // 2, model.num_slots // 2),
         embedding_size=model.hidden_size,
     )
     report("ready", 1.0)
@@ -120,7 +121,9 @@ def _longest(config: ModelConfig, trained: int) -> int:
 def _cell_bytes(source: GgufModel, item_size: int) -> int:
     """Return the maximum bytes of one token in the KV cache."""
     arch = source.text("general.architecture")
-    heads = source.integer(f"{arch}.attention.head_count", 1, 1) if _is_plain(source, arch, "head_count") else 64
+    heads = source.integer(f"{arch}.attention.head_count", 1, 0) if _is_plain(source, arch, "head_count") else 64
+    if not heads:  # states alone, which do not grow with tokens
+        return _LEAST_BYTES
     kv_heads = heads
     if _is_plain(source, arch, "head_count_kv"):
         kv_heads = source.integer(f"{arch}.attention.head_count_kv", heads, 1)

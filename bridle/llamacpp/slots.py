@@ -2,46 +2,73 @@
 
 The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
 fork stays one there too, until one of them continues.
+
+A recurrent state cannot be cut. So copies of it are kept: before tokens that may be taken back, and now and then. A
+sequence that is rewound continues from the last copy before, or from its first token, and computes the rest again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from bridle.engine.scheduling.step_plan import ForkRow, PlanRow, StepPlan
 from bridle.errors import InternalError, OutOfBlocks
 
+#: A copy of a state is kept after so many tokens at most.
+_COPY_EVERY = 64
+#: Bytes of all copies; the oldest go first.
+_MAX_COPIES = 1 << 30
+
 
 class SlotObserver(Protocol):
     """Observer of changes to slots."""
+
+    is_recurrent: bool
+    num_slots: int
 
     def cut(self, slot: int, length: int) -> None: ...
 
     def copy(self, source: int, target: int, length: int) -> None: ...
 
+    def state(self, slot: int) -> bytes: ...
+
+    def restore(self, slot: int, state: bytes) -> None: ...
+
+
+@dataclass(slots=True)
+class KeptState:
+    """The recurrent state after `position` tokens, empty once it was dropped; `number` counts all copies."""
+
+    number: int
+    position: int
+    state: bytes
+
 
 class SlotSequence:
-    """A sequence: its tokens, how many of them are prompt, its slot, and for how many of them that has KV."""
+    """A sequence: its tokens, how many of them are prompt, its slot, and how many of them are computed. The slot holds
+    `stored` tokens, and the next row computes from `first` on."""
 
-    __slots__ = ("length", "num_prompt", "slot", "tokens")
+    __slots__ = ("first", "kept", "length", "num_prompt", "slot", "stored", "tokens")
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.tokens: list[int] = []
         self.num_prompt = 0
-        self.length = 0
+        self.length = self.stored = self.first = 0
+        self.kept: list[KeptState] = []
 
 
 class Slots:
     """The sequences of one context."""
 
-    def __init__(self, memory: SlotObserver, num_slots: int, num_ids: int, max_model_len: int) -> None:
+    def __init__(self, memory: SlotObserver, num_ids: int, max_model_len: int) -> None:
         self._memory = memory
         self._num_ids, self._max_model_len = num_ids, max_model_len
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._num_slots = num_slots
         self._held: dict[int, SlotSequence] = {}
+        self._num_kept = 0
+        self.clear()
 
     def __getitem__(self, seq_id: int) -> SlotSequence:
         held = self._held.get(seq_id)
@@ -55,7 +82,7 @@ class Slots:
     def clear(self) -> None:
         """Forget all, after the memory has."""
         self._held.clear()
-        self._free = list(range(self._num_slots - 1, -1, -1))
+        self._free = list(range(self._memory.num_slots - 1, -1, -1))
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
         """Bring the sequences up to a plan, their slots cut to what is valid; gives that of each row, in order."""
@@ -69,7 +96,7 @@ class Slots:
 
     def _take(self, seq_id: int) -> SlotSequence:
         if not self._free:
-            raise OutOfBlocks(f"all {self._num_slots} sequences of llama.cpp are in use")
+            raise OutOfBlocks(f"all {self._memory.num_slots} sequences of llama.cpp are in use")
         held = self._held[seq_id] = SlotSequence(self._free.pop())
         return held
 
@@ -88,7 +115,40 @@ class Slots:
         child.tokens = parent.tokens[: fork.num_tokens]
         child.num_prompt = min(parent.num_prompt, fork.num_tokens)
         child.length = min(parent.length, fork.num_tokens)
-        self._memory.copy(parent.slot, child.slot, child.length)
+        child.stored, child.kept = parent.stored, parent.kept.copy()
+        self._memory.copy(parent.slot, child.slot, child.stored)
+        self.rewind(child, child.length)
+
+    def rewind(self, held: SlotSequence, length: int) -> int:
+        """Cut a slot to at most `length` tokens; returns how many it holds."""
+        if held.stored > length and self._memory.is_recurrent:
+            held.kept = [each for each in held.kept if each.position <= length and each.state]
+            held.stored = held.kept[-1].position if held.kept else 0
+            if held.kept:
+                self._memory.restore(held.slot, held.kept[-1].state)
+            self._memory.cut(held.slot, held.stored)
+        elif held.stored > length:
+            held.stored = length
+            self._memory.cut(held.slot, length)
+        return held.stored
+
+    def _keep(self, held: SlotSequence, has_drafts: bool) -> None:
+        """Keep the present state of a sequence if its next tokens may be taken back or the last copy is old."""
+        last = held.kept[-1].position if held.kept else 0
+        if held.stored > last and (has_drafts or held.stored - last >= _COPY_EVERY):
+            self._num_kept += 1
+            held.kept.append(KeptState(self._num_kept, held.stored, self._memory.state(held.slot)))
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Drop the oldest copies of states that do not fit into `_MAX_COPIES`."""
+        every = {kept.number: kept for held in self._held.values() for kept in held.kept}
+        size = sum(len(kept.state) for kept in every.values())
+        for _, kept in sorted(every.items(), key=lambda each: each[0]):
+            if size <= _MAX_COPIES:
+                break
+            size -= len(kept.state)
+            kept.state = b""
 
     def _update(self, row: PlanRow) -> SlotSequence:
         held = self._held.get(row.seq_id) or self._take(row.seq_id)
@@ -105,9 +165,10 @@ class Slots:
             raise InternalError(f"sequence {row.seq_id} is computed to {end}; it has {len(held.tokens)} tokens")
         if any(not 0 <= token < self._num_ids for token in row.new_tokens):
             raise InternalError(f"sequence {row.seq_id} is given a token that is not among {self._num_ids}")
-        if held.length > row.start:
-            self._memory.cut(held.slot, row.start)
-        held.length = end
+        held.first = self.rewind(held, row.start)
+        if self._memory.is_recurrent:
+            self._keep(held, row.num_logits > 1)
+        held.length = held.stored = end
         return held
 
     def __iter__(self) -> Iterator[int]:

@@ -36,27 +36,43 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 
 
 class Recorder:
-    """Slots as lists of tokens would be, from what `Slots` says alone."""
+    """Slots as lists of tokens would be, from what `Slots` says alone. A recurrent state is the number of tokens that
+    went into it."""
 
-    def __init__(self) -> None:
+    num_slots = 6
+
+    def __init__(self, is_recurrent: bool = False) -> None:
+        self.is_recurrent = is_recurrent
         self.lengths: dict[int, int] = {}
-        self.origin: dict[int, tuple[int, ...]] = {}
+        self.states: dict[int, int] = {}
+
+    def computed(self, slot: int, length: int) -> None:
+        self.lengths[slot] = self.states[slot] = length
 
     def cut(self, slot: int, length: int) -> None:
         assert length <= self.lengths.get(slot, 0)
-        self.lengths[slot] = length
+        assert not (self.is_recurrent and length) or self.states[slot] == length
+        self.computed(slot, length)
 
     def copy(self, source: int, target: int, length: int) -> None:
         assert length <= self.lengths.get(source, 0) and not self.lengths.get(target, 0)
-        self.lengths[target] = length
+        assert not self.is_recurrent or length == self.states.get(source, 0)
+        self.computed(target, length)
+
+    def state(self, slot: int) -> bytes:
+        return self.states[slot].to_bytes(4, "big")
+
+    def restore(self, slot: int, state: bytes) -> None:
+        self.states[slot] = int.from_bytes(state, "big")
 
 
-@given(st.integers(0, 1 << 32))
-def test_slots_follow_any_plans(seed: int) -> None:
-    """Random sequences come, grow, rewind, fork and go: each slot has as much KV as its sequence, and none is lost."""
+@given(st.integers(0, 1 << 32), st.booleans())
+def test_slots_follow_any_plans(seed: int, is_recurrent: bool) -> None:
+    """Random sequences come, grow, rewind, fork and go: each slot has as much KV as its sequence, and none is lost. A
+    recurrent state is of as many tokens."""
     rng = random.Random(seed)
-    memory, size = Recorder(), 6
-    slots = Slots(memory, size, 50, 64)
+    memory, size = Recorder(is_recurrent), Recorder.num_slots
+    slots = Slots(memory, 50, 64)
     alive: dict[int, int] = {}  # tokens of each
     fresh = 0
     for step in range(1, 25):
@@ -86,8 +102,9 @@ def test_slots_follow_any_plans(seed: int) -> None:
             plan.rows.append(PlanRow(seq, start, end - start, 1, kept, new))
             alive[seq] = kept + len(new)
         for held, row in zip(slots.apply(plan), plan.rows, strict=True):
-            assert memory.lengths.get(held.slot, 0) == row.start
-            memory.lengths[held.slot] = held.length
+            assert memory.lengths.get(held.slot, 0) == memory.states.get(held.slot, 0) == held.first <= row.start
+            assert is_recurrent or held.first == row.start
+            memory.computed(held.slot, held.length)
         assert {seq: len(slots[seq].tokens) for seq in slots} == alive
         used = [slots[seq].slot for seq in slots]
         assert len(set(used)) == len(used) <= size
@@ -108,7 +125,29 @@ def test_slots_follow_any_plans(seed: int) -> None:
 )
 def test_plans_that_fit_nothing_are_refused(plan: StepPlan, error: type[BridleError], reason: str) -> None:
     with pytest.raises(error, match=reason):
-        Slots(Recorder(), 6, 50, 64).apply(plan)
+        Slots(Recorder(), 50, 64).apply(plan)
+
+
+def test_a_recurrent_state_is_kept_before_drafts_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a rewind computes few tokens again; what was dropped to save memory is not used."""
+    memory = Recorder(is_recurrent=True)
+    slots = Slots(memory, 50, 4_096)
+
+    def computed(row: PlanRow) -> int:
+        (held,) = slots.apply(StepPlan(1, [row]))
+        memory.computed(held.slot, held.length)
+        return held.first
+
+    assert computed(PlanRow(1, 0, 100, 1, 0, (1,) * 100)) == 0
+    assert computed(PlanRow(1, 100, 1, 1, 100, (1,))) == 100  # kept here: the last one is old
+    assert computed(PlanRow(1, 101, 5, 5, 101, (1,) * 5)) == 101  # and here: four of these are drafts
+    assert computed(PlanRow(1, 103, 1, 1, 103, (1,))) == 101
+    assert computed(PlanRow(1, 100, 1, 1, 100, (1,))) == 100
+    assert computed(PlanRow(1, 99, 1, 1, 99, (1,))) == 0
+    monkeypatch.setattr("bridle.llamacpp.slots._MAX_COPIES", 7)
+    for start in (100, 200, 300):
+        assert computed(PlanRow(1, start, 100, 1, start, (1,) * 100)) == start
+    assert computed(PlanRow(1, 250, 1, 1, 250, (1,))) == 0  # copies have four bytes, so one is kept
 
 
 def test_a_failed_step_forgets_everything_and_leaves_the_backend_alive() -> None:

@@ -19,7 +19,7 @@ from bridle.gguf.writer import FILE_TYPES
 from bridle.llamacpp import load_executor
 from bridle.llamacpp.executor import LlamaExecutor
 from tests.gguf.kit import ALIASES, ALL_FAMILIES, EXPERT_SIZES, PROMPT, load, logits, mxfp4_file, pair
-from tests.gguf.later_models import EXPERTS
+from tests.gguf.later_models import EXPERTS, RECURRENT
 from tests.llamacpp.kit import prompt_plan, started
 from tests.model.oracle import Oracle, check_run, run
 
@@ -134,6 +134,19 @@ def test_the_engine_draws_what_the_original_would(family: str, seed: int) -> Non
         return load_executor(ModelConfig(**fields, backend="llamacpp", num_threads=1))
 
     check_run(Oracle(original, GAP), *run(file, random.Random(seed), 300, load_small))
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "jamba", "mamba2"])
+def test_recurrent_states_are_forked_and_rewound(name: str) -> None:
+    """The same over families with recurrent layers, whose states llama.cpp cannot cut."""
+    family, fields = RECURRENT[name]
+    original, file = pair(family, **fields)
+
+    def load_small(config: ModelConfig) -> LlamaExecutor:
+        fields = {name: getattr(config, name) for name in ("model", "dtype", "num_blocks", "block_size")}
+        return load_executor(ModelConfig(**fields, backend="llamacpp", num_threads=1))
+
+    check_run(Oracle(original, GAP), *run(file, random.Random(3), 300, load_small))
 
 
 def test_the_same_seeds_give_the_same_texts() -> None:
