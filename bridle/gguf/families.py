@@ -16,6 +16,7 @@ from bridle.gguf.rules import (
     GATED,
     GEMMA_NORMS,
     HEAD,
+    INDEXER,
     LATE_HEAD_NORMS,
     LATE_NORMS,
     LATENT,
@@ -34,6 +35,12 @@ from bridle.gguf.rules import (
     layer,
     listed,
     top,
+)
+
+_INDEX = (
+    Field("attention.indexer.head_count", "index_n_heads"),
+    Field("attention.indexer.key_length", "index_head_dim"),
+    Field("attention.indexer.top_k", "index_topk"),
 )
 
 FAMILIES = (
@@ -248,6 +255,23 @@ FAMILIES = (
         "deepseek_v3",
         (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
         reads=("draft layers", "shared experts", "sigmoid"),
+        layout="latent",
+    ),
+    GgufFamily(
+        "deepseek32",
+        "deepseek_v32",
+        (*top(), *LATENT, *INDEXER, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
+        reads=("draft layers", "shared experts", "sigmoid"),
+        fields=_INDEX,
+        layout="latent",
+    ),
+    GgufFamily(
+        "glm-dsa",
+        "glm_moe_dsa",
+        (*top(), *LATENT, *INDEXER, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
+        reads=("draft layers", "shared experts", "sigmoid", "index types"),
+        fields=_INDEX,
+        kinds=(("indexer_types", (("indexer.attn_q_b.weight", "full"), ("attn_output.weight", "shared"))),),
         layout="latent",
     ),
     GgufFamily("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),

@@ -144,6 +144,13 @@ LATENT = (
     layer("self_attn.kv_b_proj", "attn_kv_b"),  # as older files have it
     layer("self_attn.o_proj", "attn_output"),
 )
+#: What selects keys in DeepSeek V3.2 and its kin.
+INDEXER = (
+    layer("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    layer("self_attn.indexer.wk", "indexer.attn_k"),
+    layer("self_attn.indexer.k_norm", "indexer.k_norm"),
+    layer("self_attn.indexer.weights_proj", "indexer.proj"),
+)
 #: Of heads, after they are rotated.
 LATE_HEAD_NORMS = (
     layer("self_attn.query_layernorm", "attn_q_norm"),

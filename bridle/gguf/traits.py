@@ -235,7 +235,12 @@ def _write_altered_inputs(config: Any, put: Put) -> None:
     put("activation_sparsity_scale", [normal.inv_cdf(share) if share else -inf for share in shares])
 
 
+def _write_index_types(config: Any, put: Put) -> None:
+    put("attention.indexer.types", [kind == "full" for kind in config.indexer_types])
+
+
 TRAITS: dict[str, tuple[Reader, Writer]] = {
+    "index types": (_read_nothing, _write_index_types),
     "two rotations": (read_two_rotations, write_two_rotations),
     "altered inputs": (_read_altered_inputs, _write_altered_inputs),
     "routed experts": (_read_routed_experts, _write_routed_experts),

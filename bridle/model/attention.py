@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bridle.errors import InternalError
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
+from bridle.model.indexed_attention import IndexRow, Selection, attend_selected, slots_of
 from bridle.model.kernels.interface import AttentionKernel
-from bridle.model.kv_cache import KVCache
-from bridle.model.state_pool import RowStates, Span, StatePool
+from bridle.model.kv_cache import KVCache, LayerCache
+from bridle.model.state_pool import RowStates, Span, StateKey, StatePool
 
 ATTENTION_NAME = "bridle"
 
@@ -40,7 +42,9 @@ def bridle_attention(
     """Attention over the paged cache: the new keys and values are stored, and [1, T, Hq, Dv] is returned."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    if attention_mask is not None:
+    if isinstance(attention_mask, Selection):
+        extra["indices"] = attention_mask
+    elif attention_mask is not None and not isinstance(extra.get("indices"), Selection):
         extra["attention_mask"] = attention_mask
     if (change := vars(module).get("change_heads")) is not None:  # see `own_attention`
         query, key, sliding_window = change(query, key)
@@ -93,7 +97,25 @@ class PagedAttention:
         layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
         assert self.step is not None
         layer.write(self.step.slots, key, value)
-        return self.kernel.attend(query, layer, options)
+        dense = partial(self.kernel.attend, query, layer, options)
+        selection = extra.get("indices")
+        if selection is None:
+            return dense()
+        return attend_selected(dense, self.step.rows, query, layer, options, selection)
+
+    def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
+        """The packed tokens of the step before an indexer, sequence by sequence."""
+        assert self.step is not None
+        keep = partial(self._keep_index, self.cache.layers[~layer])
+        return [IndexRow(row.offset, row.length, row.start, partial(keep, row)) for row in self.step.rows]
+
+    def _keep_index(self, index: LayerCache, row: PackedRow, first: int, keys: Tensor) -> Tensor:
+        assert self.step is not None
+        begin, half = row.offset + first, index.keys.shape[2]
+        slots = self.step.slots[begin : begin + len(keys)]
+        index.write(slots, keys[:, None, :half], keys[:, None, half:])
+        places = slots_of(row, keys.device)[: row.start + first + len(keys)]
+        return torch.cat(index.gather(places, keys.dtype), -1)[0, 0]
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
         """The packed tokens of the step before a recurrent layer, each with the state of its sequence."""
@@ -114,6 +136,6 @@ def _row_spans(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Span]:
         begin = end
 
 
-def _save(pool: StatePool, layer: int, source: int, targets: list[int], kind: str) -> None:
+def _save(pool: StatePool, layer: int, source: int, targets: list[int], key: StateKey) -> None:
     for target in targets:
-        pool.save(layer, source, target, kind)
+        pool.save(layer, source, target, key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
 from bridle.model.forward_context import AttentionOptions, attention_handler
+from bridle.model.indexed_attention import IndexRow, Selection
 from bridle.model.state_mixer import wrap_mixers
 from bridle.model.state_pool import RowStates, Span, StateKey, StateShape
 
@@ -66,6 +68,16 @@ class GeometryRecorder:
         self.problems: list[str] = []
         self.states: dict[int, dict[StateKey, Tensor]] = {}
         self.mixers: Counter[int] = Counter()
+        self.indexes: dict[int, LayerGeometry] = {}
+
+    def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
+        """The tokens before an indexer: they are one sequence."""
+        return [IndexRow(0, num_tokens, 0, partial(self._keep_index, layer))]
+
+    def _keep_index(self, layer: int, first: int, keys: Tensor) -> Tensor:
+        half = keys.shape[1] // 2
+        self.indexes[layer] = LayerGeometry(1, 1, half, keys.shape[1] - half)
+        return keys
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
         """The tokens before a recurrent layer: they are one sequence, whose states are kept here."""
@@ -102,7 +114,7 @@ class GeometryRecorder:
         if getattr(module, "is_causal", True) is False or extra.get("is_causal") is False:
             self.problems.append(f"{type(module).__name__} attends in both directions")
         for name, value in extra.items():
-            if value is not None and name != "is_causal" and name not in HARMLESS:
+            if value is not None and name != "is_causal" and name not in HARMLESS and not isinstance(value, Selection):
                 self.problems.append(f"{type(module).__name__} hands over {name!r}, which no kernel here honors")
         if query.shape[0] != key.shape[0]:
             self.problems.append(
@@ -114,17 +126,23 @@ class GeometryRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All layers' KV shapes, in the order of layer numbers, the width of a logits row, and the shapes of what recurrent
-    layers keep of a sequence."""
+    """All layers' KV shapes, in the order of layer numbers, the width of a logits row, the shapes of what recurrent
+    layers keep of a sequence, and those of index keys, whose halves are cached as a key and a value."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int
     states: dict[int, dict[StateKey, StateShape]] = field(default_factory=dict)
+    indexes: dict[int, LayerGeometry] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> dict[int, LayerGeometry]:
+        """The shapes of all that the cache holds; the index of a layer has the number `~layer`."""
+        return self.layers | {~number: shape for number, shape in self.indexes.items()}
 
     @property
     def numbers_per_token(self) -> int:
         """Number of values of one token in the whole cache."""
-        return sum(layer.numbers_per_token for layer in self.layers.values())
+        return sum(shape.numbers_per_token for shape in self.cached.values())
 
 
 def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -> Geometry:
@@ -141,10 +159,10 @@ def discover_geometry(model: nn.Module, num_layers: int, device: torch.device) -
         raise UnsupportedModel(f"{name} cannot run a packed forward pass: {type(error).__name__}: {error}") from error
     _check_calls(name, recorder, num_layers)
     states = {
-        layer: {key: StateShape(tuple(part.shape[1:]), part.dtype) for key, part in parts.items()}
+        layer: {key: StateShape(tuple(part.shape), part.dtype) for key, part in parts.items()}
         for layer, parts in sorted(recorder.states.items())
     }
-    return Geometry(dict(sorted(recorder.layers.items())), int(output.logits.shape[-1]), states)
+    return Geometry(dict(sorted(recorder.layers.items())), int(output.logits.shape[-1]), states, recorder.indexes)
 
 
 def _check_calls(name: str, recorder: GeometryRecorder, num_layers: int) -> None:

@@ -177,6 +177,8 @@ def _reason(failure: Exception) -> str:
 def _missing(geometry: Geometry) -> str | None:
     if geometry.states:
         return "the model has recurrent layers"
+    if geometry.indexes:
+        return "the model selects keys by an index"
     if any(max(shape.key_dim, shape.value_dim) > paged.MAX_DIM for shape in geometry.layers.values()):
         return f"they take heads up to {paged.MAX_DIM} wide"
     return None

@@ -23,7 +23,7 @@ from bridle.model.h2d_copies import ALIGNMENT, upload
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
     """The bytes that one token takes in all layers."""
-    scales = sum(shape.num_kv_heads for shape in geometry.layers.values()) if dtype is torch.int8 else 0
+    scales = sum(shape.num_kv_heads for shape in geometry.cached.values()) if dtype is torch.int8 else 0
     return geometry.numbers_per_token * dtype.itemsize + 2 * torch.float32.itemsize * scales
 
 
@@ -115,7 +115,7 @@ def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class KVCache:
-    """All layers' caches, keyed by layer number."""
+    """All layers' caches, keyed by layer number, and index keys (see `Geometry.cached`)."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class KVCache:
         self.device = device
         self.layers = {
             number: LayerCache(num_blocks, block_size, shape, dtype, device)
-            for number, shape in geometry.layers.items()
+            for number, shape in geometry.cached.items()
         }
         self._copier, self._pools = copier, None
         if copier is not None:

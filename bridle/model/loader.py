@@ -143,6 +143,16 @@ def read_model(
 ) -> nn.Module:
     """Read the weights into the library's own class, with bridle's attention. Every weight must be there. `progress`
     gets the share of their bytes that were read."""
+    return lead_to_bridle(_read_model(checkpoint, settings, dtype, device, progress))
+
+
+def _read_model(
+    checkpoint: Checkpoint,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> nn.Module:
     if checkpoint.gguf is not None:
         return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
@@ -150,10 +160,10 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     if support_checks.takes_media(settings):
-        return lead_to_bridle(read_language_model(checkpoint, settings, dtype, device, progress))
+        return read_language_model(checkpoint, settings, dtype, device, progress)
     name = LIBRARY_ATTENTION.get(settings.model_type, attention.ATTENTION_NAME)
-    return lead_to_bridle(
-        read_weights(AutoModelForCausalLM, checkpoint, settings, dtype, device, attention_names=name, progress=progress)
+    return read_weights(
+        AutoModelForCausalLM, checkpoint, settings, dtype, device, attention_names=name, progress=progress
     )
 
 
@@ -241,10 +251,10 @@ def build_executor(
     config, model, geometry = loaded.config, loaded.model, loaded.geometry
     dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
     block_size, kv_dtype = kv_profiling.default_block_size(config), choose_kv_dtype(config, dtype, device)
-    if kv_dtype is torch.int8 and has_biases(model):
+    if kv_dtype is torch.int8 and (has_biases(model) or geometry.indexes):
+        held = "hold biases of positions" if has_biases(model) else "are selected by an index"
         raise InvalidRequest(
-            "kv_cache_dtype is 'int8', and this model's keys hold biases of positions, which 8 bits do not keep; use "
-            "'bfloat16'",
+            f"kv_cache_dtype is 'int8', and this model's keys {held}, which 8 bits do not keep; use 'bfloat16'",
             "kv_cache_dtype",
         )
     kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bridle.model.attention import bridle_attention
 from bridle.model.forward_context import handler_or_none
+from bridle.model.indexed_attention import lead_indexers
 
 #: The attention that these families are loaded with, of those that they have. Falcon's eager one adds ALiBi twice.
 LIBRARY_ATTENTION = {
@@ -40,6 +41,9 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
     config: Any = model.config
     if config.model_type == "llama4_text":
         _lead_llama4(model)
+    if config.model_type in ("zamba", "zamba2"):
+        _number_shared(model)
+    lead_indexers(model)
     if config.model_type not in LIBRARY_ATTENTION:
         return model
     # The library would log that these families cannot change theirs.
@@ -52,6 +56,14 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
         for number, layer in enumerate(_layers_with(model, "_attn", "k_proj", "query_key_value")):
             _FAMILIES[config.model_type](layer, number)
     return model
+
+
+def _number_shared(model: nn.Module) -> None:
+    """Let the attention layers of Zamba, which share weights, have keys and values of their own."""
+    for number, layer in enumerate(model.get_submodule("model.layers")):  # type: ignore[arg-type]
+        for name in ("shared_transf", "shared_transformer"):
+            if hasattr(layer, name):
+                getattr(layer, name).self_attn.layer_idx = number
 
 
 def has_biases(model: nn.Module) -> bool:

@@ -1,7 +1,8 @@
 """Recurrent mixers of the library over packed steps: all tokens at once.
 
 A mixer's own code runs once per step, with other functions in the place of those that go along the tokens: short
-convolutions, gated delta rules, and the scans of Mamba and Mamba-2. On a CPU these are kernels.
+convolutions, gated delta rules, and the scans of Mamba and Mamba-2. On a CPU these are kernels. MiniMax-01's lightning
+attention is a scan of Mamba-2 with fixed decays.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def packed_forward(module: nn.Module) -> Callable[..., Tensor] | None:
     """A mixer's forward function, for `PackedMixer`; None if it needs another recurrence than those here."""
     forward = inspect.unwrap(type(module).forward)
     names = {*forward.__code__.co_names}
+    if "set_linear_cache" in names:
+        return _lightning
     methods = (inspect.unwrap(value) for value in vars(type(module)).values() if callable(value))
     used = {name for method in methods if hasattr(method, "__code__") for name in method.__code__.co_names}
     is_known = {_CONVOLUTION, "update_conv_state"} <= names and ("update_recurrent_state" not in used or names & _KNOWN)
@@ -49,11 +52,11 @@ class PackedMixer:
             forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__
         )
         self._forward.__kwdefaults__ = forward.__kwdefaults__
-        self._module = _Scanning(module) if _SCAN in forward.__code__.co_names else module
+        self._module = _Scanning(module) if hasattr(module, "dt_proj") else module
 
     def __call__(self, spans: Sequence[Span], cache: str, **inputs: Tensor) -> Tensor:
         """Return the mixer's outputs for its inputs, the packed tokens of `spans`; it calls its cache `cache`."""
-        self._states.spans = spans
+        self._states.spans, self._states.num_scans = spans, 0
         with self._states:
             output: Tensor = self._forward(self._module, **{**inputs, cache: self._states})
         return output
@@ -89,6 +92,7 @@ class PackedStates(TorchFunctionMode):
         super().__init__()
         self.layer, self.spans = layer, spans
         self.conv = 0, 0  # the number and the width of the convolution under way
+        self.num_scans = 0  # of this pass: some mixers scan head by head
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute gates by operations whose last digits do not depend on a number's place among others."""
@@ -128,7 +132,7 @@ class PackedStates(TorchFunctionMode):
             out, key = torch.empty(rows.shape, device=rows.device), ("conv", number)
             compute = recurrences(rows.device, hidden_states.dtype).convolve
             taps = _floats(weight)
-            for stretches in self._groups(key, (width, len(taps)), rows.device, hidden_states.dtype):
+            for stretches in self.groups(key, (width, len(taps)), rows.device, hidden_states.dtype):
                 compute(rows, taps, _optional(bias), activation is not None, stretches, out)
             return out.to(hidden_states.dtype).t().unsqueeze(0)
 
@@ -141,7 +145,7 @@ class PackedStates(TorchFunctionMode):
             queries, keys, values = (_floats(part[0]) for part in (query, key, value))
             decays, rates = _floats(g[0]).contiguous(), _floats(beta[0]).contiguous()
             out = torch.empty(values.shape, device=value.device)
-            for stretches in self._groups(("recurrent", 0), (out.shape[1], keys.shape[-1], out.shape[-1]), out.device):
+            for stretches in self.groups(("recurrent", 0), (out.shape[1], keys.shape[-1], out.shape[-1]), out.device):
                 recurrences(out.device).delta_rule(queries, keys, values, decays, rates, stretches, out)
             return out.to(query.dtype).unsqueeze(0), out  # the second one stands for the states
 
@@ -159,12 +163,25 @@ class PackedStates(TorchFunctionMode):
         """Outputs [1, T, H, P] for inputs [1, T, H, P], steps [1, T, H], rates [H], and rows [1, T, G, N]."""
         with torch._C.DisableTorchFunction():
             steps = _softplus(_floats(dt[0]) if dt_bias is None else _floats(dt[0]) + dt_bias).clamp_(*dt_limit)
-            inputs, writes, reads = (_floats(part[0]) for part in (hidden_states, write, read))
-            out, skip = torch.empty(inputs.shape, device=inputs.device), _optional(others.get("D"))
-            compute = recurrences(out.device).state_space
-            for stretches in self._groups(("recurrent", 0), (*inputs.shape[1:], writes.shape[-1]), out.device):
-                compute(inputs, steps, _floats(rate), writes, reads, skip, stretches, out)
+            out = self._space((hidden_states, write, read), steps, rate, _optional(others.get("D")))
             return out.unsqueeze(0), out
+
+    def decay(self, value: Tensor, rate: Tensor, key: Tensor, query: Tensor) -> Tensor:
+        """Outputs [1, T, H, V] of states that hold keys times values, for values [1, T, H, V], keys and queries
+        [1, T, H, K], and the logarithms of decays [H]."""
+        with torch._C.DisableTorchFunction():
+            steps = torch.ones(value.shape[1:3], device=value.device)
+            return self._space((value.contiguous(), key.contiguous(), query.contiguous()), steps, rate)[None]
+
+    def _space(
+        self, rows: tuple[Tensor, Tensor, Tensor], steps: Tensor, rate: Tensor, skip: Tensor | None = None
+    ) -> Tensor:
+        inputs, writes, reads = (_floats(part[0]) for part in rows)
+        out = torch.empty(inputs.shape, device=inputs.device)
+        compute = recurrences(out.device).state_space
+        for stretches in self.groups(("recurrent", 0), (*inputs.shape[1:], writes.shape[-1]), out.device):
+            compute(inputs, steps, _floats(rate), writes, reads, skip, stretches, out)
+        return out
 
     def scan(
         self,
@@ -182,12 +199,13 @@ class PackedStates(TorchFunctionMode):
             steps = _softplus(steps if delta_bias is None else steps + delta_bias)
             gate, skip = others.get("z"), _optional(others.get("D"))
             gates, out = None if gate is None else _columns(gate), torch.empty(inputs.shape, device=inputs.device)
-            compute = recurrences(out.device).scan
-            for stretches in self._groups(("recurrent", 0), tuple(rate.shape), out.device):
+            compute, key = recurrences(out.device).scan, ("recurrent", self.num_scans)
+            self.num_scans += 1
+            for stretches in self.groups(key, tuple(rate.shape), out.device):
                 compute(inputs, steps, _floats(rate), writes, reads, skip, gates, stretches, out)
             return out.t().unsqueeze(0), out
 
-    def _groups(
+    def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
         """The spans with their states, no two of one sequence in a group. What is to happen when a span's state is
@@ -207,7 +225,15 @@ class PackedStates(TorchFunctionMode):
 
     def _went_in(self, first: int, end: int, key: StateKey) -> None:
         for span in self.spans[first:end]:
-            span.went_in(key[0])
+            span.went_in(key)
+
+
+def _lightning(self: Any, hidden_states: Tensor, past_key_values: PackedStates) -> tuple[Tensor, None]:
+    """MiniMax-01's linear attention, whose own code has blocks and a cache of its own."""
+    heads = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (self.num_attention_heads, -1))
+    query, key, value = heads.split(self.head_dim, 3)
+    rows = past_key_values.decay(value, -self.slope_rate.flatten(), key, query).to(value.dtype).flatten(2)
+    return self.out_proj(torch.sigmoid(self.output_gate(hidden_states)) * self.norm(rows)), None
 
 
 def _floats(rows: Tensor) -> Tensor:

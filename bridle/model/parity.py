@@ -2,8 +2,8 @@
 
 Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
 compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides, so
-that a short run is longer than any window. Where layers are recurrent, the first sequence is then rewound to a copy of
-its state, and that copy is continued in another slot, as by a fork.
+that a short run is longer than any window; so are the numbers of keys that indexes select. Where layers are recurrent,
+the first sequence is then rewound to a copy of its state, and that copy is continued in another slot, as by a fork.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def compare_with_eager(
 ) -> ParityReport:
     """Compare a loaded model's packed, paged pass with its own eager attention.
 
-    `prepare` is called between the two, while sliding windows are narrowed. Apart from its changes, the model is left
-    as it was. With `floats` quantized layers are computed in floating point.
+    `prepare` is called between the two, while windows and indexes are narrowed. Apart from its changes, the model is
+    left as it was. With `floats` quantized layers are computed in floating point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
     sequences = _trial_sequences(geometry.vocab_size, max_tokens, getattr(model, "media_ids", frozenset()))
     windows = sorted({layer.window for layer in geometry.layers.values() if layer.window is not None})
-    with narrowed_windows(model, TRIAL_WINDOW), in_floats() if floats else nullcontext():
+    with narrowed(model, TRIAL_WINDOW), in_floats() if floats else nullcontext():
         expected = [_eager_logits(model, tokens, device) for tokens in sequences]
         prepare()
         runner = trial_runner(model, geometry, kernel, dtype, device, sum(map(len, sequences)))
@@ -215,19 +215,21 @@ def _chunk(sequence: int, step: int) -> int:
 
 
 @contextmanager
-def narrowed_windows(model: nn.Module, window: int) -> Iterator[None]:
-    """Narrow every sliding window to `window` tokens inside the block, for the paged and the eager pass alike."""
+def narrowed(model: nn.Module, size: int) -> Iterator[None]:
+    """Narrow every sliding window to `size` tokens inside the block, and let indexes select as many, for the paged and
+    the eager pass alike."""
     config: Any = model.config
     holders = [config.get_text_config(), config, *model.modules()]
     holders += [holder.config for holder in model.modules() if hasattr(holder, "config")]
-    before: list[tuple[Any, int]] = []
+    before: list[tuple[Any, str, int]] = []
     for holder in holders:
-        value = vars(holder).get("sliding_window")
-        if isinstance(value, int) and not isinstance(value, bool) and value > window:
-            before.append((holder, value))
-            holder.sliding_window = window
+        for name in ("sliding_window", "index_topk"):
+            value = vars(holder).get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > size:
+                before.append((holder, name, value))
+                setattr(holder, name, size)
     try:
         yield
     finally:
-        for holder, value in reversed(before):
-            holder.sliding_window = value
+        for holder, name, value in reversed(before):
+            setattr(holder, name, value)

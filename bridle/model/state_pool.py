@@ -47,6 +47,7 @@ class StatePool:
     def __init__(self, shapes: StateShapes, num_slots: int, device: torch.device) -> None:
         self.num_slots = num_slots
         self._device = device
+        self._views: dict[tuple[int, int], dict[StateKey, Tensor]] = {}
         self.layers = {
             number: {
                 key: torch.empty((num_slots, *part.shape), dtype=part.dtype, device=device)
@@ -68,30 +69,32 @@ class StatePool:
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
     def view(self, layer: int, slot: int) -> dict[StateKey, Tensor]:
-        """The tensors [1, ...] of one slot in one layer: views."""
-        return {key: part.narrow(0, slot, 1) for key, part in self.layers[layer].items()}
+        """The tensors of one slot in one layer: views, which are kept, since making them takes time in each step."""
+        found = self._views.get((layer, slot))
+        if found is None:
+            found = {key: part[slot] for key, part in self.layers[layer].items()}
+            self._views[layer, slot] = found
+        return found
 
-    def save(self, layer: int, source: int, target: int, kind: str) -> None:
-        """Copy a layer's tensors of one kind from slot `source` to slot `target`."""
-        for key, part in self.layers[layer].items():
-            if key[0] == kind:
-                part[target] = part[source]
+    def save(self, layer: int, source: int, target: int, key: StateKey) -> None:
+        """Copy one tensor of a layer from slot `source` to slot `target`."""
+        part = self.layers[layer][key]
+        part[target] = part[source]
 
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one sequence in one layer: `tensors`, each [1, ...]. With `is_fresh` the sequence has no state yet,
-    whatever they hold."""
+    """The states of one sequence in one layer. With `is_fresh` the sequence has no state yet, whatever they hold."""
 
     tensors: dict[StateKey, Tensor]
     is_fresh: bool
 
     def state(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The tensor of a key, without its first dimension, to be written in place. It is made if it is missing."""
+        """The tensor of a key, to be written in place. It is made if it is missing."""
         held = self.tensors.get(key)
         if held is None:
-            held = self.tensors[key] = torch.zeros(1, *shape, dtype=dtype, device=device)
-        return held[0]
+            held = self.tensors[key] = torch.zeros(shape, dtype=dtype, device=device)
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,9 @@ class Span:
 
     length: int
     states: RowStates
-    after: Callable[[str], None] | None = None
+    after: Callable[[StateKey], None] | None = None
 
-    def went_in(self, kind: str) -> None:
-        """Say that the tensors of a kind, "conv" or "recurrent", are those after the last token."""
+    def went_in(self, key: StateKey) -> None:
+        """Report that the tensor of a key is the one after the last token."""
         if self.after is not None:
-            self.after(kind)
+            self.after(key)

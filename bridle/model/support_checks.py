@@ -82,12 +82,20 @@ RECURRENT_FAMILIES = frozenset(
         "lfm3",
         "mamba",
         "mamba2",
+        "minimax",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "zamba",
+        "zamba2",
     }
+)
+
+#: The same whose attention selects keys by an index.
+INDEXED_FAMILIES = frozenset(
+    {"axk2", "deepseek_v32", "dots3_note_text", "glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"}
 )
 
 #: Families that also take images, whose text was compared with the whole model's own in the test-suite. Others are
@@ -125,7 +133,7 @@ _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding
 _LOCAL_LAYERS = frozenset({"moe", "mlp"})
 _LAYER_REASONS = {
     "chunked_attention": "its attention is cut into chunks, which is known of Llama 4 alone",
-    "indexed_attention": "it selects keys by an index of its own, which the paged cache does not hold",
+    "indexed_attention": "it selects keys by an index of its own, which is not known for this family",
 }
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = {
@@ -210,7 +218,7 @@ def is_compared(config: PreTrainedConfig) -> bool:
     """Return whether the family's results were compared with the library's before, in the test-suite."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
-    return text_config(config).model_type in KNOWN_FAMILIES | RECURRENT_FAMILIES
+    return text_config(config).model_type in KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -302,6 +310,7 @@ def _check_experts(name: str, size: int, inner: int) -> None:
 def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
     known = _PLAIN_LAYERS | _STATE_LAYERS | _LOCAL_LAYERS
     known |= {"chunked_attention"} if config.model_type == "llama4_text" else set()
+    known |= {"indexed_attention"} if config.model_type in INDEXED_FAMILIES else set()
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in known:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")

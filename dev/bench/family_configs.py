@@ -192,6 +192,15 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": HEAD_DIM},
     "nemotron": {"head_dim": HEAD_DIM, "num_key_value_heads": 2},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [32, 32]},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_hidden_layers": 4,
+        "attention_hidden_size": 2 * HIDDEN,
+        "attention_head_dim": 2 * HEAD_DIM,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "use_associative_scan": False,
+    },
     "step3p7": {
         "text_config": {
             "sliding_window": 16,

@@ -146,6 +146,14 @@ _LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
 }
 
+_ZAMBA: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
+
 #: The same for families with recurrent layers, whose short forms keep a state of each sequence.
 HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {**_DENSE, "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
@@ -214,6 +222,71 @@ HYBRID_FAMILIES: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
     },
+    "minimax": {
+        **_DENSE,
+        **_MOE,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "block_size": 8,
+    },
+    "zamba": {
+        **_ZAMBA,
+        "intermediate_size": 64,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 2,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+        "use_associative_scan": False,
+    },
+    "zamba2": {
+        **_ZAMBA,
+        "n_mamba_heads": 8,
+        "mamba_ngroups": 2,
+        "mamba_d_state": 8,
+        "chunk_size": 8,
+        "time_step_min": 1e-9,
+        "num_mem_blocks": 2,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 4,
+        "use_mem_rope": True,
+    },
+}
+
+_INDEX: dict[str, Any] = {
+    **_DENSE,
+    **_LATENT,
+    **_MOE,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 32,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": None,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "index_topk": 16,
+    "index_n_heads": 16,
+    "index_head_dim": 16,
+}
+_SHARED_INDEX: dict[str, Any] = {**_INDEX, "indexer_types": ["full", "shared", "full"]}
+
+#: The same for families whose attention selects keys by an index. It has many heads, so that no two keys score zero.
+INDEXED_FAMILIES: dict[str, dict[str, Any]] = {
+    "axk2": _INDEX,
+    "deepseek_v32": _INDEX,
+    "dots3_note_text": {
+        **_INDEX,
+        "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+        "sliding_window": 16,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 16,
+        "swa_kv_lora_rank": 16,
+        "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
+    "glm_moe_dsa": _SHARED_INDEX,
+    "hy_v4": _SHARED_INDEX,
 }
 
 
@@ -237,7 +310,7 @@ def _write_checkpoint(family: str, folder: Path, seed: int, overrides: dict[str,
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    fields = {**COMMON, **(FAMILIES | HYBRID_FAMILIES).get(family, _DENSE), **overrides}
+    fields = {**COMMON, **(FAMILIES | HYBRID_FAMILIES | INDEXED_FAMILIES).get(family, _DENSE), **overrides}
     config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
     with torch.random.fork_rng(devices=[]):  # a few parameters keep what the library draws, in part
         torch.manual_seed(seed)

@@ -53,6 +53,8 @@ _SLIDING: dict[str, Any] = {
 _MIMO_ROPE = {"rope_type": "default", "partial_rotary_factor": 0.5}
 #: The same of families with experts, and of Apertus.
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("deepseek_v32", {}),
+    "glm_moe_dsa": ("glm_moe_dsa", {}),
     "apertus": ("apertus", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
     "ernie4_5_moe": (
         "ernie4_5_moe",

@@ -103,7 +103,7 @@ def _each_alone(compute: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return torch.cat([compute(part) for part in rows.split(1, -2)], -2)
 
 
-@pytest.mark.parametrize("family", [*QUICK, "jamba", "falcon_h1"])
+@pytest.mark.parametrize("family", [*QUICK, "jamba", "falcon_h1", "minimax", "zamba"])
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_of_a_prompt_gives_the_same_state(family: str, seed: int) -> None:
@@ -111,10 +111,11 @@ def test_any_cutting_of_a_prompt_gives_the_same_state(family: str, seed: int) ->
     states are the same to the last bit; others come after attention."""
     executor = executor_of(family)
     with row_by_row(executor):
-        check_cuttings(executor, random.Random(seed))
+        # Zamba's mixers multiply by matrices that are no layers, so last digits depend on how many tokens there are.
+        check_cuttings(executor, random.Random(seed), is_exact=family != "zamba")
 
 
-def check_cuttings(executor: LocalExecutor, rng: random.Random) -> None:
+def check_cuttings(executor: LocalExecutor, rng: random.Random, is_exact: bool) -> None:
     first = len(next(iter(executor.runner.attention.states.layers.values())))  # type: ignore[union-attr]
     executor.forward(StepPlan(1, [row(0, 0, 40, 0)]))
     whole = states_in(executor, 0)
@@ -134,7 +135,7 @@ def check_cuttings(executor: LocalExecutor, rng: random.Random) -> None:
         done = end
     executor.forward(StepPlan(step + 1, [row(0, 0, saved, 4)], freed=[0]))
     for have, want in ((states_in(executor, 1), whole), (states_in(executor, 3), states_in(executor, 4))):
-        assert all(map(torch.equal, have[:first], want[:first]))
+        assert not is_exact or all(map(torch.equal, have[:first], want[:first]))
         assert are_close(have, want)
 
 

@@ -1,0 +1,209 @@
+"""Attention over keys that an index selects (DeepSeek Sparse Attention).
+
+An *indexer* of a layer has a short key of each token, scores these keys for a new token, and selects the `index_topk`
+best ones; attention sees no others. Index keys are in the KV cache, as those of a layer of their own, so everything
+that happens to KV blocks happens to them. The library's own indexer computes, sequence by sequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from bridle.model.batch_inputs import PackedRow
+from bridle.model.forward_context import AttentionOptions, handler_or_none
+
+if TYPE_CHECKING:
+    from bridle.model.kv_cache import LayerCache
+
+#: Scores of an indexer and of attention that are computed at once, about.
+_MAX_SCORES = 1 << 24
+_TO_MASK = "build_attention_mask_from_topk"
+
+
+class IndexRow(NamedTuple):
+    """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
+    keys)` stores the index keys [n, D] of those from `first` on, and returns the keys [L, D] of all up to these."""
+
+    offset: int
+    length: int
+    start: int
+    keep: Callable[[int, Tensor], Tensor]
+
+
+@runtime_checkable
+class IndexHandler(Protocol):
+    """A handler of forward passes that also keeps index keys."""
+
+    def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
+        """The packed tokens of the pass, sequence by sequence."""
+        ...
+
+
+class Selected(NamedTuple):
+    """Consecutive tokens of a row and the positions [n, K] that each selects, where -1 stands for none; None if they
+    select all."""
+
+    first: int
+    end: int
+    positions: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What an indexer selected in a pass: the pieces of each row."""
+
+    rows: list[list[Selected]]
+
+
+def lead_indexers(model: nn.Module) -> None:
+    """Make the indexers of a model's layers select from the paged cache inside of steps."""
+    for module in model.modules():
+        indexer = vars(module).get("_modules", {}).get("indexer")
+        if indexer is not None and isinstance(getattr(indexer, "index_topk", None), int):
+            vars(indexer)["forward"] = _PagedIndexer(indexer).forward
+            vars(module)["forward"] = partial(_with_mask, module.forward)
+        if hasattr(module, _TO_MASK):
+            vars(module)[_TO_MASK] = partial(_instead_of_mask, getattr(module, _TO_MASK))
+
+
+def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
+    """What GLM-5.3 makes a mask of goes on to attention itself inside of steps."""
+    return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
+
+
+def _with_mask(forward: Callable[..., Any], hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+    """The pass of a layer that cuts its mask before it calls the indexer, though there is none inside of steps."""
+    if handler_or_none() is not None:
+        options["attention_mask"] = hidden_states.new_empty(1, 1, 1, 1)
+    return forward(hidden_states, *args, **options)
+
+
+class _PagedIndexer:
+    """Computes in the place of an indexer's `forward`: for each sequence of a step, its own one."""
+
+    def __init__(self, indexer: Any) -> None:
+        self._indexer, self._compute = indexer, indexer.forward
+        self._signature = inspect.signature(indexer.forward)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        handler: object = handler_or_none()
+        if not isinstance(handler, IndexHandler):
+            return self._compute(*args, **options)
+        given = self._signature.bind(*args, **options).arguments
+        num_tokens = given["hidden_states"].shape[1]
+        rows = handler.index_rows(self._indexer.layer_idx, num_tokens)
+        return Selection([list(self._select(row, given, num_tokens)) for row in rows])
+
+    def _select(self, row: IndexRow, given: dict[str, Any], num_tokens: int) -> Iterator[Selected]:
+        most = max(_MAX_SCORES // (self._indexer.n_heads * (row.start + row.length)), 1)
+        for first in range(0, row.length, most):
+            end = min(first + most, row.length)
+            part = slice(row.offset + first, row.offset + end)
+            own = {name: _part(value, part, num_tokens) for name, value in given.items()}
+            seen = _causal(row.start + first, row.start + end, own["hidden_states"].device)[None]
+            own["attention_mask"] = seen[..., 0] if hasattr(self._indexer, "index_kpool") else seen
+            own["past_key_values"] = _Keys(partial(row.keep, first))
+            found = self._compute(**own)[0].long()
+            yield Selected(first, end, found if row.start + end > self._indexer.index_topk else None)
+
+
+class _Keys:
+    """The keys of one sequence in one layer, in the place of an indexer's cache; GLM-5.3 asks a layer of it for the
+    number of tokens."""
+
+    def __init__(self, keep: Callable[[Tensor], Tensor]) -> None:
+        self._keep = keep
+        self.keys = torch.empty(0)
+
+    @property
+    def layers(self) -> _Keys:
+        return self
+
+    def __getitem__(self, layer_idx: int) -> _Keys:
+        return self
+
+    def get_seq_length(self) -> int:
+        """The number of tokens with those that were just added."""
+        return self.keys.shape[1]
+
+    def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
+        """Add keys [1, n, D]; returns all [1, L, D]."""
+        self.keys = self._keep(keys[0]).unsqueeze(0)
+        return self.keys
+
+
+def _part(value: Any, part: slice, num_tokens: int) -> Any:
+    """What belongs to some of the packed tokens."""
+    if isinstance(value, tuple):
+        return tuple(_part(each, part, num_tokens) for each in value)
+    is_by_token = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == num_tokens
+    return value[:, part] if is_by_token else value
+
+
+def _causal(start: int, end: int, device: torch.device) -> Tensor:
+    """[end - start, end]: the positions up to each token's own"""
+    own = torch.arange(start, end, device=device)
+    return torch.arange(end, device=device) <= own[:, None]
+
+
+def slots_of(row: PackedRow, device: torch.device) -> Tensor:
+    """The places of a row's positions in the cache, [context]."""
+    return torch.cat([torch.arange(slot, slot + length, device=device) for slot, length in row.spans])
+
+
+def attend_selected(
+    dense: Callable[[], Tensor],
+    rows: Sequence[PackedRow],
+    query: Tensor,  # [T, Hq, D]
+    layer: LayerCache,
+    options: AttentionOptions,
+    selection: Selection,
+) -> Tensor:
+    """Attention [T, Hq, Dv] over the selected positions. `dense` gives that over all positions, which is used for
+    pieces that select all."""
+    pieces = [
+        (row, piece)
+        for row, chosen in zip(rows, selection.rows, strict=True)
+        for piece in chosen
+        if piece.positions is not None
+    ]
+    out = query.new_empty(*query.shape[:2], layer.values.shape[2])
+    if sum(piece.end - piece.first for _, piece in pieces) < len(query):
+        out.copy_(dense())
+    for row, piece in pieces:
+        part = slice(row.offset + piece.first, row.offset + piece.end)
+        out[part] = _attend(query[part], row, piece, layer, options)
+    return out
+
+
+def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, options: AttentionOptions) -> Tensor:
+    assert piece.positions is not None
+    start, end = row.start + piece.first, row.start + piece.end
+    seen = torch.zeros(end - start, end + 1, dtype=torch.bool, device=query.device)
+    seen = seen.scatter_(1, piece.positions.remainder(end + 1), True)[:, :end] & _causal(start, end, query.device)
+    places = seen.any(0).nonzero()[:, 0]  # of one token those that it selects
+    keys, values = layer.gather(slots_of(row, query.device)[places], torch.float32)
+    most = max(_MAX_SCORES // (query.shape[1] * len(places)), 1)
+    parts = [
+        _softmax(some.float(), keys[0], values[0], few, options)
+        for some, few in zip(query.split(most), seen[:, places].split(most), strict=True)
+    ]
+    return torch.cat(parts).to(query.dtype)
+
+
+def _softmax(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
+    """Queries [n, Hq, D], keys [Hkv, K, D], values [Hkv, K, Dv] -> [n, Hq, Dv]; `seen` is [n, K]."""
+    group = query.shape[1] // keys.shape[0]
+    keys, values = (part.repeat_interleave(group, 0) if group > 1 else part for part in (keys, values))
+    scores = (query.transpose(0, 1) @ keys.mT * options.scaling).masked_fill(~seen, float("-inf"))  # [Hq, n, K]
+    if options.sinks is not None:
+        sinks = options.sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
+        scores = torch.cat([scores, sinks], -1)
+    return (scores.softmax(-1)[..., : keys.shape[1]] @ values).transpose(0, 1)
