@@ -114,6 +114,8 @@ VISION_FAMILIES = frozenset(
         "paligemma",
         "qwen2_5_vl",
         "qwen2_vl",
+        "qwen3_5",
+        "qwen3_5_moe",
         "qwen3_vl",
         "qwen3_vl_moe",
         "smolvlm",

@@ -238,6 +238,8 @@ FAMILIES: Mapping[str, MultiModalFamily] = {
     "paligemma": MultiModalFamily(_paligemma, is_whole=True),
     "qwen2_5_vl": _GRIDDED,
     "qwen2_vl": _GRIDDED,
+    "qwen3_5": _GRIDDED,
+    "qwen3_5_moe": _GRIDDED,
     "qwen3_vl": _GRIDDED,
     "qwen3_vl_moe": _GRIDDED,
     "smolvlm": _TILED,

@@ -26,6 +26,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "aya_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
     "qwen2_vl": _QWEN_NAMES,
     "qwen2_5_vl": _QWEN_NAMES,
+    "qwen3_5": _QWEN_NAMES,
+    "qwen3_5_moe": _QWEN_NAMES,
     "qwen3_vl": _QWEN_NAMES,
     "qwen3_vl_moe": _QWEN_NAMES,
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
@@ -263,6 +265,23 @@ FAMILIES["qwen3_vl_moe"] = (
     {**FAMILIES["qwen3_vl"][0], "text_config": {**TEXT, "rope_parameters": _SECTIONS, **_EXPERTS}},
     FAMILIES["qwen3_vl"][1],
 )
+_HYBRID = {
+    **TEXT,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0},
+}
+_PLAIN_EYE = {
+    name: value for name, value in FAMILIES["qwen3_vl"][0]["vision_config"].items() if "deepstack" not in name
+}
+for _family, _more in (("qwen3_5", {}), ("qwen3_5_moe", {**_EXPERTS, "shared_expert_intermediate_size": 24})):
+    FAMILIES[_family] = (
+        {**_QWEN_IDS, "text_config": {**_HYBRID, **_more}, "vision_config": _PLAIN_EYE},
+        FAMILIES["qwen3_vl"][1],
+    )
 FAMILIES["pixtral"] = (
     {
         "text_config": {"model_type": "mistral", **TEXT},

@@ -33,6 +33,8 @@ from tests.fakes import vision_checkpoints
 
 #: The largest error that rounding explains, relative to the largest logit.
 LIMIT = 1e-5
+#: The same of gated delta nets: the library computes prompts by another formula.
+DELTA_LIMIT = 1e-4
 
 
 @dataclass
@@ -127,6 +129,7 @@ def run_packed(executor: LocalExecutor, prompts: Sequence[Prompt], chunks: Seque
             count = align_to_item(prompt.runs, done[i], done[i] + count) - done[i]
             needed = -(-(done[i] + count) // size) - blocks[i]
             row = PlanRow(i, done[i], count, num_logits=count, num_kept_blocks=blocks[i], num_prompt=len(prompt.tokens))
+            row.state = i if executor.info.num_states else -1
             if not done[i]:
                 row.new_tokens, row.runs = prompt.tokens, prompt.runs
             else:
