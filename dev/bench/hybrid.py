@@ -1,8 +1,9 @@
-"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits and forks
+"""Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and rewinds
 beside recomputation.
 
 Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders. With
-`--llama-bench` a GGUF file of a folder, in the same form of weights, is measured as well, in turns with bridle.
+`--llama-bench` a GGUF file of the same weights in the same form is measured as well, in turns with bridle. It is
+written, unless the folder has one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridle.bench.control import print_table
 from bridle.bench.control_programs import GREEDY, KeptExecutor, prompt_of, steps_with
 from bridle.bench.phases import MachineLimits, Phases
-from bridle.bench.real import run_llama_bench
+from bridle.bench.real import FIRST_ID, run_llama_bench
 from bridle.bench.settings import BenchSettings
 from bridle.config import EngineConfig, ModelConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _ROWS = (1, 16)
 _OUTPUT = GREEDY.with_(max_tokens=1_000)
 _BRANCHES = 8
+_WRITTEN, _TAKEN_BACK = 40, 6
 _DELTA = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 _LFM2_LAYERS = "ccaccaccacacacac"  # convolutions and attention
 #: Shapes of real models. The last two are for quick trials.
@@ -59,6 +61,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         **_DELTA,
     },
+    "nemotron-3-nano-short": {
+        "model_type": "nemotron_h",
+        "vocab_size": 32_768,
+        "hidden_size": 2688,
+        "layers_block_type": ["linear_attention", "moe"] * 2 + ["linear_attention", "full_attention", "mlp"],
+        "intermediate_size": 1856,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_num_heads": 64,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "routed_scaling_factor": 2.5,
+    },
     "qwen3.5-small": {
         "model_type": "qwen3_5_text",
         "vocab_size": 8_192,
@@ -81,7 +102,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "state_size": 128,
     },
 }
-_QUICK, _FULL = ("qwen3.5-small", "mamba2-small"), ("lfm2-350m", "qwen3.5-0.8b")
+_QUICK, _FULL = ("qwen3.5-small", "mamba2-small"), ("lfm2-350m", "qwen3.5-0.8b", "nemotron-3-nano-short")
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
@@ -94,6 +115,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
     figures = {}
     for name in _names(settings):
         with phases.part(name), _folder_of(name) as folder:
+            if settings.llama_bench is not None and not any(folder.glob("*.gguf")):
+                _write_gguf(folder)
             figures[name] = _rows_of(folder, settings)
         print_table(console, name, figures[name])
     return figures
@@ -124,6 +147,15 @@ def _folder_of(name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
         yield Path(folder)
+
+
+def _write_gguf(folder: Path) -> None:
+    from bridle.serving.models.export import quantize_model
+    from tests.fakes.tiny_checkpoints import save_tokenizer
+
+    if not (folder / "tokenizer.json").exists():
+        save_tokenizer(folder)
+    quantize_model(str(folder), folder / "model.gguf", "Q8_0")
 
 
 def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
@@ -198,6 +230,21 @@ class Forking(Controller):
         return Decision.stop()
 
 
+class Rewinding(Controller):
+    """Some tokens, the last of which are taken back as often as there are branches."""
+
+    def __init__(self, num_rewinds: int) -> None:
+        self.left = num_rewinds
+
+    def next(self, view: SequenceView) -> Decision:
+        if len(view.tokens) < view.num_prompt + _WRITTEN:
+            return Decision.sample()
+        if not self.left:
+            return Decision.stop()
+        self.left -= 1
+        return Decision.splice(_TAKEN_BACK, tuple(range(FIRST_ID, FIRST_ID + _TAKEN_BACK)))
+
+
 def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
     """Milliseconds of what copies of states save, beside what it takes without."""
     length, _, rounds = scale_of(settings)
@@ -209,6 +256,10 @@ def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
         times.setdefault("first token, prefix hit", []).append(_finish(engine, Request("b", prompt, first)))
         forks = Request("c", prompt, _OUTPUT, controller=Forking(), detokenize=False)
         times.setdefault(f"{_BRANCHES} forks", []).append(_finish(_engine(executor), forks))
+        for number_of in (0, _BRANCHES):
+            rewinds = Request("r", prompt[:_TAKEN_BACK], _OUTPUT, controller=Rewinding(number_of), detokenize=False)
+            what = f"{_WRITTEN} tokens, {number_of} rewinds of {_TAKEN_BACK}"
+            times.setdefault(what, []).append(_finish(_engine(executor), rewinds))
         others = [Request(f"d{i}", prompt_of(9 * i + number, length), first) for i in range(_BRANCHES)]
         times.setdefault(f"{_BRANCHES} prompts", []).append(_finish(_engine(executor), *others))
     return [{"measured": what, "milliseconds": round(1e3 * median(values), 1)} for what, values in times.items()]

@@ -43,6 +43,19 @@ def test_outputs_are_those_of_the_oracle(seed: int, kind: type[Lab]) -> None:
     assert found.num_free_states + found.num_kept_states == found.num_states
 
 
+@given(seed=SEED)
+def test_plans_of_models_without_recurrent_layers_name_no_states(seed: int) -> None:
+    random = Random(seed)
+    lab = random_lab(random, "paged", Lab, record=True)
+    make = maker(random, Lab)
+    run_staggered(lab, [make(random, ON_TIME) for _ in range(random.randint(1, 5))], random)
+    assert lab.executor.plans
+    for plan in lab.executor.plans:
+        assert not plan.state_copies
+        assert all((row.state, row.saves) == (-1, ()) for row in plan.rows)
+    assert lab.engine.statistics().num_states == 0
+
+
 def cached(lab: Lab, prompt: list[int], **fields: object) -> int:
     fields = {"max_tokens": 1, **fields}
     return lab.run_one(prompt, **fields).first.usage.cached_tokens
