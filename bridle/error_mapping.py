@@ -28,6 +28,7 @@ from bridle.errors import (
     Unauthorized,
     UnknownAdapter,
     UnknownCache,
+    UnknownControlVector,
     UnknownConversation,
     UnknownModel,
     UnknownResponse,

@@ -330,7 +330,7 @@ class AsyncEngine:
             self._streams.clear()
         for stream in streams:
             stream.fail(self._fault or EngineClosed("the engine was shut down"))
-        wake_all(streams)
+        wake_all([*self._told, *streams])
 
 
 _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()

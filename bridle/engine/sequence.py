@@ -262,7 +262,6 @@ class Sequence:
         if self.vectors is not None:
             row.vectors = self.vectors.spans(row.start, row.start + row.num_scheduled)
             row.probes = self.probes
-        kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:

@@ -12,6 +12,7 @@ from bridle.http.tgi.shapes import TokenRows, finish_word, token_texts, usage_fi
 from bridle.outputs import CompletionOutput, Logprob, TokenEvent
 from bridle.serving import Delta
 from bridle.serving.lifecycle.generation import Generation, SubRequest
+from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.outputs.output_collector import rank
 
 _NOT_LAST = {"generated_text": None, "details": None}

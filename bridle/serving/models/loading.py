@@ -21,7 +21,7 @@ from bridle.config import EngineConfig, ModelConfig
 from bridle.controller_tools import Desk, ToolExecutor
 from bridle.engine.interfaces import Sampler
 from bridle.engine.scheduling.batching import Batching
-from bridle.errors import BridleError, EngineClosed, Overloaded
+from bridle.errors import BridleError, EngineClosed, Overloaded, UnsupportedFeature
 from bridle.load_progress import Report
 from bridle.lora import AdapterPool
 from bridle.multimodal import MediaReader
