@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -174,17 +175,17 @@ def test_there_are_requests_of_each_kind() -> None:
     assert all(word in lines for word in ('"stream": true', "regex", "yesno"))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_exist(page: str) -> None:
-    text = "\n".join(blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
-    for line in re.findall(r"^(?:\$ )?bridle (.+)", text, re.MULTILINE):
+def test_commands_exist() -> None:
+    shown = "\n".join(block for page in PAGES for block in blocks(page, "sh", "bash", "console")).replace("\\\n", " ")
+    for line in sorted(set(re.findall(r"^(?:\$ )?bridle (.+)", shown, re.MULTILINE))):
         words = shlex.split(re.split(r" (?:[<|>]|\|\|) ", line)[0], comments=True)
         if words[0] == "--config":
             words = words[2:]
         if words[0] != "runtime":  # reads its own
             app.parse_args(words, exit_on_error=False, print_error=False)
-    for verb in re.findall(r"`bridle ([a-z][a-z-]+)", prose(page)):
-        assert verb in app, verb
+    for page in PAGES:
+        for verb in re.findall(r"`bridle ([a-z][a-z-]+)", prose(page)):
+            assert verb in app, (page, verb)
 
 
 def test_the_settings_file_is_read(tmp_path: Path) -> None:
@@ -203,21 +204,20 @@ def test_make_targets_exist() -> None:
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets - {"and"})
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if target.startswith(("http://", "https://")):
-            continue
-        name, _, anchor = target.partition("#")
-        path = (ROOT / page).parent / name if name else ROOT / page
-        assert path.exists(), target
-        if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), target
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page)):
+            name, _, anchor = target.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
+            assert path.exists(), (page, target)
+            assert not anchor or anchor in anchors(path), (page, target)
 
 
-def anchors(text: str) -> set[str]:
+@cache
+def anchors(path: Path) -> set[str]:
     """Return the anchors of headings."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -231,10 +231,10 @@ def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= 120
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_exist(page: str) -> None:
-    for name in re.findall(r"`((?:bridle|tests|examples|docs|deploy|scripts)/[\w./*-]+)`", prose(page)):
-        assert [*ROOT.glob(name), *ROOT.joinpath("bridle").glob(name)], name
+def test_files_that_are_named_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"`((?:bridle|tests|examples|docs|deploy|scripts)/[\w./*-]+)`", prose(page)):
+            assert [*ROOT.glob(name), *ROOT.joinpath("bridle").glob(name)], (page, name)
 
 
 def test_every_package_has_its_line() -> None:
