@@ -35,7 +35,8 @@ def make_vector(
     out
         GGUF file to write.
     method
-        `mean` difference of the hidden states at the last token, or the first component of a `pca` of the differences.
+        Direction of a layer: `mean` difference of the hidden states at the last tokens, or `pca`, the first component of
+        the differences.
     """
     check_models(name, revision=model.revision)
     rows = _read_lines(pairs)
