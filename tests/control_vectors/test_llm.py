@@ -325,3 +325,33 @@ def test_a_wasm_controller_scales_vectors(vector: Path) -> None:
         assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
         (plain,) = llm.generate("Once upon a time", **GREEDY, use_tqdm=False)
         assert output.outputs[0].token_ids != plain.outputs[0].token_ids
+
+
+SCRIPT = """
+import pyaici.server as aici
+
+async def main():
+    await aici.gen_tokens(max_tokens=2)
+    aici.set_control_vectors(a=2.0)
+    await aici.gen_tokens(max_tokens=6)
+    print("probes", len(aici.get_probes()))
+
+aici.start(main())
+"""
+
+
+def test_a_script_scales_vectors_and_reads_probes() -> None:
+    with LLM("demo", control=True, kv_memory=16 << 20, allow_probes=True) as llm:
+        llm.model.require_control_vectors().put("a", directions(6, 256, 1, 1.0))
+        given = {**GREEDY, "max_tokens": 8, "probes": ["a", "a@2"], "use_tqdm": False}
+        script = WasmController("pyctrl", SCRIPT)
+        (output,) = llm.generate("Once upon a time", controller=script, control_vectors={"a": 0.0}, **given)
+        assert output.outputs[0].error is None
+
+        class Same(Controller):
+            def next(self, view: Any) -> Decision:
+                return Decision.sample(control_vectors={"a": 2.0} if len(view.generated) == 2 else None)
+
+        (wanted,) = llm.generate("Once upon a time", controller=Same(), control_vectors={"a": 0.0}, **given)
+        assert output.outputs[0].token_ids[:8] == wanted.outputs[0].token_ids
+        assert "probes 2" in output.outputs[0].logs

@@ -48,8 +48,12 @@ class _Session:
         sequence.state.sampled = step.get("sampled")
         sequence.state.candidates = [Candidate(*pair) for pair in step.get("candidates") or ()]
         sequence.state.changes += step.get("changes") or ()
+        sequence.state.probes = step.get("probes") or []
         is_first, self._is_first = self._is_first, False
-        return driver.ask(callbacks, step, is_first=is_first).lower()
+        answer = driver.ask(callbacks, step, is_first=is_first).lower()
+        if answer.get("branches") and (scales := sequence.take_scales()):
+            answer["branches"] = [{**branch, "control_vectors": scales} for branch in answer["branches"]]
+        return answer
 
 
 _session = _Session()

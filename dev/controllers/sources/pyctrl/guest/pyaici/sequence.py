@@ -38,6 +38,8 @@ class _State:
     sampled: int | None = None  # what was drawn in the last step, kept or not
     candidates: list[Candidate] = field(default_factory=list)
     changes: list[tuple[int, int, int, str]] = field(default_factory=list)  # start, removed, added, policy
+    probes: list[float] = field(default_factory=list)
+    scales: dict[str, float] = field(default_factory=dict)  # of control vectors, for the next answer
 
 
 state = _State()
@@ -66,6 +68,22 @@ def get_tokens() -> list[int]:
 def get_prompt_len() -> int:
     """How many of them are the prompt's."""
     return state.num_prompt
+
+
+def set_control_vectors(**scales: float) -> None:
+    """Beyond AICI: set scales of control vectors that the request names, from the next token on."""
+    state.scales.update({name: float(scale) for name, scale in scales.items()})
+
+
+def get_probes() -> list[float]:
+    """Beyond AICI: the readings of the request's probes where the last token was drawn; none if it was forced."""
+    return state.probes
+
+
+def take_scales() -> dict[str, float]:
+    """The scales that were set since the last answer."""
+    scales, state.scales = state.scales, {}
+    return scales
 
 
 def self_seq_id() -> int:

@@ -24,9 +24,11 @@ from pyaici.sequence import (
     backtrack_supported,
     fork_supported,
     get_config,
+    get_probes,
     get_prompt_len,
     get_tokens,
     self_seq_id,
+    set_control_vectors,
 )
 from pyaici.server_native import is_server_side
 from pyaici.steps import (
