@@ -35,8 +35,8 @@ def make_vector(
     out
         GGUF file to write.
     method
-        Direction of a layer: `mean` difference of the hidden states at the last tokens, or `pca`, the first component of
-        the differences.
+        Direction of a layer: `mean` difference of the hidden states at the last tokens, or `pca`, the first
+        component of the differences.
     """
     check_models(name, revision=model.revision)
     rows = _read_lines(pairs)
