@@ -34,14 +34,14 @@ _BATCHES = (1, 64, 256)
 _SHORT = 16
 #: What one token may cost a slow machine, in seconds: the device is paced by it.
 _TOKEN_SECONDS, _STEP_SECONDS = 100e-6, 1e-3
-#: Paths, with what a body has beside its length, and the mark of an event with text.
+#: Paths, with what a body has beside its length, and the mark of an event with text. TGI's streams need
+#: log-probabilities, which the device does not have.
 _APIS: dict[str, tuple[str, dict[str, Any], bytes]] = {
     "completions": ("/v1/completions", {"prompt": "Hello", "ignore_eos": True}, b'"text":'),
     "chat": ("/v1/chat/completions", {"ignore_eos": True}, b'"content":'),
     "responses": ("/v1/responses", {"input": "Hello", "store": False}, b"data: "),
     "messages": ("/v1/messages", {}, b'"text_delta"'),
     "ollama": ("/api/generate", {"prompt": "Hello", "model": "instant"}, b'"response":'),
-    "tgi": ("/generate_stream", {"inputs": "Hello"}, b'"index":'),
 }
 _MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -170,8 +170,6 @@ async def _stream(port: int, api: str, num_tokens: int) -> int:
         body |= _MESSAGES
     if api == "ollama":
         body["options"] = {"num_predict": num_tokens}
-    elif api == "tgi":
-        body = {"inputs": "Hello", "parameters": {"max_new_tokens": num_tokens}}
     else:
         body[limit] = num_tokens
     data = json.dumps(body).encode()

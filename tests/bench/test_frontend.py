@@ -18,7 +18,7 @@ def test_every_api_streams_its_tokens() -> None:
     settings = BenchSettings(quick=True, batches=(2,))
     report, phases = measured(frontend, settings, Console(file=screen, width=200))
     figures = {each["api"]: each for each in report["figures"]}
-    assert set(figures) == {"completions", "chat", "responses", "messages", "ollama", "tgi"}
+    assert set(figures) == {"completions", "chat", "responses", "messages", "ollama"}
     for api, each in figures.items():
         assert each["streams"] == 2 and each["token_microseconds"] > 0 and each["engine_token_microseconds"] > 0
         assert 0.5 < each["events_per_token"] < 1.3, api
