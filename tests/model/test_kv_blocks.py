@@ -152,7 +152,7 @@ HYBRIDS = ("lfm2", "qwen3_5_text")
 )
 def test_a_recurrent_model_continues_after_a_restart_as_without_one(tmp_path: Path, family: str) -> None:
     """Five turns of two conversations with a common beginning."""
-    model, options = str(cached_checkpoint(family)), {"dtype": "float32", "max_batch_total_tokens": 2048}
+    model, options = str(cached_checkpoint(family)), {"dtype": "float32", "max_batch_total_tokens": 65_536}
 
     def turns(llm: LLM, numbers: range) -> list[tuple[list[int], int]]:
         found = []
