@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +72,48 @@ def write(page: Any, text: str) -> None:
     page.locator(".editor .cm-content").evaluate(PASTE, text)
 
 
+#: The pattern of the example "A date".
+DATE = (
+    "(January|February|March|April|May|June|July|August|September|October|November|December) [1-3]?[0-9], [12][0-9]{3}"
+)
+#: The examples of the page, and what their texts must be under the model's greedy choice.
+EXAMPLES = {
+    ("JavaScript", "Yes or no, and why"): r"(Yes|No), because [^.\n]{10,120}[.]",
+    ("JavaScript", "A capital"): r"The capital of France is [A-Z][a-z]+, a city\.",
+    ("JavaScript", "Forks that ask"): r"Once upon a time there was a cat that[a-z ,]+\.",
+    ("JavaScript", "Taking back"): r"Once upon a time there was.*",
+    ("JavaScript", "A list"): r"Three animals:\n1\. ([a-z]+)\n2\. (?!\1)([a-z]+)\n3\. (?!\1|\2)[a-z]+\n",
+    ("Python", "Yes or no"): r"Q: Is Paris the capital of France\?\nA: (Yes|No)",
+    ("Python", "Forks"): r"A number: [0-9]",
+    ("JSON program", "A word, used again"): r"The capital of France is( [A-Z][a-z]+), so\1 is in France\.",
+    ("JSON program", "A choice"): r"The color of grass is (green|blue|black)\.",
+    ("Regex", "A date"): DATE,
+    ("Regex", "One sentence"): r"The [A-Za-z ]{10,50}[.]",
+    ("Regex", "A telephone number"): r"[0-9]{3}-[0-9]{4}",
+    ("Regex", "Words without an e"): r"[A-DF-Z][a-df-z]{0,9}( [a-df-z]{1,9}){3,9}[.]",
+    ("JSON schema", "A person"): r'\{.*"name".*"age".*"color": ?"(red|green|blue)".*\}',
+    ("JSON schema", "A list of numbers"): r"\[(-?[0-9]+, ){2,4}-?[0-9]+\]",
+    ("Lark", "Sums"): r"[1-9(][0-9+()]+",
+    ("Lark", "Greetings"): r"(Hello|Good day|Welcome), [A-Z][a-z]{2,8}!",
+}
+
+
+def be_greedy(page: Any) -> None:
+    """Let each run have the same text."""
+    page.get_by_role("tab", name="Settings").click()
+    page.locator("input[name=seed]").fill("7")
+    page.locator("input[name=temperature]").fill("0")
+
+
+def run_example(page: Any, language: str, example: str) -> str:
+    """Run an example greedily, and return its text without what was rolled back."""
+    be_greedy(page)
+    steer(page, language, example)
+    settle(page)
+    page.get_by_label("fold what was rolled back").check() if page.locator(".fold").count() else None
+    return "".join(page.locator(".tokens > .chunk").evaluate_all(SHOWN))
+
+
 PASTE = """(element, text) => {
   const clipboardData = new DataTransfer()
   clipboardData.setData("text/plain", text)
@@ -88,6 +128,7 @@ def ask(page: Any, text: str) -> None:
     page.get_by_role("button", name="Regenerate").last.wait_for()
 
 
+#: The text of chunks without what was rolled back, nor its signs.
 SHOWN = """chunks => chunks.map(chunk => [...chunk.childNodes].filter(node => !node.matches?.(".fold, .rewound"))
     .map(node => node.textContent).join(""))"""
 
@@ -129,21 +170,9 @@ def hostile_trace() -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-#: Where pictures for the documentation go, if anybody wants them.
-PICTURES = os.environ.get("BRIDLE_PICTURES")
-
-
-def picture(page: Any, name: str) -> None:
-    """Take one, and reduce its colours, since it stands in the repository."""
-    import io
-
-    from PIL import Image
-
-    data = page.screenshot(animations="disabled")
-    assert len(data) > 5_000
-    if PICTURES:
-        image = Image.open(io.BytesIO(data)).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        image.save(Path(PICTURES) / f"playground-{name}.png", optimize=True)
+def check_picture(page: Any) -> None:
+    """Take a picture, which must not be blank."""
+    assert len(page.screenshot(animations="disabled")) > 5_000
 
 
 #: What breaks a rule, and where.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,10 @@ import httpx
 import openai
 import pytest
 
-from bridle.config import ModelConfig
 from bridle.http import HttpSettings
-from bridle.serving import ModelRegistry, ModelSet, build_registry
 from bridle.serving.tenancy.keys import KeyStore
-from tests.http.harness import serving
-from tests.serving.loaders import MIB, FakeLoader
+from tests.http.model_server import server_of
+from tests.serving.loaders import FakeLoader
 from tests.waiting import PATIENCE
 
 ASK = {"prompt": "a", "max_tokens": 3}
@@ -28,19 +24,6 @@ BODIES = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ("/v1/run", {"controller": "none", "controller_arg": "a"}),
 ]
-
-
-@contextmanager
-def server_of(
-    loader: FakeLoader, settings: HttpSettings | None = None, keys: KeyStore | None = None, **options: Any
-) -> Iterator[tuple[str, ModelRegistry]]:
-    """A server that has loaded `good`, and may load whatever else the loader has."""
-    allowed = tuple(name for name in loader.sizes if name != "good")
-    models = ModelSet(("good",), allow_hub=allowed, max_memory=100 * MIB, **options)
-    registry, load_named = build_registry(models, ModelConfig("good", kv_memory=MIB), loader)
-    load_named()
-    with serving(registry, settings, keys) as url:
-        yield url, registry
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

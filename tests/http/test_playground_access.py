@@ -18,10 +18,10 @@ from tests.http.playground_kit import (
     SELECT,
     VIEWS,
     ask,
+    check_picture,
     complete,
     go,
     hostile_trace,
-    picture,
     settle,
     show_tokens,
     steer,
@@ -43,7 +43,7 @@ def test_each_theme_has_its_colours(browser: Any, playground_url: str, scheme: A
             page.get_by_role("button", name="Run", exact=True).click()  # once more: the first time waits for a compiler
             page.get_by_label("Run 2").locator(".state.done").wait_for()
             page.locator(".tokens .t.rewound").nth(2).click()
-            picture(page, "steer")
+            check_picture(page)
         else:
             page.get_by_label("Message").fill("Tell me a short story.")
             page.keyboard.press("Enter")
@@ -51,7 +51,7 @@ def test_each_theme_has_its_colours(browser: Any, playground_url: str, scheme: A
             show_tokens(page)
             page.get_by_role("button", name="Details").click()
             page.locator(".message.assistant .t").nth(8).click()
-            picture(page, "chat")
+            check_picture(page)
         page.get_by_role("button", name="Theme").click()  # light
         assert page.evaluate(dark) is False
         page.get_by_role("button", name="Theme").click()
@@ -68,7 +68,7 @@ def test_it_fits_a_phone(browser: Any, playground_url: str) -> None:
         complete(page)
         page.locator(".tokens > .chunk .t").nth(4).tap()
         page.locator(".panel.open .odd").first.wait_for()
-        picture(page, "phone")
+        check_picture(page)
         page.get_by_role("button", name="Close details").tap()
         page.get_by_role("button", name="History").tap()
         page.locator(".sidebar.open").wait_for()

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.http.browser import opened
-from tests.http.harness import scripted_model, served, tokenizer
-from tests.http.playground_kit import MARKS, answer_of, go, settle, show_tokens, text_of
+from tests.http.harness import saying, scripted_model, served, tokenizer
+from tests.http.parked_chats import THINKING
+from tests.http.playground_kit import MARKS, answer_of, ask, go, settle, show_tokens, text_of
+from tests.http.tool_calls import a_tokenizer
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -91,7 +93,7 @@ def reading(page: Any, *modalities: str) -> None:
 def test_files_travel_with_the_message(page: Any, modality: str, kind: str, tag: str) -> None:
     reading(page, "image", "audio", "video")
     file = {"name": f"it.{kind}", "mimeType": f"{modality}/{kind}", "buffer": b"\0" * 64}
-    page.get_by_label("Attach texts, images, sounds and videos").set_input_files(file)
+    page.get_by_label("Attach texts, PDFs, images, sounds and videos").set_input_files(file)
     page.locator(".attached button").wait_for()
     page.get_by_label("Message").fill("What is it?")
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -106,9 +108,25 @@ def test_files_travel_with_the_message(page: Any, modality: str, kind: str, tag:
 def test_what_a_model_does_not_read_is_told_in_words(page: Any) -> None:
     reading(page, "audio")
     image = {"name": "a.png", "mimeType": "image/png", "buffer": b"x"}
-    page.get_by_label("Attach texts and sounds").set_input_files(image)
-    page.locator(".notice").get_by_text("The model reads texts and sounds; a.png is an image.").wait_for()
+    page.get_by_label("Attach texts, PDFs and sounds").set_input_files(image)
+    page.locator(".notice").get_by_text("The model reads texts, PDFs and sounds; a.png is an image.").wait_for()
     large = {"name": "long.wav", "mimeType": "audio/wav", "buffer": bytes((16 << 20) + 1)}
-    page.get_by_label("Attach texts and sounds").set_input_files(large)
+    page.get_by_label("Attach texts, PDFs and sounds").set_input_files(large)
     page.locator(".notice").get_by_text("long.wav has 16.0 MiB; at most 16 are taken.").wait_for()
     assert page.locator(".attached").count() == 0
+
+
+def test_thoughts_are_folded_above_the_answer(browser: Any) -> None:
+    """They unfold on a click, and come back with the conversation."""
+    text = a_tokenizer(THINKING)
+    model = scripted_model(text=text, next_token=saying("<think>It is a city.</think>In Norway.", text))
+    with served(model) as url, opened(browser, url) as page:
+        ask(page, "Where is Oslo?")
+        assert answer_of(page) == "In Norway."
+        for _ in range(2):
+            thoughts = page.locator(".message.assistant details")
+            assert thoughts.get_attribute("open") is None
+            thoughts.get_by_text("Thoughts").click()
+            thoughts.get_by_text("It is a city.").wait_for()
+            page.reload()
+            page.get_by_label("History").get_by_role("button", name="Where is Oslo?", exact=True).click()

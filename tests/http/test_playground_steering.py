@@ -8,41 +8,39 @@ from typing import Any
 
 import pytest
 
-from tests.http.playground_kit import MARKS, SHOWN, answer_of, go, settle, steer, text_of, write
+from tests.http.playground_kit import (
+    DATE,
+    EXAMPLES,
+    MARKS,
+    answer_of,
+    be_greedy,
+    go,
+    plainly,
+    run_example,
+    settle,
+    steer,
+    text_of,
+    write,
+)
 
 pytestmark = MARKS
 
 
-@pytest.mark.parametrize(
-    ("language", "example", "pattern"),
-    [
-        ("JavaScript", "Yes or no, and why", r"(Yes|No), because [^.\n]{10,120}[.]"),
-        ("Regex", "A date", r"[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}"),
-        ("JavaScript", "A sum", r"19 \+ 23 = [0-9]+"),
-        ("JavaScript", "Taking back", r"Once upon a time there was.*"),
-        ("JavaScript", "A list", r"Three animals:\n1\. [a-z]+\n2\. [a-z]+\n3\. [a-z]+\n"),
-        ("Python", "Yes or no", r"Q: Is Paris the capital of France\?\nA: (Yes|No)"),
-        ("JSON program", "A sum, used again", r"12 \+ 13 = ([0-9]+), so half of it is not \1"),
-        ("JSON program", "A choice", r"The sky is (blue|green|a lie)\."),
-        ("Regex", "Lower case", r"[a-z ]+[.]"),
-        ("Regex", "A telephone number", r"[0-9]{3}-[0-9]{4}"),
-        ("Regex", "Words without an e", r"( [a-df-z]+){4,8}[.]"),
-        ("JSON schema", "A list of numbers", r"\[(-?[0-9]+, ){2,4}-?[0-9]+\]"),
-        ("Lark", "Greetings", r"(Hello|Good day|Welcome), [A-Z][a-z]{2,8}!"),
-    ],
-)
-def test_every_example_steers(page: Any, language: str, example: str, pattern: str) -> None:
-    page.get_by_role("tab", name="Settings").click()
-    page.locator("input[name=seed]").fill("7")
-    page.locator("input[name=temperature]").fill("0")
-    steer(page, language, example)
-    settle(page)
-    page.get_by_label("fold what was rolled back").check() if page.locator(".fold").count() else None
-    text = "".join(page.locator(".tokens > .chunk").evaluate_all(SHOWN))
-    assert re.fullmatch(pattern, text, re.DOTALL), text
+@pytest.mark.parametrize(("language", "example"), EXAMPLES)
+def test_every_example_steers(page: Any, language: str, example: str) -> None:
+    assert re.fullmatch(EXAMPLES[language, example], run_example(page, language, example), re.DOTALL)
 
 
-#: The text of chunks without what was taken back, nor its signs.
+def test_every_example_says_what_to_expect(page: Any) -> None:
+    go(page, "Steer")
+    found = []
+    for language in page.get_by_label("Language").locator("option").all_inner_texts():
+        page.get_by_label("Language").select_option(label=language)
+        for example in page.get_by_label("Example").locator("option").all_inner_texts():
+            page.get_by_label("Example").select_option(label=example)
+            assert page.locator(".expect").inner_text().endswith("."), example
+            found.append((language, example))
+    assert found == list(EXAMPLES)
 
 
 def test_forks_are_a_tree(page: Any) -> None:
@@ -96,16 +94,17 @@ def test_a_steered_run_has_a_twin_without_the_rule(page: Any) -> None:
     page.get_by_label("Language").select_option(label="Regex")
     page.get_by_label("Example").select_option(label="A telephone number")
     page.get_by_label("Example").select_option(label="A date")
-    page.get_by_text("The answer is a date and nothing else").wait_for()
+    page.get_by_text("or another date, and nothing else").wait_for()
     bodies: list[dict[str, Any]] = []
     page.on("request", lambda asked: bodies.append(asked.post_data_json) if asked.method == "POST" else None)
     page.get_by_role("button", name="Run", exact=True).click()
     page.locator(".twins .state.done").nth(1).wait_for()
     steered, plain = bodies
-    assert steered.pop("constraint") == {"regex": "[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}"}
-    assert steered == plain and steered["messages"][0]["content"].startswith("When did people")
+    assert steered.pop("constraint") == {"regex": DATE}
+    assert steered["temperature"] == 0.2  # examples are calm unless one is set
+    assert steered == plain and steered["messages"][0]["content"].startswith("What is the date")
     texts = [page.get_by_label(name, exact=True).locator(".tokens > .chunk") for name in ("Steered", "Unsteered twin")]
-    assert re.fullmatch(r"[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}", "".join(texts[0].all_text_contents()))
+    assert re.fullmatch(DATE, "".join(texts[0].all_text_contents()))
     assert texts[1].all_text_contents() != texts[0].all_text_contents()
 
 
@@ -164,6 +163,40 @@ def test_a_call_of_gen_and_its_tokens_light_up_together(page: Any) -> None:
     page.locator(".tokens > .chunk .t").last.hover()
     page.locator(".editor .cm-lit").get_by_text("regex").first.wait_for()
     assert text_of(page).endswith("".join(page.locator(".tokens .t.lit").all_text_contents()))
+
+
+def test_calls_of_a_python_program_light_up_too(page: Any) -> None:
+    """A program with two calls: each lights up its own tokens, and fixed text belongs to none."""
+    be_greedy(page)
+    go(page, "Steer")
+    plainly(page)
+    page.get_by_label("Language").select_option(label="Python")
+    page.locator(".editor .cm-content").wait_for()
+    write(page, TWO_CALLS)
+    page.get_by_role("button", name="Run", exact=True).click()
+    settle(page)
+    for name, pattern in (("options", " Yes| No"), ("regex", "[a-z ]{4,8}[.]")):
+        page.locator(".editor").get_by_text(name).first.hover()
+        page.locator(".tokens .t.lit").first.wait_for()
+        assert re.fullmatch(pattern, "".join(page.locator(".tokens .t.lit").all_text_contents()))
+    page.locator(".tokens > .chunk .t").first.hover()
+    page.locator(".tokens .t.lit").first.wait_for(state="detached")
+    page.locator(".tokens > .chunk .t").last.hover()
+    page.locator(".editor .cm-lit").get_by_text("regex").first.wait_for()
+
+
+TWO_CALLS = """import pyaici.server as aici
+
+
+async def main():
+    await aici.FixedTokens("Is the sun hot?\\nIt's")
+    await aici.gen_text(options=[" Yes", " No"])
+    await aici.FixedTokens(", so ")
+    await aici.gen_text(regex="[a-z ]{4,8}[.]", max_tokens=12)
+
+
+aici.start(main())
+"""
 
 
 def test_the_first_screen_has_an_example_and_its_twin(page: Any) -> None:

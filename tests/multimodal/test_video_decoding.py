@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,27 +17,10 @@ from bridle.errors import MediaRefused, UnsupportedFeature
 from bridle.multimodal import MediaLimits, Source, open_reader, source_of
 from bridle.multimodal.video_decoding import Clip, check_clip, open_clip
 from tests.fakes import vision_checkpoints
+from tests.multimodal.clips import GREYS, film, plain
 from tests.multimodal.hostile_files import check_changed_headers
 
 LIMITS = MediaLimits()
-GREYS = [0, 60, 120, 180, 240, 200, 150, 100]
-
-
-def plain(greys: Sequence[int] = GREYS, width: int = 64, height: int = 48) -> list[Image.Image]:
-    return [Image.new("RGB", (width, height), (grey, grey, grey)) for grey in greys]
-
-
-def film(form: str = "mp4", codec: str = "mpeg4", rate: int = 4, shown: Sequence[Image.Image] = ()) -> bytes:
-    file = io.BytesIO()
-    shown = shown or plain()
-    with av.open(file, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.width, stream.height = shown[0].size  # type: ignore[attr-defined]
-        stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"  # type: ignore[attr-defined]
-        for picture in shown:
-            container.mux(stream.encode(av.VideoFrame.from_image(picture)))  # type: ignore[attr-defined]
-        container.mux(stream.encode(None))  # type: ignore[attr-defined]
-    return file.getvalue()
 
 
 def drawn(kind: str = "GIF", shown: Sequence[Image.Image] = (), **options: Any) -> bytes:

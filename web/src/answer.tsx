@@ -1,6 +1,7 @@
 // An answer of the chat: as a text with its Markdown, or token by token, with what one can do with it.
 
 import { useEffect, useState } from "preact/hooks"
+import { Calls } from "./calls"
 import { keptAs } from "./keep"
 import { Markdown } from "./markdown"
 import { Notice, TextBox, useTold } from "./parts"
@@ -120,6 +121,7 @@ export function Answered({ message, isBusy }: { message: Message; isBusy: boolea
           <button class="quiet" onClick={() => setDraft(null)}>Cancel</button>
         </div>
       )}
+      {message.calls && <Calls message={message} isBusy={isBusy} />}
       {run && line && <Spoken key={run.id} run={run} line={line} />}
       {(run?.error || message.error) && <Notice text={run?.error || message.error} />}
       {!isRunning && <Unfinished message={message} isBusy={isBusy} />}

@@ -7,6 +7,7 @@ import { Turns } from "./turns"
 export interface Model {
   id: string
   parent: string | null
+  root?: string
   max_model_len: number | null
   state: string
   task: string | null
@@ -74,6 +75,12 @@ export async function look(): Promise<void> {
     models.value = []
     trouble.value = (error as Error).message
   }
+}
+
+/** Posts a body, and gives the JSON of the answer. */
+export async function post(path: string, body: unknown, abort?: AbortSignal): Promise<any> {
+  const options = { method: "POST", headers: headers({ "Content-Type": "application/json" }), signal: abort }
+  return (await ask(path, { ...options, body: JSON.stringify(body) })).json()
 }
 
 /** The JSON at a path. */

@@ -3,7 +3,8 @@
 import { signal } from "@preact/signals"
 import { useState } from "preact/hooks"
 import { models } from "./api"
-import { asText, asUrl, inWords, isText, kindOf, kindsOf, nameOf } from "./files"
+import { ToolsChip } from "./calls"
+import { asText, asUrl, inWords, isPdf, isText, kindOf, kindsOf, nameOf } from "./files"
 import { Icon } from "./icons"
 import { Notice, TextBox } from "./parts"
 import { RulesChip } from "./rules"
@@ -30,7 +31,8 @@ function setDraft(text: string): void {
 /** A text file becomes a part of the message, as a block of code. */
 function fenced({ name, text }: Attached): string {
   const fence = "`".repeat(Math.max(3, ...[...text!.matchAll(/`+/g)].map(found => found[0].length + 1)))
-  return `${name}:\n${fence}${name.match(/\.(\w+)$/)?.[1] ?? ""}\n${text!.replace(/\n?$/, "\n")}${fence}`
+  const [, kind = ""] = name.match(/\.(?!pdf$)(\w+)$/i) ?? []
+  return `${name}:\n${fence}${kind}\n${text!.replace(/\n?$/, "\n")}${fence}`
 }
 
 export function Composer({ isBusy }: { isBusy: boolean }) {
@@ -53,7 +55,7 @@ export function Composer({ isBusy }: { isBusy: boolean }) {
   const attach = async (given: FileList | null) => {
     try {
       for (const file of given ?? []) {
-        const read = isText(file) ? { name: file.name, text: await asText(file) } : { name: file.name, url: await asUrl(file, kinds) }
+        const read = isText(file) || isPdf(file) ? { name: file.name, text: await asText(file) } : { name: file.name, url: await asUrl(file, kinds) }
         setFiles([...(attached.value[at] ?? []), read])
       }
       setTrouble("")
@@ -72,6 +74,7 @@ export function Composer({ isBusy }: { isBusy: boolean }) {
           ))}
         </div>
       )}
+      <ToolsChip />
       <RulesChip lastMessage={draft || (path(talk.value).findLast(message => message.role === "user")?.content ?? "")} />
       <div class="composer-box">
         <label class="attach" title={`Attach ${what}`}>

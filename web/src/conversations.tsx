@@ -5,6 +5,7 @@ import { Menu } from "./parts"
 import { view } from "./settings"
 import { download } from "./share"
 import { type Message, ROOT, type Talk, bringBack, forget, newId, rename, talk, talkVersion, talks } from "./talks"
+import { readCalls } from "./tools"
 
 const MAX_MESSAGES = 5000
 const FORM = "bridle-conversation"
@@ -34,6 +35,7 @@ export function readTalk(name: string, text: string): Talk {
       content: String(each.content ?? ""), thoughts: String(each.thoughts ?? ""), parent: ids.get(String(each.parent)) ?? ROOT,
       files: (Array.isArray(each.files) ? each.files : []).filter((url: unknown) => typeof url === "string" && url.startsWith("data:")),
       error: String(each.error ?? ""), model: String(each.model ?? ""), ended: each.ended === "length" ? "length" : "stop",
+      calls: readCalls(each.calls),
     }
     of.messages.set(message.id, message)
   }

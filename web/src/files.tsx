@@ -1,4 +1,4 @@
-// Files that go with a message: images, sounds and videos, as data URLs, and texts.
+// Files that go with a message: images, sounds and videos as data URLs, texts, and the texts of PDFs.
 
 import type { Model } from "./api"
 
@@ -7,6 +7,7 @@ export type Kind = "image" | "audio" | "video"
 const KINDS: Kind[] = ["image", "audio", "video"]
 const WORDS: Record<Kind, string> = { image: "image", audio: "sound", video: "video" }
 const MAX_TEXT_KIB = 256
+const MAX_PDF_MIB = 32
 const MAX_MIB: Record<Kind, number> = { image: 8, audio: 16, video: 16 }
 
 /** What a model reads beside text. */
@@ -14,10 +15,12 @@ export function kindsOf(model: Model | undefined): Kind[] {
   return KINDS.filter(kind => model?.input_modalities?.includes(kind))
 }
 
-/** "texts, images and sounds": all models read texts. */
+/** "texts, PDFs, images and sounds": all models read texts. */
 export function inWords(kinds: Kind[]): string {
-  return ["texts", ...kinds.map(kind => `${WORDS[kind]}s`)].join(", ").replace(/, ([^,]*)$/, " and $1")
+  return ["texts", "PDFs", ...kinds.map(kind => `${WORDS[kind]}s`)].join(", ").replace(/, ([^,]*)$/, " and $1")
 }
+
+export const isPdf = (file: File) => file.type === "application/pdf" || /\.pdf$/i.test(file.name)
 
 /** Whether a file is text, as far as its type or its name say so. */
 export function isText(file: File): boolean {
@@ -26,6 +29,11 @@ export function isText(file: File): boolean {
 
 /** The text of a file. The error says in words why it cannot go with a message. */
 export async function asText(file: File): Promise<string> {
+  if (isPdf(file)) {
+    if (file.size > MAX_PDF_MIB << 20) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB; at most ${MAX_PDF_MIB} of a PDF are read.`)
+    const { textOfPdf } = await import("./pdf.js")
+    return textOfPdf(file.name, new Uint8Array(await file.arrayBuffer()), MAX_TEXT_KIB << 10)
+  }
   if (file.size > MAX_TEXT_KIB << 10)
     throw new Error(`${file.name} has ${Math.ceil(file.size / 1024)} KiB; at most ${MAX_TEXT_KIB} of a text are taken.`)
   const text = await file.text()

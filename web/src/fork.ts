@@ -56,7 +56,7 @@ function isGuided(run: Run, isFree: boolean): boolean {
 
 function plainBody(run: Run, line: Line, { at, chosen }: Place): Record<string, any> {
   const body: Record<string, any> = { ...run.request.body }
-  for (const name of [...STEERING, "controller_arg", "rewind", "messages", "max_completion_tokens"]) delete body[name]
+  for (const name of [...STEERING, "controller_arg", "rewind", "messages", "max_completion_tokens", "tools"]) delete body[name]
   const tokens = line.alive.slice(0, at).map(number => line.pieces[number].token ?? 0)
   const prompt = [...run.story.promptTokens, ...tokens, ...(chosen === undefined ? [] : [chosen])]
   const most = body.max_tokens && fitting(body.max_tokens, body.model ?? "", prompt.length)

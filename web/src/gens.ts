@@ -1,5 +1,5 @@
-// Which call of `gen` in a program wrote which tokens. The log says when a call began and ended; a program with one call has
-// it in a loop, and one without loops has as many calls as it made.
+// Which call of `gen` in a program, in JavaScript or Python, wrote which tokens. The log says what was fixed text and when a
+// call ended; a program with one call has it in a loop, and one without loops has as many calls as it made.
 
 import { signal } from "@preact/signals"
 import type { Run } from "./runs"
@@ -25,14 +25,8 @@ export function callsIn(text: string): Call[] {
   return made
 }
 
-/** The length of a text in the log, which is written as JSON. */
-function lengthIn(written: string): number {
-  try {
-    return String(JSON.parse(written)).length
-  } catch {
-    return 0
-  }
-}
+/** The length of a text in the log, which is written as JSON or as Python's repr. */
+const lengthIn = (written: string) => written.slice(1, -1).replace(/\\(?:x..|u.{4}|U.{8}|.)/g, "_").length
 
 /** For each piece of a line the number of the call that wrote it. Forced tokens are those of fixed text, as long as it is, and
  *  otherwise what a call left no choice for. */
@@ -40,23 +34,22 @@ export function callsOf(run: Run, line: Line): Map<number, number> {
   const made = new Map<number, number>()
   const numCalls = run.program ? callsIn(run.program.text).length : 0
   const numbers = new Map(line.pieces.map((piece, number) => [piece.record, number]))
-  let call = -1
-  let isOpen = false
+  let numEnded = 0
   let fixed = 0
   for (const record of run.records) {
     if (record.output !== line.index) continue
     if (record.type === "log")
-      for (const [, begins, rest] of (record.text ?? "").matchAll(/^(GEN-OPT|GEN|(?:BACKTRACK \d+ )?FIXED) (.*)$/gm)) {
-        if (begins.endsWith("FIXED")) fixed += lengthIn(rest)
-        else isOpen = begins === "GEN-OPT"
-        if (begins === "GEN-OPT") call++
+      for (const [, kind, rest] of (record.text ?? "").matchAll(/^(GEN|(?:BACKTRACK \d+ )?FIXED) (.*)$/gm)) {
+        if (kind === "GEN") numEnded++
+        else fixed += lengthIn(rest)
       }
     if (record.type !== "token") continue
     const isFixed = record.forced && fixed > 0
     if (isFixed) fixed -= (record.text ?? "").length
     const number = numbers.get(record)
-    if (isOpen && !isFixed && number !== undefined) made.set(number, call)
+    if (!isFixed && number !== undefined && numEnded < numCalls) made.set(number, numEnded)
   }
   if (numCalls === 1) return new Map([...made.keys()].map(number => [number, 0]))
-  return call + 1 === numCalls && !line.parent ? made : new Map()
+  const isClear = numEnded <= numCalls && Math.max(-1, ...made.values()) + 1 === numCalls
+  return isClear && !line.parent ? made : new Map()
 }

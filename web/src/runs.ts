@@ -5,6 +5,7 @@ import { type Signal, signal } from "@preact/signals"
 import { ApiError, stream, traceOf } from "./api"
 import { type Header, type TraceRecord, VERSION, parseTraces } from "./records"
 import { type Inherited, Story } from "./story"
+import { type ToolCall, fullName } from "./tools"
 
 export type Kind = "complete" | "chat" | "steer" | "trace" | "twin"
 export type State = "running" | "done" | "stopped" | "failed"
@@ -32,6 +33,7 @@ export interface Run {
   requestId: string
   content: string
   thoughts: string
+  calls: ToolCall[]
   firstToken: number
   seconds: number
   ancestor: Ancestor | null
@@ -59,7 +61,7 @@ export function newRun(kind: Kind, title: string, request: Request, more: Partia
   lastMade = Math.max(lastMade + 1, Date.now()) // no two are made at the same time
   const run: Run = {
     id: ++lastId, kind, title, made: lastMade, request, story: new Story(), records: [], version: signal(0),
-    state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "",
+    state: signal<State>("running"), selected: signal(0), error: "", requestId: "", content: "", thoughts: "", calls: [],
     firstToken: 0, seconds: 0, ancestor: null, program: null, abort: null, header: null,
     twin: null, amend: null, ...more,
   }
@@ -103,6 +105,7 @@ export async function start(run: Run, onEnd: () => void = () => {}): Promise<voi
   }
   const again = async () => {
     run.records = []
+    run.calls = []
     retell(run)
     run.version.value++
     await new Promise(resolve => setTimeout(resolve, COMPILING_PAUSE))
@@ -143,6 +146,7 @@ function take(run: Run, event: any): void {
     if (!choice.index) {
       run.content += choice.delta?.content ?? choice.text ?? ""
       run.thoughts += choice.delta?.reasoning_content ?? ""
+      for (const each of choice.delta?.tool_calls ?? []) takeCall(run, each)
     }
     for (const each of choice.trace ?? []) {
       const record: TraceRecord = run.amend ? run.amend(each) : each
@@ -150,6 +154,12 @@ function take(run: Run, event: any): void {
       run.story.add(record)
     }
   }
+}
+
+/** Adds a piece of a call: its name comes first, its arguments in pieces. */
+function takeCall(run: Run, { index, id, function: { name = "", arguments: piece = "" } }: any): void {
+  const call = (run.calls[index] ??= { id: id ?? `call-${index}`, name: fullName(name), arguments: "" })
+  call.arguments += piece
 }
 
 export function stop(run: Run | null): void {

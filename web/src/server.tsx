@@ -1,7 +1,7 @@
 // What the server does at the moment, for those who run it: requests, queue, cache, controllers, policies.
 
 import { useEffect, useState } from "preact/hooks"
-import { ApiError, read, textAt } from "./api"
+import { ApiError, look, models, post, read, textAt } from "./api"
 import { Notice } from "./parts"
 
 const PAUSE = 1000
@@ -10,7 +10,8 @@ const MAX_ROWS = 100
 interface Engine { [name: string]: any }
 interface Status {
   version: string; uptime: number; in_flight: Record<string, number>; num_requests: number
-  models: { name: string; state: string; device?: string; max_num_seqs?: number; control?: Control; policy_control?: Control; engine?: Engine }[]
+  models: { name: string; state: string; device?: string; max_num_seqs?: number; block_size?: number; control?: Control; policy_control?: Control
+    kv_blocks?: Record<string, number>; engine?: Engine }[]
   requests: Record<string, any>[]
 }
 type Control = { is_up: boolean; restarts: number } | null
@@ -67,9 +68,40 @@ function controlOf(control: Control | undefined): string {
   return `${control.is_up ? "running" : "starting again"}${control.restarts ? `, restarted ${control.restarts} times` : ""}`
 }
 
+/** Loads a model that is not, or closes one that nobody uses. */
+function Loading({ name, state }: { name: string; state: string }) {
+  const [trouble, setTrouble] = useState("")
+  const [isBusy, setBusy] = useState(false)
+  const isLoaded = state === "loaded"
+  const act = async () => {
+    setBusy(true)
+    setTrouble("")
+    await post(`v1/models/${isLoaded ? "unload" : "load"}`, { model: name }).then(look).catch(error => setTrouble((error as Error).message))
+    setBusy(false)
+  }
+  return (
+    <>
+      <div class="row"><button disabled={isBusy || state === "loading"} onClick={() => void act()}>{isLoaded ? `Unload ${name}` : `Load ${name}`}</button></div>
+      {trouble && <Notice text={trouble} />}
+    </>
+  )
+}
+
+/** The KV blocks that each user's requests hold. */
+function UsersOf({ blocks, size }: { blocks: Record<string, number>; size: number }) {
+  const rows = Object.entries(blocks).filter(([, count]) => count > 0).sort((a, b) => b[1] - a[1])
+  const text = rows.map(([user, held]) => `${user || "no user"} ${count(held)} blocks of ${count(size)} tokens`).join(", ")
+  return <><dt>KV blocks of each user</dt><dd>{text || "none"}</dd></>
+}
+
+/** Models that could be loaded, and are not known to the status yet. */
+const loadable = (status: Status) => models.value
+  .filter(each => !each.parent && (each.root ?? each.id) === each.id && !status.models.some(model => model.name === each.id))
+  .map(each => ({ name: each.id, state: each.state }))
+
 function ModelOf({ model }: { model: Status["models"][number] }) {
   const engine = model.engine
-  if (!engine) return <section class="card"><h2>{model.name}</h2><p>{model.state}</p></section>
+  if (!engine) return <section class="card"><h2>{model.name}</h2><p>{model.state}</p><Loading name={model.name} state={model.state} /></section>
   const prompt = engine.num_prompt_tokens || 0
   return (
     <section class="card">
@@ -79,6 +111,7 @@ function ModelOf({ model }: { model: Status["models"][number] }) {
       <Bar name="Sequences in the queue" now={engine.num_waiting} most={0} />
       <Bar name="KV blocks in use" now={engine.num_blocks - engine.num_free_blocks} most={engine.num_blocks} />
       <dl class="facts">
+        <UsersOf blocks={model.kv_blocks ?? {}} size={model.block_size ?? 0} />
         <dt>Sequences that wait for a controller</dt><dd>{count(engine.num_suspended)}</dd>
         <dt>Tokens sampled, forced, rolled back</dt>
         <dd>{count(engine.num_sampled_tokens)}, {count(engine.num_forced_tokens)}, {count(engine.num_rewound_tokens)}</dd>
@@ -87,6 +120,7 @@ function ModelOf({ model }: { model: Status["models"][number] }) {
         <dt>Forks, preemptions, late answers</dt>
         <dd>{count(engine.num_forks)}, {count(engine.num_preemptions)}, {count(engine.num_late_answers)}</dd>
       </dl>
+      <Loading name={model.name} state={model.state} />
     </section>
   )
 }
@@ -94,30 +128,19 @@ function ModelOf({ model }: { model: Status["models"][number] }) {
 const HEADS: [string, string][] = [["user", "User"], ["route", "Route"], ["model", "Model"], ["state", "State"], ["age", "Seconds"],
   ["prompt_tokens", "Prompt"], ["output_tokens", "Output"], ["controller", "Controller"], ["constraint", "Constraint"]]
 
-/** The tokens that each user's requests hold in the KV cache together. */
-function byUser(rows: Record<string, any>[]): [string, number][] {
-  const found = new Map<string, number>()
-  for (const { user, computed_prompt_tokens: computed, cached_prompt_tokens: cached, output_tokens: output } of rows)
-    found.set(user ?? "", (found.get(user ?? "") ?? 0) + (computed ?? 0) + (cached ?? 0) + (output ?? 0))
-  return [...found].sort((a, b) => b[1] - a[1])
-}
-
 function Requests({ status }: { status: Status }) {
   const rows = status.requests.slice(0, MAX_ROWS)
   const heads = HEADS.filter(([name]) => rows.some(row => row[name] !== undefined && row[name] !== null))
   if (!rows.length) return <p class="told-small">No request at the moment.</p>
   return (
-    <>
-      <div class="table" tabIndex={0} role="group" aria-label="Requests">
-        <table>
-          <thead><tr>{heads.map(([name, head]) => <th key={name}>{head}</th>)}</tr></thead>
-          <tbody>{rows.map(row => (
-            <tr key={row.id}>{heads.map(([name]) => <td key={name}>{typeof row[name] === "number" ? count(row[name]) : String(row[name] ?? "")}</td>)}</tr>))}
-          </tbody>
-        </table>
-      </div>
-      <p class="told-small">Tokens in the KV cache: {byUser(rows).map(([user, tokens]) => `${user || "no user"} ${count(tokens)}`).join(", ")}</p>
-    </>
+    <div class="table" tabIndex={0} role="group" aria-label="Requests">
+      <table>
+        <thead><tr>{heads.map(([name, head]) => <th key={name}>{head}</th>)}</tr></thead>
+        <tbody>{rows.map(row => (
+          <tr key={row.id}>{heads.map(([name]) => <td key={name}>{typeof row[name] === "number" ? count(row[name]) : String(row[name] ?? "")}</td>)}</tr>))}
+        </tbody>
+      </table>
+    </div>
   )
 }
 
@@ -155,7 +178,7 @@ export function Server() {
           <>
             <p class="told-small">bridle {status.version}, for {count(Math.round(status.uptime / 60))} minutes ·{" "}
               {count(status.in_flight.requests)} of {count(status.in_flight.max_requests)} requests · {count(status.in_flight.refused)} refused</p>
-            {status.models.map(model => <ModelOf key={model.name} model={model} />)}
+            {[...status.models, ...loadable(status)].map(model => <ModelOf key={model.name} model={model} />)}
             <h2>Requests</h2>
             <Requests status={status} />
           </>

@@ -8,9 +8,12 @@ import { Notice, TextBox } from "./parts"
 import { asMessage, chosen, hasTwin, language, programs, promptOf, prompts, textOf } from "./programs"
 import { type Request, type Run, current, newRun, start, stop } from "./runs"
 import { RunView } from "./runview"
-import { model, samplingFields, seedOrNew } from "./settings"
+import { model, sampling, samplingFields, seedOrNew } from "./settings"
 
 const wrong = signal("")
+/** Settings of examples where none are set: small models then write sense more often, and come to an end. */
+const CALM = { temperature: 0.2, max_tokens: 120 }
+const calm = () => Object.fromEntries(Object.entries(CALM).filter(([name]) => !sampling.value[name as keyof typeof CALM]))
 
 /** The fields that say how a text is steered. Throws for what is no JSON. */
 function steering(of: Language, text: string): Record<string, unknown> {
@@ -21,9 +24,9 @@ function steering(of: Language, text: string): Record<string, unknown> {
 }
 
 /** What the model begins with: a message, or a text as it is. Programs that write all of it themselves need neither. */
-function beginning(text: string): Request {
+function beginning(text: string, isExample: boolean): Request {
   const isMessage = asMessage.value && text.trim() !== "" && models.value.find(each => each.id === model.value)?.has_chat_template !== false
-  const common = { model: model.value || undefined, seed: seedOrNew(), ...samplingFields() }
+  const common = { model: model.value || undefined, seed: seedOrNew(), ...samplingFields(), ...(isExample ? calm() : {}) }
   if (!isMessage) return { path: "v1/completions", body: { ...common, prompt: text } }
   return { path: "v1/chat/completions", body: { ...common, messages: [{ role: "user", content: text }] } }
 }
@@ -40,7 +43,8 @@ function run(): void {
     wrong.value = `The schema is not JSON: ${(error as Error).message}`
     return
   }
-  const { path, body } = beginning(promptOf(of))
+  const isExample = of.examples.some(example => example.text === text)
+  const { path, body } = beginning(promptOf(of), isExample)
   const twin = hasTwin.value && promptOf(of).trim() ? newRun("twin", "Unsteered", { path, body }) : null
   const title = `${of.name}: ${text.trim().split("\n")[0].slice(0, 40)}`
   const made = newRun("steer", title, { path, body: { ...body, ...fields } }, { program: { language: of.id, text }, twin })

@@ -6,7 +6,8 @@ import { keepAs } from "./keep"
 import { ruleFields } from "./rules"
 import { type Run, newRun, start } from "./runs"
 import { model, samplingFields, seedOrNew, settingsOf } from "./settings"
-import { type Message, ROOT, type Talk, add, keepMessage, keepTalk, path, runOf, talk } from "./talks"
+import { type Message, ROOT, type Talk, add, keepMessage, keepTalk, path, runOf, talk, talkVersion } from "./talks"
+import { type ToolCall, callMessages, isOpen, runCall, runsAlone, toolFields } from "./tools"
 
 const MAX_TITLE = 48
 /** An answer is kept that often while it is written, in milliseconds. */
@@ -15,6 +16,10 @@ const KEEPING_PAUSE = 500
 function asked(of: Talk, upTo: Message): Record<string, unknown>[] {
   const made: Record<string, unknown>[] = []
   for (let now: Message | undefined = upTo; now; now = of.messages.get(now.parent)) {
+    if (now.calls?.length) {
+      made.unshift(...callMessages(now.content, now.calls))
+      continue
+    }
     const files = now.files.map(partOf)
     const content = files.length ? [...files, { type: "text", text: now.content }] : now.content
     made.unshift({ role: now.role, content })
@@ -35,7 +40,7 @@ export function say(content: string, files: string[] = [], parent?: string): Run
 /** Lets the model answer message `to`, once more if it did already. */
 export function answer(of: Talk, to: Message): Run {
   const body = { model: model.value || undefined, messages: asked(of, to), seed: seedOrNew(), ...samplingFields(settingsOf(of)),
-    ...ruleFields(of.rules) }
+    ...ruleFields(of.rules), ...toolFields() }
   const run = newRun("chat", of.title, { path: "v1/chat/completions", body })
   write(of, add(of, to.id, { role: "assistant", model: model.value, ended: "writing" }), run)
   void start(run, () => finish(of, run))
@@ -101,9 +106,40 @@ function finish(of: Talk, run: Run): void {
   take(message, run)
   message.ended = run.state.value === "stopped" ? "stopped" : run.story.line(0).end?.reason === "length" ? "length" : "stop"
   message.run = `m-${message.made}-${message.id}`
+  if (run.calls.length) message.calls = run.calls
   void keepAs(message.run, run)
   keepMessage(message)
   keepTalk(of)
+  if (run.state.value === "done" && message.calls && runsAlone(roundsUpTo(of, message)))
+    for (const call of message.calls) void allow(of, message, call)
+}
+
+// -- calls of tools ----------------------------------------------------------------------------------------------
+
+/** How many answers in a row have called tools, this one included. */
+function roundsUpTo(of: Talk, message: Message): number {
+  let rounds = 0
+  for (let now: Message | undefined = message; now?.calls; now = of.messages.get(now.parent)) rounds++
+  return rounds
+}
+
+/** Runs a call. Once the last call of an answer is over, the model goes on. */
+export async function allow(of: Talk, message: Message, call: ToolCall): Promise<void> {
+  const running = runCall(call)
+  talkVersion.value++
+  await running
+  settle(of, message)
+}
+
+export function refuse(of: Talk, message: Message, call: ToolCall): void {
+  call.error = "The user refused this call."
+  settle(of, message)
+}
+
+function settle(of: Talk, message: Message): void {
+  keepMessage(message)
+  keepTalk(of)
+  if (of.messages.has(message.id) && !message.calls!.some(isOpen)) answer(of, message)
 }
 
 // What was written until the page goes is kept, too.

@@ -5,6 +5,7 @@ import { signal } from "@preact/signals"
 import type { Run } from "./runs"
 import type { Sampling } from "./settings"
 import { all, announce, get, messagesOf, onAnnounced, put, remove } from "./store"
+import type { ToolCall } from "./tools"
 import { offerUndo } from "./undo"
 
 /** How an answer ended: by its own end, the limit of tokens, the reader, or not at all. */
@@ -14,6 +15,8 @@ export interface Message {
   parent: string; error: string; model: string; ended: Ended
   /** The run of the answer in the store of runs. */
   run?: string
+  /** Tools that the answer calls. */
+  calls?: ToolCall[]
 }
 interface Kept { id: string; title: string; made: number; shown: Record<string, string>; sampling?: Sampling; rules?: Record<string, string> }
 export interface Talk extends Kept { messages: Map<string, Message> }

@@ -24,6 +24,7 @@ TYPES = {
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "index.html": "text/html; charset=utf-8",
+    "pdf.js": "text/javascript; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
 }
 PAGE = "index.html"
