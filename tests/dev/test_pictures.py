@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from PIL import Image
+
 from bridle import LLM
+from dev.pictures.playground import MAX_RECORDING, RECORDING
 from dev.pictures.steered_stream import COLORS, draw, record
+from tests.sources import ROOT
 
 
 def test_the_steered_stream_shows_every_kind_of_token() -> None:
@@ -18,3 +22,12 @@ def test_the_steered_stream_shows_every_kind_of_token() -> None:
     root = ElementTree.fromstring(draw(lanes))
     shown = ["".join(each.itertext()) for each in root.iter() if "token" in each.get("class", "")]
     assert len(shown) == sum(len(lane.tokens) for lane in lanes)
+
+
+def test_the_recording_of_the_playground_is_small_and_shown() -> None:
+    path = ROOT / "docs/pictures" / RECORDING
+    assert path.stat().st_size <= MAX_RECORDING
+    with Image.open(path) as recording:
+        assert recording.is_animated and recording.n_frames > 20
+    assert f"docs/pictures/{RECORDING}" in (ROOT / "README.md").read_text()
+    assert f"pictures/{RECORDING}" in (ROOT / "docs/playground.md").read_text()
