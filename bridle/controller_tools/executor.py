@@ -84,8 +84,8 @@ class ToolCounts:
 class ToolExecutor:
     """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
 
-    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls. Users may call the tools in
-    `direct` themselves, without a controller.
+    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls. Users may call the tools
+    in `direct` themselves, without a controller.
     """
 
     def __init__(
