@@ -51,9 +51,10 @@ def complete(page: Any, prompt: str = "Once upon a time") -> None:
     settle(page)
 
 
-def steer(page: Any, language: str, example: str) -> None:
+def steer(page: Any, language: str, example: str, *, is_message: bool = False) -> None:
     go(page, "Steer")
     plainly(page)
+    page.get_by_label("as a message").set_checked(is_message)
     page.get_by_label("Language").select_option(label=language)
     page.get_by_label("Example").select_option(label=example)
     page.get_by_role("button", name="Run", exact=True).click()
@@ -105,10 +106,10 @@ def be_greedy(page: Any) -> None:
     page.locator("input[name=temperature]").fill("0")
 
 
-def run_example(page: Any, language: str, example: str) -> str:
+def run_example(page: Any, language: str, example: str, *, is_message: bool = False) -> str:
     """Run an example greedily, and return its text without what was rolled back."""
     be_greedy(page)
-    steer(page, language, example)
+    steer(page, language, example, is_message=is_message)
     settle(page)
     page.get_by_label("fold what was rolled back").check() if page.locator(".fold").count() else None
     return "".join(page.locator(".tokens > .chunk").evaluate_all(SHOWN))
