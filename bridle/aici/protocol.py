@@ -227,6 +227,13 @@ def decode_request(data: bytes) -> Request:
     """Decode a request. Raises `ProtocolError` if it is JSON but not a request, `msgspec.DecodeError` if it is not
     JSON."""
     try:
+        return _decode_request(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"JSON is malformed: {error}") from None
+
+
+def _decode_request(data: bytes) -> Request:
+    try:
         request: Request = _requests.decode(data)
         return request
     except msgspec.ValidationError as error:
@@ -264,6 +271,6 @@ def rid_of(request: Message | bytes) -> str | UnsetType:
 def _loose_rid(data: bytes) -> Any:
     try:
         value = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return value.get("$rid") if isinstance(value, dict) else None

@@ -195,7 +195,7 @@ def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | ErrorReply | JsonFail
     try:
         reply: Ok[Any] | ErrorReply | JsonFailure = _reply_decoder(data_type).decode(data)
         return reply
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed reply: {error}") from None
 
 

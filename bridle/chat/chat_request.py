@@ -159,7 +159,7 @@ class TurnReader:
         off."""
         try:
             return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
 
 

@@ -104,7 +104,7 @@ def _value(arguments: object) -> object:
     """Arguments as they compare: values, in whatever order and with whatever spaces they were written."""
     try:
         return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return arguments
 
 

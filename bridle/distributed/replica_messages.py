@@ -197,7 +197,7 @@ def read_by_router(data: bytes) -> Handshake | ToRouter:
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{len(data)} bytes received are not a message: {error}") from error
 
 

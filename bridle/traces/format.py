@@ -76,7 +76,7 @@ def decode_record(line: bytes) -> Any:
     """The `Record` or the `TraceHeader` that a line describes. Raises `InvalidRequest`."""
     try:
         message = _DECODER.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"no record of a trace: {error}", "TRACE") from None
     value = _BY_MESSAGE[type(message)].unpack(message)
     if isinstance(value, TraceHeader) and value.version != VERSION:

@@ -150,6 +150,15 @@ def test_garbage_gives_one_of_two_errors(data: bytes) -> None:
         p.decode_request(data)
 
 
+@pytest.mark.parametrize("data", [b'{"\xff": 1}', b'{"data": ' + b"[" * 100_000, b"\xff"])
+def test_text_that_is_broken_or_too_deep_is_malformed(data: bytes) -> None:
+    with pytest.raises((ProtocolError, msgspec.DecodeError)):
+        p.decode_request(data)
+    with pytest.raises(ProtocolError):
+        r.decode_reply(data, r.ModuleData)
+    p.rid_of(data)
+
+
 def wire(message: Any) -> Any:
     return json.loads(p.encode(message))
 

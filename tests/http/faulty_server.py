@@ -26,6 +26,22 @@ from tests.waiting import PATIENCE, until
 BODY = {"prompt": "Once upon a time", "max_tokens": 6, "temperature": 0}
 
 
+class WatchedTools(ToolExecutor):
+    """Tools that tell who watches them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watching: set[Callable[[], None]] = set()
+
+    def watch(self, on_done: Callable[[], None]) -> None:
+        self.watching.add(on_done)
+        super().watch(on_done)
+
+    def unwatch(self, on_done: Callable[[], None]) -> None:
+        self.watching.discard(on_done)
+        super().unwatch(on_done)
+
+
 class FaultyServer:
     """The demo model behind HTTP, with supervision. `fault` is called in each forward pass of every engine, `on_load`
     before each load but the first."""
@@ -34,7 +50,7 @@ class FaultyServer:
         self.fault: Callable[[], object] = lambda: None
         self.on_load: Callable[[], object] = lambda: None
         self.num_loads = 0
-        self.tools = ToolExecutor()
+        self.tools = WatchedTools()
         loader = EngineLoader(engine, executors=self._load, tools=self.tools)
         model = ModelConfig("demo", kv_memory=8 << 20, warm_up=False)
         self.registry, load = build_registry(ModelSet(("demo",)), model, loader)

@@ -100,7 +100,7 @@ class SideChannel:
     def _resolve(self, reply: bytes) -> None:
         try:
             rid = msgspec.json.decode(reply, type=_Rid).rid
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"malformed reply on the side channel: {error}") from None
         with self._lock:
             call = self._pending.pop(rid, None)

@@ -117,7 +117,7 @@ class _Guest:
     def _decode(self, decoder: msgspec.json.Decoder[Any], data: bytes, name: str) -> Any:
         try:
             return decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             shown = data[:200].decode(errors="replace")
             raise self._broke(f"malformed result of {name}: {error}; it was {shown!r}") from None
 

@@ -151,5 +151,5 @@ def _object(arguments: str) -> Any:
     """The arguments of a call; an empty object if the output ended within them."""
     try:
         return msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}

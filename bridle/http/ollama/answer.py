@@ -163,6 +163,6 @@ def _call(number: int, call_id: str, name: str, arguments: str) -> Row:
     """A call of a tool. Arguments that the end of the output has cut off are empty."""
     try:
         value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = {}
     return {"id": f"call_{call_id}", "function": {"index": number, "name": name, "arguments": value}}
