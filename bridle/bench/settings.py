@@ -25,6 +25,7 @@ class BenchSettings:
     llama_server: Path | None = None  # llama.cpp's programs
     llama_bench: Path | None = None
     num_cases: int | None = None  # of each recipe
+    minutes: float | None = None  # that a server is under traffic
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:

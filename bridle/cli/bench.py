@@ -57,6 +57,8 @@ class BenchOptions:
     "For `real` and `hybrid`: path of llama.cpp's `llama-bench`. Default: next to `llama-server`."
     cases: int | None = None
     "For `recipes`: number of cases of each recipe. Default: 100; 4 with --quick."
+    minutes: float | None = None
+    "For `soak`: minutes of traffic. Default: 10; half a minute with --quick."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 
@@ -77,6 +79,7 @@ class BenchOptions:
             self.llama_server,
             self.llama_bench or (self.llama_server and self.llama_server.with_name("llama-bench")),
             self.cases,
+            self.minutes,
         )
 
 

@@ -26,6 +26,7 @@ BENCHMARKS = {
     "schemas": "which JSON schemas of a collection such as MaskBench are served, and what their masks cost",
     "shard": "a step through another process beside one in this",
     "simulation": "a hundred to a thousand replicas in virtual time",
+    "soak": "a server under mixed traffic whose processes are killed, stopped and starved: answers, recovery, growth",
     "speculation": "what drafted tokens gain, beside none, and beside drafts in transformers and llama.cpp",
     "steps": "what a step costs, by what is in it",
     "trace": "what tracing costs, with and without in turns",

@@ -1,0 +1,305 @@
+"""A server under mixed traffic for minutes, whose processes are killed, stopped and starved meanwhile.
+
+Requests come over several APIs, with grammars, scripts, streams that are left and bodies that are refused. Every few
+seconds a round takes something away: a process of the model or of the controllers (kill -9, or a stop and a
+continuation), room for files (writes fail as on a full disk), or descriptors. After each round the server has to give
+the right answer again. Memory, descriptors, threads, processes, shared memory and temporary files are sampled after the
+rounds; the slope over the second half says what grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import psutil
+
+from bridle.bench.phases import MachineLimits, Phases
+from bridle.bench.settings import BenchSettings
+from bridle.bench.subprocesses import announced_port, end_process
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PATIENCE = 180.0
+#: Seconds of traffic before each round.
+_PAUSE = 2.0
+_CLIENTS = 4
+#: Descriptors that a starved server may open: fewer than it has open.
+_FEW_DESCRIPTORS = 8
+_PROBE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+_SCRIPT = "async def main():\n    await aici.gen_text(max_tokens=4)\n\nimport pyaici.server as aici\naici.start(main())"
+_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+
+
+def requests(number: int) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a request; the number chooses its API."""
+    chat = {"model": "demo", "messages": [{"role": "user", "content": f"Number {number}?"}], "max_tokens": 12}
+    shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", _PROBE | {"prompt": f"{number} times: " + "once upon a time. " * (number % 20)}),
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", chat | {"response_format": shape, "max_tokens": 24}),
+        ("/v1/messages", chat),
+        ("/v1/responses", {"model": "demo", "input": f"Story {number}", "max_output_tokens": 12}),
+        ("/api/generate", {"model": "demo", "prompt": "Hello", "stream": False, "options": {"num_predict": 8}}),
+        ("/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 8}}),
+        ("/v1/completions", _PROBE | {"controller": "pyctrl", "controller_arg": _SCRIPT}),
+        ("/v1/completions", _PROBE | {"regex": f"[a-z]{{{1 + number % 9}}}"}),
+        ("/v1/completions", _PROBE | {"max_tokens": -number}),
+        ("/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ]
+    return kinds[number % len(kinds)]
+
+
+@dataclass(slots=True)
+class SoakOutcome:
+    """What a run found. `samples` are states after each round; `slopes` are changes per minute over the second half.
+    `recovery` has the seconds of each round until the right answer came."""
+
+    rounds: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    recovery: dict[str, list[float]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    slopes: dict[str, float] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+
+class SoakedServer:
+    """A running `bridle serve` with a shard, controllers, a store for KV and a state file."""
+
+    def __init__(self, process: psutil.Process, port: int, folder: Path) -> None:
+        self.process, self.folder = process, folder
+        self.url = f"http://127.0.0.1:{port}"
+
+    def children(self, words: str) -> list[psutil.Process]:
+        """Return the living child processes with `words` in their command lines."""
+        found = []
+        for child in self.process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if words in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
+
+    def sample(self) -> dict[str, float]:
+        """Return the state of the server and its child processes."""
+        processes = [self.process, *self.process.children(recursive=True)]
+        own = [each for each in Path("/dev/shm").iterdir() if f"-{self.process.pid}-" in each.name]  # noqa: S108
+        with contextlib.suppress(psutil.Error):
+            return {
+                "time": time.monotonic(),
+                "server_mib": self.process.memory_info().rss / 2**20,
+                "all_mib": sum(each.memory_info().rss for each in processes) / 2**20,
+                "descriptors": self.process.num_fds(),
+                "threads": self.process.num_threads(),
+                "processes": len(processes),
+                "shared_memory": len(own),
+                "temporary_files": len(list(self.folder.iterdir())),
+            }
+        return {}
+
+
+@contextlib.contextmanager
+def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
+    """A server whose temporary files lie in a folder of their own."""
+    with tempfile.TemporaryDirectory(prefix="bridle-soak-") as name:
+        folder, scratch = Path(name), Path(name) / "tmp"
+        scratch.mkdir()
+        command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--log-format", "json"]
+        command += ["--state-db", str(folder / "state.db"), "--control-store", str(folder / "controllers")]
+        command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # which a shard does not have
+        log = folder / "server.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603
+                command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(scratch)}
+            )
+        try:
+            yield SoakedServer(psutil.Process(process.pid), announced_port(process, log), scratch)
+        except BaseException:
+            sys.stderr.write(log.read_text(errors="replace")[-4_000:])
+            raise
+        finally:
+            end_process(process)
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------
+
+
+async def _kill(server: SoakedServer, words: str, how: signal.Signals) -> None:
+    victims = server.children(words)
+    if victims:
+        victim = random.choice(victims)
+        with contextlib.suppress(psutil.Error):
+            victim.send_signal(how)
+            if how is signal.SIGSTOP:
+                await asyncio.sleep(0.5)
+                victim.send_signal(signal.SIGCONT)
+
+
+async def _stop_server(server: SoakedServer) -> None:
+    server.process.suspend()
+    await asyncio.sleep(0.5)
+    server.process.resume()
+
+
+async def _starve(server: SoakedServer, what: int, few: int) -> None:
+    """Take a resource from the server for some seconds."""
+    before = resource.prlimit(server.process.pid, what)
+    resource.prlimit(server.process.pid, what, (few, before[1]))
+    await asyncio.sleep(2 * _PAUSE)
+    resource.prlimit(server.process.pid, what, before)
+
+
+#: What each round takes away.
+ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
+    "kill -9 of a controller process": lambda server: _kill(server, "bridle.aici.runtime", signal.SIGKILL),
+    "stop of a controller process": lambda server: _kill(server, "bridle.aici.runtime", signal.SIGSTOP),
+    "kill -9 of the shard": lambda server: _kill(server, "bridle shard", signal.SIGKILL),
+    "stop of the shard": lambda server: _kill(server, "bridle shard", signal.SIGSTOP),
+    "kill -9 of any child": lambda server: _kill(server, "", signal.SIGKILL),
+    "stop of the server": _stop_server,
+    "full disk": lambda server: _starve(server, resource.RLIMIT_FSIZE, 0),
+    "no descriptors": lambda server: _starve(server, resource.RLIMIT_NOFILE, _FEW_DESCRIPTORS),
+}
+
+
+async def _probe(client: httpx.AsyncClient) -> list[str] | None:
+    """Return the server's answers to fixed questions, without and with a controller; None if it has not all now."""
+    texts = []
+    for fields in ({}, {"controller": "pyctrl", "controller_arg": _SCRIPT}):
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+            answer = await client.post("/v1/completions", json=_PROBE | fields, headers={"connection": "close"})
+            texts += [str(answer.json()["choices"][0]["text"])] if answer.status_code == 200 else []
+    return texts if len(texts) == 2 else None
+
+
+async def _until_right(client: httpx.AsyncClient, right: list[str] | None, found: SoakOutcome) -> float:
+    """Wait for the answers `right`, or for any if that is None; return how long that took, in seconds."""
+    began = time.monotonic()
+    while time.monotonic() - began < _PATIENCE:
+        texts = await _probe(client)
+        if texts is not None and right in (None, texts):
+            return time.monotonic() - began
+        found.wrong += texts or ()
+        await asyncio.sleep(0.05)
+    raise TimeoutError(f"no right answer within {_PATIENCE:g} s")
+
+
+async def _traffic(client: httpx.AsyncClient, numbers: Iterator[int], found: SoakOutcome) -> None:
+    """Send requests one after the other; every eighth leaves its stream."""
+    for number in numbers:
+        path, body = requests(number)
+        try:
+            if number % 8 == 0 and path.startswith("/v1/c"):
+                async with client.stream("POST", path, json=body | {"stream": True, "max_tokens": 50}) as stream:
+                    async for _ in stream.aiter_lines():
+                        break
+                found.statuses["left"] += 1
+            else:
+                found.statuses[str((await client.post(path, json=body)).status_code)] += 1
+        except httpx.HTTPError as error:
+            found.statuses[type(error).__name__] += 1
+            await asyncio.sleep(0.1)
+
+
+async def drive(server: SoakedServer, seconds: float, names: list[str]) -> SoakOutcome:
+    """Send traffic and take things away for that long; every kind of round happens at least once."""
+    found, numbers, end = SoakOutcome(), itertools.count(), time.monotonic() + seconds
+    async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE) as client:
+        await _until_right(client, None, found)  # the script's interpreter is compiled
+        right = await _probe(client)
+        traffic = [asyncio.create_task(_traffic(client, numbers, found)) for _ in range(_CLIENTS)]
+        for number in itertools.count():
+            if number >= len(names) and time.monotonic() > end:
+                break
+            await asyncio.sleep(_PAUSE)
+            name = names[number % len(names)]
+            await ROUNDS[name](server)
+            found.recovery.setdefault(name, []).append(await _until_right(client, right, found))
+            found.rounds[name] += 1
+            found.samples.append(server.sample())
+        for task in traffic:
+            task.cancel()
+        await asyncio.gather(*traffic, return_exceptions=True)
+    found.slopes = slopes(found.samples)
+    return found
+
+
+def slopes(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Return the change of each figure per minute over the second half of the samples, by least squares."""
+    half = [sample for sample in samples[len(samples) // 2 :] if sample]
+    if len(half) < 3:
+        return {}
+    minutes = np.array([sample["time"] for sample in half]) / 60
+    names = [name for name in half[0] if name != "time"]
+    return {name: float(np.polyfit(minutes, [sample[name] for sample in half], 1)[0]) for name in names}
+
+
+def soak(seconds: float, names: list[str], arguments: tuple[str, ...] = ()) -> SoakOutcome:
+    """Serve, drive and end a server. `left` names the processes and the shared memory that outlive it."""
+    before = {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108
+    with serving(arguments) as server:
+        found = asyncio.run(drive(server, seconds, names))
+        children = server.process.children(recursive=True)
+    _, alive = psutil.wait_procs(children, 20)
+    own = f"-{server.process.pid}-"
+    found.left = [f"process {child.pid}" for child in alive]
+    found.left += [path.name for path in Path("/dev/shm").iterdir() if own in path.name and path.name not in before]  # noqa: S108
+    return found
+
+
+#: Ways to serve, and their flags.
+SETTINGS = {"model in the server": (), "model in a shard": ("--isolate-model",)}
+
+
+def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
+    """About how many seconds each way to serve takes."""
+    return {name: _seconds(settings) + limits.python(20.0) for name in SETTINGS}
+
+
+def _seconds(settings: BenchSettings) -> float:
+    return 60.0 * (settings.minutes or (0.5 if settings.quick else 10.0)) / len(SETTINGS)
+
+
+def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
+    """Soak servers for `--minutes`, 10 unless said."""
+    report = {}
+    for setting, arguments in SETTINGS.items():
+        with phases.part(setting):
+            found = soak(_seconds(settings), [name for name in ROUNDS if arguments or "shard" not in name], arguments)
+        console.print(setting)
+        print_outcome(found, console)
+        report[setting] = asdict(found)
+    return report
+
+
+def print_outcome(found: SoakOutcome, console: Console) -> None:
+    """Print rounds with their recovery times, and what grew."""
+    from rich.table import Table
+
+    table = Table("round", "times", "recovery, median s", "longest s")
+    for name, seconds in found.recovery.items():
+        table.add_row(name, str(len(seconds)), f"{np.median(seconds):.2f}", f"{max(seconds):.2f}")
+    console.print(table)
+    console.print(f"{sum(found.rounds.values())} rounds, requests by status {dict(found.statuses)}")
+    console.print(f"wrong answers {found.wrong[:5]}, left behind {found.left}")
+    for name, slope in found.slopes.items():
+        first, last = found.samples[len(found.samples) // 2][name], found.samples[-1][name]
+        console.print(f"{name:16} {first:10.1f} -> {last:10.1f}, {slope:+8.2f} a minute")
