@@ -207,9 +207,11 @@ def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
-    """The type of one tensor. Norms, biases and the tensors that choose experts are not quantized."""
+    """The type of one tensor. Norms, biases, convolutions and the tensors that choose experts are not quantized:
+    llama.cpp computes them in floats only."""
     _, usual, careful, head = FILE_TYPES[file_type]
-    if len(source.shape) < 2 or "ffn_gate_inp" in name or name.endswith(".bias"):
+    is_float = any(part in name for part in ("ffn_gate_inp", "conv")) or not name.endswith(".weight")
+    if len(source.shape) < 2 or is_float:
         return "F32"
     kind = usual
     if name == "output.weight" or (name == "token_embd.weight" and config.tie_word_embeddings):

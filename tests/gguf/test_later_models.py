@@ -49,6 +49,14 @@ def test_a_file_is_served_as_the_folder_is(name: str) -> None:
     assert [each.outputs[0].token_ids for each in have] == [each.outputs[0].token_ids for each in want]
 
 
+@pytest.mark.parametrize(("name", "ends"), [("lfm2", "shortconv.conv.weight"), ("mamba", "ssm_conv1d.weight")])
+def test_convolutions_and_decays_stay_floats(name: str, ends: str) -> None:
+    """llama.cpp computes them in no other type."""
+    tensors = open_model(_pair(name, "Q8_0")[1]).tensors
+    kinds = {each: entry.kind.name for each, entry in tensors.items() if each.endswith((ends, "ssm_a"))}
+    assert kinds and set(kinds.values()) == {"F32"}
+
+
 def test_rows_of_a_delta_rule_lie_where_llamacpp_has_them() -> None:
     """Two heads of keys and four of values, each of eight numbers."""
     original, file = _pair("qwen3_5")
