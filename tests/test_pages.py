@@ -25,6 +25,7 @@ from bridle import LLM
 from bridle.cli.app import app
 from bridle.cli.run import settings_file
 from bridle.serving import ControlSettings
+from tests.command_server import command_folder
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import Block, blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
@@ -120,7 +121,7 @@ def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) ->
         assert len([block for block in found if block.language == "sh"]) > 5
     else:
         found = [block for block in found if block.output is not None or block.file]
-        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+        path = os.pathsep.join([str(command_folder()), str(Path(sys.executable).parent), path])
     run_commands(found, tmp_path, path, server)
 
 

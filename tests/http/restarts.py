@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,38 +12,27 @@ from typing import Any
 
 import httpx
 
-from tests.waiting import PATIENCE
+from tests.command_server import Command
 
-ROOT = Path(__file__).parents[2]
 SYSTEM = "You answer questions about the weather. " * 12
 
 
 @contextmanager
 def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[str]:
     """`bridle serve` with a store as its own default, ended by a signal."""
-    environment = {name: value for name, value in os.environ.items() if name != "BRIDLE_KV_STORE"}
-    command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--control", "off", *flags]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT), "BRIDLE_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    variables = {name: value for name, value in os.environ.items() if name != "BRIDLE_KV_STORE"}
+    variables["BRIDLE_CACHE"] = str(tmp_path / "cache")
+    reader, writer = os.pipe()
+    server = Command(["serve", "demo", "--port", "0", "--control", "off", *flags], variables, writer)
+    os.close(writer)
     try:
-        assert process.stdout is not None
-        found = None
-        while found is None:
-            line = process.stdout.readline()
-            assert line, "the server ended"
-            found = re.search(r"http://[\d.:]+", line)
-        yield found.group()
-        process.send_signal(end)
-        process.wait(PATIENCE)
+        with open(reader, encoding="utf-8") as said:
+            urls = (found.group() for line in said if (found := re.search(r"http://[\d.:]+", line)))
+            yield next(urls)
+            server.send_signal(end)
+            server.wait()
     finally:
-        process.kill()
-        process.communicate()
+        server.send_signal(signal.SIGKILL)
 
 
 def turn(url: str, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
