@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
 
 from bridle.distributed.child_process import die_with_parent
 from dev.fuzz.mutations import mutate
@@ -23,6 +25,8 @@ from dev.fuzz.parsers import PARSERS, Parse, Parser
 CPU_SECONDS = 5.0
 MEMORY = 512 << 20
 _MAX_FINDINGS = 20
+#: The file with the seed of the input that is being parsed.
+_NUMBER = "seed"
 
 
 class TookTooLong(BaseException):
@@ -47,21 +51,8 @@ class Outcome:
 def run_parser(name: str, first_seed: int, count: int) -> Outcome:
     """Run `count` inputs. A process that dies is a finding; the next one continues behind its input."""
     total, seed, end = Outcome(), first_seed, first_seed + count
-    context = multiprocessing.get_context("spawn")
     while seed < end and len(total.findings) < _MAX_FINDINGS:
-        at: Synchronized[int] = context.Value("q", seed)
-        ours, theirs = context.Pipe(duplex=False)
-        with tempfile.TemporaryDirectory(prefix="bridle-fuzz-") as folder:
-            process = context.Process(target=_work, args=(name, seed, end, at, theirs, Path(folder)))
-            process.start()
-            theirs.close()
-            try:
-                part: Outcome = ours.recv()
-            except EOFError:
-                process.join()
-                part = Outcome(findings={at.value: f"the process ended with status {process.exitcode}"})
-            process.join()
-        ours.close()
+        part = _run_apart(name, seed, end)
         seed = end if not part.findings else max(part.findings) + 1
         total.num_read += part.num_read
         total.num_refused += part.num_refused
@@ -70,7 +61,20 @@ def run_parser(name: str, first_seed: int, count: int) -> Outcome:
     return total
 
 
-def _work(name: str, seed: int, end: int, at: Synchronized[int], results: Connection, folder: Path) -> None:
+def _run_apart(name: str, seed: int, end: int) -> Outcome:
+    """Run the inputs from `seed` in a new process until one is a finding."""
+    with tempfile.TemporaryDirectory(prefix="bridle-fuzz-") as folder:
+        command = [sys.executable, "-m", "dev.fuzz.harness", name, str(seed), str(end), folder]
+        run = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
+        if run.returncode == 0:
+            return msgspec.json.decode(run.stdout, type=Outcome)
+        noted = Path(folder) / _NUMBER
+        number = int(noted.read_text()) if noted.exists() else seed
+        return Outcome(findings={number: f"the process ended with status {run.returncode}"})
+
+
+def main(name: str, seed: int, end: int, folder: Path) -> None:
+    """Run the inputs in this process, and print the outcome as JSON."""
     die_with_parent(os.getppid())
     parser = PARSERS[name]
     examples, parse = parser.examples(), parser.open(folder)
@@ -80,15 +84,18 @@ def _work(name: str, seed: int, end: int, at: Synchronized[int], results: Connec
     limit = _mapped() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    outcome = run_inputs(parser, examples, parse, _noting(seed, end, at))
+    with (folder / _NUMBER).open("wb", buffering=0) as file:
+        outcome = run_inputs(parser, examples, parse, _noted(range(seed, end), file))
     outcome.growth = max(_resident() - before, 0)
-    results.send(outcome)
+    sys.stdout.buffer.write(msgspec.json.encode(outcome))
 
 
-def _noting(seed: int, end: int, at: Synchronized[int]) -> Iterator[int]:
-    for number in range(seed, end):
-        at.value = number
-        yield number
+def _noted(seeds: Iterable[int], file: BinaryIO) -> Iterator[int]:
+    """Write each seed to a file before it is used, for the case that its input ends the process."""
+    for seed in seeds:
+        file.seek(0)
+        file.write(b"%d" % seed)
+        yield seed
 
 
 def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: Iterable[int]) -> Outcome:
@@ -133,3 +140,7 @@ def _mapped() -> int:
 
 def _resident() -> int:
     return _pages()[1]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
