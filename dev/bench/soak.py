@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import itertools
+import json
 import os
 import random
 import resource
@@ -26,7 +28,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 import psutil
 
@@ -86,8 +87,7 @@ class SoakedServer:
     """A running `bridle serve` with a shard, controllers, a store for KV and a state file."""
 
     def __init__(self, process: psutil.Process, port: int, folder: Path) -> None:
-        self.process, self.folder = process, folder
-        self.url = f"http://127.0.0.1:{port}"
+        self.process, self.port, self.folder = process, port, folder
 
     def children(self, words: str) -> list[psutil.Process]:
         """Return the living child processes with `words` in their command lines."""
@@ -180,21 +180,32 @@ ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
 }
 
 
-async def _probe(client: httpx.AsyncClient) -> list[str] | None:
+def _send(port: int, path: str, body: dict[str, Any], leaves: bool = False) -> tuple[int, bytes]:
+    """Post a body; return the status and the answer, of which a client that `leaves` reads one line."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.readline() if leaves else answer.read()
+    finally:
+        connection.close()
+
+
+async def _probe(port: int) -> list[str] | None:
     """Return the server's answers to fixed questions, without and with a controller; None if it has not all now."""
     texts = []
     for fields in ({}, {"controller": "pyctrl", "controller_arg": _SCRIPT}):
-        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
-            answer = await client.post("/v1/completions", json=_PROBE | fields, headers={"connection": "close"})
-            texts += [str(answer.json()["choices"][0]["text"])] if answer.status_code == 200 else []
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            status, answer = await asyncio.to_thread(_send, port, "/v1/completions", _PROBE | fields)
+            texts += [str(json.loads(answer)["choices"][0]["text"])] if status == 200 else []
     return texts if len(texts) == 2 else None
 
 
-async def _until_right(client: httpx.AsyncClient, right: list[str] | None, found: SoakOutcome) -> float:
+async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -> float:
     """Wait for the answers `right`, or for any if that is None; return how long that took, in seconds."""
     began = time.monotonic()
     while time.monotonic() - began < _PATIENCE:
-        texts = await _probe(client)
+        texts = await _probe(port)
         if texts is not None and right in (None, texts):
             return time.monotonic() - began
         found.wrong += texts or ()
@@ -202,19 +213,16 @@ async def _until_right(client: httpx.AsyncClient, right: list[str] | None, found
     raise TimeoutError(f"no right answer within {_PATIENCE:g} s")
 
 
-async def _traffic(client: httpx.AsyncClient, numbers: Iterator[int], found: SoakOutcome) -> None:
-    """Send requests one after the other; every eighth leaves its stream."""
+async def _traffic(port: int, numbers: Iterator[int], found: SoakOutcome) -> None:
+    """Send requests one after the other; of each eight one leaves its stream."""
     for number in numbers:
         path, body = requests(number)
+        leaves = number % 8 == 0 and path.startswith("/v1/c")
+        body |= {"stream": True, "max_tokens": 50} if leaves else {}
         try:
-            if number % 8 == 0 and path.startswith("/v1/c"):
-                async with client.stream("POST", path, json=body | {"stream": True, "max_tokens": 50}) as stream:
-                    async for _ in stream.aiter_lines():
-                        break
-                found.statuses["left"] += 1
-            else:
-                found.statuses[str((await client.post(path, json=body)).status_code)] += 1
-        except httpx.HTTPError as error:
+            status, _ = await asyncio.to_thread(_send, port, path, body, leaves)
+            found.statuses["left" if leaves else str(status)] += 1
+        except (OSError, http.client.HTTPException) as error:
             found.statuses[type(error).__name__] += 1
             await asyncio.sleep(0.1)
 
@@ -222,22 +230,22 @@ async def _traffic(client: httpx.AsyncClient, numbers: Iterator[int], found: Soa
 async def drive(server: SoakedServer, seconds: float, names: list[str]) -> SoakOutcome:
     """Send traffic and take things away for that long; every kind of round happens at least once."""
     found, numbers, end = SoakOutcome(), itertools.count(), time.monotonic() + seconds
-    async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE) as client:
-        await _until_right(client, None, found)  # the script's interpreter is compiled
-        right = await _probe(client)
-        traffic = [asyncio.create_task(_traffic(client, numbers, found)) for _ in range(_CLIENTS)]
-        for number in itertools.count():
-            if number >= len(names) and time.monotonic() > end:
-                break
-            await asyncio.sleep(_PAUSE)
-            name = names[number % len(names)]
-            await ROUNDS[name](server)
-            found.recovery.setdefault(name, []).append(await _until_right(client, right, found))
-            found.rounds[name] += 1
-            found.samples.append(server.sample())
-        for task in traffic:
-            task.cancel()
-        await asyncio.gather(*traffic, return_exceptions=True)
+    port = server.port
+    await _until_right(port, None, found)  # the script's interpreter is compiled
+    right = await _probe(port)
+    traffic = [asyncio.create_task(_traffic(port, numbers, found)) for _ in range(_CLIENTS)]
+    for number in itertools.count():
+        if number >= len(names) and time.monotonic() > end:
+            break
+        await asyncio.sleep(_PAUSE)
+        name = names[number % len(names)]
+        await ROUNDS[name](server)
+        found.recovery.setdefault(name, []).append(await _until_right(port, right, found))
+        found.rounds[name] += 1
+        found.samples.append(server.sample())
+    for task in traffic:
+        task.cancel()
+    await asyncio.gather(*traffic, return_exceptions=True)
     found.slopes = slopes(found.samples)
     return found
 
