@@ -202,7 +202,7 @@ async def _probe(port: int) -> list[str] | None:
 
 
 async def _until_right(port: int, right: list[str] | None, found: SoakOutcome) -> float:
-    """Wait for the answers `right`, or for any if that is None; return how long that took, in seconds."""
+    """Wait for the answers `right` (None: for any). Return the seconds that this took."""
     began = time.monotonic()
     while time.monotonic() - began < _PATIENCE:
         texts = await _probe(port)
@@ -294,8 +294,13 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
             found = soak(_seconds(settings), [name for name in ROUNDS if arguments or "shard" not in name], arguments)
         console.print(setting)
         print_outcome(found, console)
-        report[setting] = asdict(found)
+        report[setting] = figures(found)
     return report
+
+
+def figures(found: SoakOutcome) -> dict[str, Any]:
+    """Return an outcome as JSON has it; `asdict` counts the pairs of a counter."""
+    return asdict(found) | {"rounds": dict(found.rounds), "statuses": dict(found.statuses)}
 
 
 def print_outcome(found: SoakOutcome, console: Console) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pytest
 
-from dev.bench.soak import ROUNDS, SETTINGS, slopes, soak
+from dev.bench.soak import ROUNDS, SETTINGS, SoakOutcome, figures, slopes, soak
 
 
 def test_a_slope_tells_growth_from_noise() -> None:
@@ -13,6 +16,11 @@ def test_a_slope_tells_growth_from_noise() -> None:
     assert found["grows"] == pytest.approx(5.0)
     assert abs(found["is_flat"]) < 0.1
     assert slopes(samples[:2]) == {}
+
+
+def test_an_outcome_has_json() -> None:
+    found = figures(SoakOutcome(rounds=Counter({"full disk": 2}), statuses=Counter({"200": 3})))
+    assert json.loads(json.dumps(found))["rounds"] == {"full disk": 2}
 
 
 @pytest.mark.slow
