@@ -40,7 +40,11 @@ async def call_tool(
         return {"error": f"there is no tool {name!r} that you may call; there are {known}"}
     call = ToolSession(desk, names, ToolCallContext(user.user)).call(name, arguments)
     done, loop = asyncio.Event(), asyncio.get_running_loop()
-    call.when_done(lambda: loop.call_soon_threadsafe(done.set) and None)
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(done.set)
+
+    call.when_done(wake)
     try:
         await done.wait()
     finally:
