@@ -31,7 +31,7 @@ def bridle_attention(
     query: Tensor,  # [1, Hq, T, D], rotary applied
     key: Tensor,  # [1, Hkv, T, D]
     value: Tensor,  # [1, Hkv, T, Dv]
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | Selection | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,

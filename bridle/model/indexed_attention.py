@@ -193,7 +193,7 @@ def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, o
     most = max(_MAX_SCORES // (query.shape[1] * len(places)), 1)
     parts = [
         _softmax(some.float(), keys[0], values[0], few, options)
-        for some, few in zip(query.split(most), seen[:, places].split(most), strict=True)
+        for some, few in zip(torch.split(query, most), torch.split(seen[:, places], most), strict=True)
     ]
     return torch.cat(parts).to(query.dtype)
 

@@ -60,7 +60,8 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
 
 def _number_shared(model: nn.Module) -> None:
     """Let the attention layers of Zamba, which share weights, have keys and values of their own."""
-    for number, layer in enumerate(model.get_submodule("model.layers")):  # type: ignore[arg-type]
+    layers: Any = model.get_submodule("model.layers")
+    for number, layer in enumerate(layers):
         for name in ("shared_transf", "shared_transformer"):
             if hasattr(layer, name):
                 getattr(layer, name).self_attn.layer_idx = number

@@ -28,7 +28,7 @@ _ACTIVATIONS = (None, "silu", "swish")
 _KNOWN = _RULES | {_STATE_SPACE, _SCAN}
 
 
-def packed_forward(module: nn.Module) -> Callable[..., Tensor] | None:
+def packed_forward(module: nn.Module) -> Callable[..., Any] | None:
     """A mixer's forward function, for `PackedMixer`; None if it needs another recurrence than those here."""
     forward = inspect.unwrap(type(module).forward)
     names = {*forward.__code__.co_names}

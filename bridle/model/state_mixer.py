@@ -60,7 +60,7 @@ def keeps_states(module: nn.Module) -> bool:
 class StateMixer:
     """Computes in the place of a mixer's `forward`. Outside of packed steps the mixer computes as ever."""
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Tensor]) -> None:
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._compute = module.forward
         names = list(inspect.signature(module.forward).parameters)
         self._input, self._cache = names[0], next(name for name in _CACHES if name in names)
