@@ -191,20 +191,10 @@ def test_third_party_imports_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     used_by_us = (
-        "aici",
-        "cluster",
-        "bench",
-        "docs",
-        "ray",
-        "otel",
-        "fused",
-        "gguf",
-        "llamacpp",
-        "notebook",
-        "tools",
-        "browser",
+        *("aici", "cluster", "bench", "docs", "ray", "otel", "fused", "gguf", "llamacpp", "notebook", "tools"),
+        *("browser", "audio", "encryption", "video"),
     )
-    wanted = [*project["dependencies"], *(text for name in (*used_by_us, "audio", "video") for text in extras[name])]
+    wanted = [*project["dependencies"], *(text for name in used_by_us for text in extras[name])]
     declared = {re.split(r"[^\w-]", text)[0].lower().replace("-", "_") for text in wanted} - {"bridle_llm"}
     tops = {target.split(".")[0].lower() for name in modules() for target, _ in imports(name)}
     used = {DISTRIBUTIONS.get(top, top) for top in tops}
