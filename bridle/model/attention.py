@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from bridle.errors import InternalError
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions, current_handler
-from bridle.model.indexed_attention import IndexRow, Selection, attend_selected, slots_of
+from bridle.model.index_selection import IndexRow, Selection
+from bridle.model.indexed_attention import attend_selected, slots_of
 from bridle.model.kernels.interface import AttentionKernel
 from bridle.model.kv_cache import KVCache, LayerCache
 from bridle.model.state_pool import RowStates, Span, StateKey, StatePool

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
 from bridle.model.forward_context import AttentionOptions, attention_handler
-from bridle.model.indexed_attention import IndexRow, Selection
+from bridle.model.index_selection import IndexRow, Selection
 from bridle.model.state_mixer import wrap_mixers
 from bridle.model.state_pool import RowStates, Span, StateKey, StateShape
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bridle.model.batch_inputs import PackedRow
 from bridle.model.forward_context import AttentionOptions, handler_or_none
+from bridle.model.index_selection import IndexHandler, IndexRow, Selected, Selection
 
 if TYPE_CHECKING:
     from bridle.model.kv_cache import LayerCache
@@ -25,41 +25,6 @@ if TYPE_CHECKING:
 #: Scores of an indexer and of attention that are computed at once, about.
 _MAX_SCORES = 1 << 24
 _TO_MASK = "build_attention_mask_from_topk"
-
-
-class IndexRow(NamedTuple):
-    """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
-    keys)` stores the index keys [n, D] of those from `first` on, and returns the keys [L, D] of all up to these."""
-
-    offset: int
-    length: int
-    start: int
-    keep: Callable[[int, Tensor], Tensor]
-
-
-@runtime_checkable
-class IndexHandler(Protocol):
-    """A handler of forward passes that also keeps index keys."""
-
-    def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """The packed tokens of the pass, sequence by sequence."""
-        ...
-
-
-class Selected(NamedTuple):
-    """Consecutive tokens of a row and the positions [n, K] that each selects, where -1 stands for none; None if they
-    select all."""
-
-    first: int
-    end: int
-    positions: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What an indexer selected in a pass: the pieces of each row."""
-
-    rows: list[list[Selected]]
 
 
 def lead_indexers(model: nn.Module) -> None:
