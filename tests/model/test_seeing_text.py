@@ -29,7 +29,8 @@ def test_every_family_is_tried() -> None:
 def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
     report = check_model(vision_checkpoints.make_seeing(family, tmp_path), max_tokens=48)
     assert report.is_equal
-    assert report.max_error < 1e-4  # of logits above 15
+    # Of logits above 15. The library computes a delta rule in blocks of tokens.
+    assert report.max_error < (5e-4 if family.startswith("qwen3_5") else 1e-4)
 
 
 def _make_unlisted(family: str, folder: Path, **fields: Any) -> Path:

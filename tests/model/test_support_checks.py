@@ -39,10 +39,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "its own attention",
     ),
     "recurrent_gemma": ({**_SMALL, "lru_width": 32}, "recurrent"),
-    "minimax": (
-        {**_SMALL, "layer_types": ["linear_attention", "full_attention"] * 2, "num_local_experts": 2, "block_size": 8},
-        "keep no state in a cache",
-    ),
 }
 
 

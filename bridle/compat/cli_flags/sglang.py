@@ -6,7 +6,7 @@ from bridle.compat.cli_flags import reasons
 from bridle.compat.cli_flags.schema import Flag, refusals, same, taken
 
 SGLANG: tuple[Flag, ...] = (
-    *same("SGLang", "--ssl-keyfile-password", "--watchdog-timeout"),
+    *same("SGLang", "--ssl-keyfile-password --watchdog-timeout"),
     *taken("SGLang", "--page-size", "--block-size"),
     *taken("SGLang", "--max-queued-requests", "--max-waiting"),
     *taken("SGLang", "--disable-radix-cache", "--no-prefix-caching"),
