@@ -19,7 +19,7 @@ from bridle.errors import InternalError, OutOfBlocks
 #: A copy of a state is kept after so many tokens at most.
 _COPY_EVERY = 64
 #: Bytes of all copies; the oldest go first.
-_MAX_COPIES = 1 << 30
+MAX_COPIES = 1 << 30
 
 
 class SlotObserver(Protocol):
@@ -66,22 +66,22 @@ class Slots:
     def __init__(self, memory: SlotObserver, num_ids: int, max_model_len: int) -> None:
         self._memory = memory
         self._num_ids, self._max_model_len = num_ids, max_model_len
-        self._held: dict[int, SlotSequence] = {}
+        self.held: dict[int, SlotSequence] = {}
         self._num_kept = 0
         self.clear()
 
     def __getitem__(self, seq_id: int) -> SlotSequence:
-        held = self._held.get(seq_id)
+        held = self.held.get(seq_id)
         if held is None:
             raise InternalError(f"sequence {seq_id} is not known")
         return held
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     def clear(self) -> None:
         """Forget all, after the memory has."""
-        self._held.clear()
+        self.held.clear()
         self._free = list(range(self._memory.num_slots - 1, -1, -1))
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
@@ -97,19 +97,19 @@ class Slots:
     def _take(self, seq_id: int) -> SlotSequence:
         if not self._free:
             raise OutOfBlocks(f"all {self._memory.num_slots} sequences of llama.cpp are in use")
-        held = self._held[seq_id] = SlotSequence(self._free.pop())
+        held = self.held[seq_id] = SlotSequence(self._free.pop())
         return held
 
     def _release(self, seq_ids: Iterable[int]) -> None:
         for seq_id in seq_ids:
-            held = self._held.pop(seq_id, None)
+            held = self.held.pop(seq_id, None)
             if held is not None:
                 self._memory.cut(held.slot, 0)
                 self._free.append(held.slot)
 
     def _fork(self, fork: ForkRow) -> None:
         parent = self[fork.parent]
-        if fork.child in self._held or fork.num_tokens > len(parent.tokens):
+        if fork.child in self.held or fork.num_tokens > len(parent.tokens):
             raise InternalError(f"fork {fork.child} of {fork.parent} at {fork.num_tokens} tokens matches no sequence")
         child = self._take(fork.child)
         child.tokens = parent.tokens[: fork.num_tokens]
@@ -141,17 +141,17 @@ class Slots:
             self._drop_old()
 
     def _drop_old(self) -> None:
-        """Drop the oldest copies of states that do not fit into `_MAX_COPIES`."""
-        every = {kept.number: kept for held in self._held.values() for kept in held.kept}
+        """Drop the oldest copies of states that do not fit into `MAX_COPIES`."""
+        every = {kept.number: kept for held in self.held.values() for kept in held.kept}
         size = sum(len(kept.state) for kept in every.values())
         for _, kept in sorted(every.items(), key=lambda each: each[0]):
-            if size <= _MAX_COPIES:
+            if size <= MAX_COPIES:
                 break
             size -= len(kept.state)
             kept.state = b""
 
     def _update(self, row: PlanRow) -> SlotSequence:
-        held = self._held.get(row.seq_id) or self._take(row.seq_id)
+        held = self.held.get(row.seq_id) or self._take(row.seq_id)
         end = row.start + row.num_scheduled
         if row.num_kept > len(held.tokens) or not 0 <= row.start <= min(held.length, row.num_kept):
             have = f"{len(held.tokens)} tokens, KV of {held.length}"
@@ -172,7 +172,7 @@ class Slots:
         return held
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._held)
+        return iter(self.held)
 
 
 def _check_apart(plan: StepPlan) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridle.model.kv_cache import LayerCache
 
 #: Scores of an indexer and of attention that are computed at once, about.
-_MAX_SCORES = 1 << 24
+MAX_SCORES = 1 << 24
 _TO_MASK = "build_attention_mask_from_topk"
 
 
@@ -67,7 +67,7 @@ class _PagedIndexer:
         return Selection([list(self._select(row, given, num_tokens)) for row in rows])
 
     def _select(self, row: IndexRow, given: dict[str, Any], num_tokens: int) -> Iterator[Selected]:
-        most = max(_MAX_SCORES // (self._indexer.n_heads * (row.start + row.length)), 1)
+        most = max(MAX_SCORES // (self._indexer.n_heads * (row.start + row.length)), 1)
         for first in range(0, row.length, most):
             end = min(first + most, row.length)
             part = slice(row.offset + first, row.offset + end)
@@ -155,7 +155,7 @@ def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, o
     seen = seen.scatter_(1, piece.positions.remainder(end + 1), True)[:, :end] & _causal(start, end, query.device)
     places = seen.any(0).nonzero()[:, 0]  # of one token those that it selects
     keys, values = layer.gather(slots_of(row, query.device)[places], torch.float32)
-    most = max(_MAX_SCORES // (query.shape[1] * len(places)), 1)
+    most = max(MAX_SCORES // (query.shape[1] * len(places)), 1)
     parts = [
         _softmax(some.float(), keys[0], values[0], few, options)
         for some, few in zip(torch.split(query, most), torch.split(seen[:, places], most), strict=True)

@@ -270,7 +270,7 @@ def build_executor(
     info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
     num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
-    vectors = _control_vectors(model, runner, dtype, device)
+    vectors = make_control_vectors(model, runner, dtype, device)
     copier = tried_copier(device)
     graphs = graph_loader(config, runner, geometry, adapters)
     media = _media_device(model, dtype, device)
@@ -310,7 +310,7 @@ def build_executor(
     return executor
 
 
-def _control_vectors(
+def make_control_vectors(
     model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
 ) -> ControlVectors | None:
     """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""

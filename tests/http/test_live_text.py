@@ -61,14 +61,14 @@ def _read(url: str, path: str, body: dict[str, Any]) -> tuple[list[str], str]:
 def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """Notes what is written past the application."""
     written: list[bytes] = []
-    write = uvicorn_protocol._DirectBody.write
+    write = uvicorn_protocol.DirectBody.write
 
     def note(self: Any, data: bytes) -> bool:
         written.append(data)
         return write(self, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(uvicorn_protocol._DirectBody, "write", note)
+        patch.setattr(uvicorn_protocol.DirectBody, "write", note)
         yield written
 
 

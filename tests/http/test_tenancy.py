@@ -44,6 +44,10 @@ ADMIN_ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/models/unload"): {"model": "fake"},
     ("POST", "/v1/adapters"): {"name": "a"},
     ("DELETE", "/v1/adapters/{name:path}"): None,
+    ("POST", "/v1/control_vectors"): {"name": "a"},
+    ("DELETE", "/v1/control_vectors/{name}"): None,
+    ("POST", "/v1/pause"): {},
+    ("POST", "/v1/resume"): {},
     ("POST", "/v1/load_lora_adapter"): {"lora_name": "a", "lora_path": "a"},
     ("POST", "/v1/unload_lora_adapter"): {"lora_name": "a"},
 }

@@ -88,7 +88,7 @@ def test_slots_follow_any_plans(seed: int, is_recurrent: bool) -> None:
             fresh += 1
             alive[fresh] = 0
         for seq in list(alive):
-            held = slots._held.get(seq)
+            held = slots.held.get(seq)
             length = min(held.length, alive[seq]) if held else 0
             if seq in forked:
                 parent = next(fork.parent for fork in plan.forks if fork.child == seq)
@@ -144,7 +144,7 @@ def test_a_recurrent_state_is_kept_before_drafts_and_now_and_then(monkeypatch: p
     assert computed(PlanRow(1, 103, 1, 1, 103, (1,))) == 101
     assert computed(PlanRow(1, 100, 1, 1, 100, (1,))) == 100
     assert computed(PlanRow(1, 99, 1, 1, 99, (1,))) == 0
-    monkeypatch.setattr("bridle.llamacpp.slots._MAX_COPIES", 7)
+    monkeypatch.setattr("bridle.llamacpp.slots.MAX_COPIES", 7)
     for start in (100, 200, 300):
         assert computed(PlanRow(1, start, 100, 1, start, (1,) * 100)) == start
     assert computed(PlanRow(1, 250, 1, 1, 250, (1,))) == 0  # copies have four bytes, so one is kept

@@ -73,7 +73,7 @@ def test_neighbours_change_no_bit_of_attention() -> None:
 def test_pieces_of_a_long_row_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = load("glm_moe_dsa")
     whole = last_logits(executor, row(0, 60))
-    monkeypatch.setattr("bridle.model.indexed_attention._MAX_SCORES", 16 * 60 * 7)
+    monkeypatch.setattr("bridle.model.indexed_attention.MAX_SCORES", 16 * 60 * 7)
     assert torch.allclose(last_logits(executor, row(0, 60)), whole, atol=1e-3)
     executor.close()
 

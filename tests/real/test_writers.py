@@ -19,6 +19,7 @@ from bridle.config import ModelConfig
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan
 from bridle.errors import InvalidRequest
 from bridle.model import load_executor
+from bridle.model.partial_logits import PartialLogits
 from bridle.serving.tracing.replay import replay
 from bridle.traces import parse
 from bridle.traces.compare import compare
@@ -78,10 +79,15 @@ def pages_scored(file: Path, pages: list[list[int]]) -> list[Tensor]:
         executor.forward(StepPlan(step, [PlanRow(step, 0, size, size, new_tokens=tuple(page), new_blocks=blocks)]))
         executor.sample(SampleBatch(step))
         assert executor.logits is not None
-        found.append(executor.logits.float().log_softmax(-1))
+        found.append(whole(executor.logits).float().log_softmax(-1))
         executor.reset()
     executor.close()
     return found
+
+
+def whole(logits: Tensor | PartialLogits) -> Tensor:
+    """Logits [T, V] of all positions at once."""
+    return logits.head(logits.hidden) if isinstance(logits, PartialLogits) else logits
 
 
 def divergence(reference: list[Tensor], others: list[Tensor]) -> float:

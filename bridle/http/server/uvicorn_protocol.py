@@ -129,7 +129,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         elif not self._answer_at_door():
             super().on_headers_complete()
             if self.scope["method"] == "POST":
-                body: Any = _DirectBody(self.cycle)
+                body: Any = DirectBody(self.cycle)
                 self.scope["extensions"] = {DIRECT_BODY: body}
 
     def on_body(self, body: bytes) -> None:
@@ -255,7 +255,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _DirectBody:
+class DirectBody:
     """Writes to the connection of one request, as uvicorn does. Implements `bridle.http.sse.DirectBody`."""
 
     __slots__ = ("_cycle",)
