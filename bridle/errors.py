@@ -102,6 +102,18 @@ class UnknownConversation(InvalidRequest):
     code = "conversation_not_found"
 
 
+class UnknownFile(InvalidRequest):
+    """No file of that id is kept for this user."""
+
+    code = "file_not_found"
+
+
+class UnknownBatch(InvalidRequest):
+    """No batch of that id is kept for this user."""
+
+    code = "batch_not_found"
+
+
 class UnknownCache(InvalidRequest):
     """No prompt cache of that id is kept for this user."""
 

@@ -179,8 +179,8 @@ class ServerOptions:
     "Fraction of requests to trace in `--trace-folder`, from 0 to 1."
     state_db: Path | None = None
     (
-        "File in which stored responses, traces for clients and prompt caches outlive the server. They contain prompts "
-        "and outputs. Default: they are kept in memory."
+        "File in which stored responses, conversations, batches, traces for clients and prompt caches outlive the "
+        "server. They contain prompts and outputs. Default: they are kept in memory."
     )
     policies: Path | None = None
     "TOML file of policies that every output must follow. Read again on SIGHUP and on `POST /v1/policies/reload`."

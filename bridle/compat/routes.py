@@ -11,7 +11,6 @@ from bridle.compat.schema import System, systems_of
 from bridle.compat.vendor_fields import JUDGED, TEXT
 
 _HEARD = "a chat with `input_audio` does it, of models that read sound"
-_STORE = "the server keeps no files: send them within messages"
 
 _DROPPED = "what is cached is dropped when room is needed"
 _LEAVES = "a client that leaves ends its request; nothing stops the others"
@@ -189,11 +188,11 @@ ROUTES: tuple[Route, ...] = (
     *_routes("AICI", "/ws-http-tunnel/info", "requests are plain HTTP"),
     *_routes("OpenAI", "/v1/chat/completions /v1/completions /v1/embeddings /v1/models"),
     *_routes("OpenAI", "/v1/responses /v1/responses/{response_id}"),
-    *_routes("OpenAI", "/v1/batches", "`bridle run-batch` answers such files"),
+    *_routes("OpenAI", "/v1/batches /v1/batches/{batch_id} /v1/batches/{batch_id}/cancel"),
     *_routes("OpenAI", "/v1/conversations /v1/conversations/{conversation_id}"),
     *_routes("OpenAI", "/v1/conversations/{conversation_id}/items"),
     *_routes("OpenAI", "/v1/conversations/{conversation_id}/items/{item_id}"),
-    *_routes("OpenAI", "/v1/files", _STORE),
+    *_routes("OpenAI", "/v1/files /v1/files/{file_id} /v1/files/{file_id}/content"),
     *_routes("OpenAI", "/v1/audio/speech", TEXT),
     *_routes("OpenAI", "/v1/audio/transcriptions /v1/audio/translations", _HEARD),
     *_routes("OpenAI", "/v1/images/generations", TEXT),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,6 +30,7 @@ from bridle.http.metrics.metrics import Metrics
 from bridle.http.middleware.identity import Identifier
 from bridle.http.middleware.request_context import POLICIES_HEADER, CallMiddleware
 from bridle.http.middleware.trusted_hosts import AllowedHosts
+from bridle.http.openai.batches.runner import BatchRunner
 from bridle.http.openai.responses.socket import ResponsesSockets
 from bridle.http.server.early_reject import EarlyRejector
 from bridle.http.server.websocket_frontend import SocketFrontMaker, mount
@@ -36,13 +38,15 @@ from bridle.http.settings import HttpSettings
 from bridle.http.state import HttpState
 from bridle.serving import Admission, ModelRegistry
 from bridle.serving.lifecycle.request_record import Tracing
-from bridle.serving.outputs import conversation_store
+from bridle.serving.outputs import batch_store, conversation_store, file_store
+from bridle.serving.outputs.batch_store import Batch, BatchStore
 from bridle.serving.outputs.conversation_store import ConversationStore
+from bridle.serving.outputs.file_store import FileStore
 from bridle.serving.outputs.response_store import SAVED_BOUNDS, ResponseStore
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.prompt_caches import PromptCaches
 from bridle.serving.state_db import StateDb
-from bridle.serving.tenancy.keys import KeyStore
+from bridle.serving.tenancy.keys import Identity, KeyStore
 from bridle.serving.tracing.trace_store import TraceStore
 
 ROUTERS = (
@@ -83,6 +87,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.http = state
+    sender_of = partial(_sender_of, keys, bool(state.settings.trusted_proxies))
+    app.state.batches = BatchRunner(app, state.files, state.batches, sender_of, lambda: state.is_draining)
     refuse = refusing_for((*tgi.routers, anthropic.router, *ollama.routers))
     install_error_handlers(app, refuse)
     hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
@@ -126,8 +132,18 @@ def _saved(db: StateDb) -> dict[str, Any]:
     return {
         "responses": ResponseStore(SAVED_BOUNDS, table=db.table("responses")),
         "conversations": ConversationStore(conversation_store.SAVED_BOUNDS, table=db.table("conversations")),
+        "files": FileStore(file_store.SAVED_BOUNDS, table=db.table("files")),
+        "batches": BatchStore(batch_store.SAVED_BOUNDS, table=db.table("batches"), answers=db.table("batch_answers")),
         "prompt_caches": PromptCaches(table=db.table("prompt_caches")),
     }
+
+
+def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identity | None:
+    """Return the user of a batch as they are now; None for one who has no key any more."""
+    found = None if keys is None else keys.of_user(batch.user)
+    if found is None and (keys is None or has_proxies):
+        return Identity(batch.user, batch.is_admin and keys is None)
+    return found
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:

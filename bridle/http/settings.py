@@ -54,11 +54,11 @@ class HttpSettings:
     a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*` headers identify the user.
     `allowed_hosts` are names that a server without keys answers to, in addition to addresses and `localhost` (None:
     any; `serve` always sets them). With `strict_fields` a body may have no unknown field. A share of all requests, from
-    0 to 1, writes a trace to `trace_folder`. Stored responses, traces and prompt caches outlive the server in the file
-    `state_db` (None: they do not). `controller_classes` are the operator's classes of controllers, which
-    requests may choose; `policies` are what the operator demands of texts. A request that sets no limit on its output
-    has at most `default_max_tokens` (None: what its API says). Of a list of `system` blocks on `/v1/messages` those are
-    left out that begin with one of `drop_system_blocks`.
+    0 to 1, writes a trace to `trace_folder`. Stored responses, conversations, batches and their files, traces and
+    prompt caches outlive the server in the file `state_db` (None: they do not). `controller_classes` are the operator's
+    classes of controllers, which requests may choose; `policies` are what the operator demands of texts. A request that
+    sets no limit on its output has at most `default_max_tokens` (None: what its API says). Of a list of `system` blocks
+    on `/v1/messages` those are left out that begin with one of `drop_system_blocks`.
     """
 
     max_body_bytes: int | None = None

@@ -18,7 +18,9 @@ from bridle.http.server.websocket_frontend import WebSocketFrontend
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES, HttpSettings
 from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
+from bridle.serving.outputs.batch_store import BatchStore
 from bridle.serving.outputs.conversation_store import ConversationStore
+from bridle.serving.outputs.file_store import FileStore
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.prompt_caches import PromptCaches
 from bridle.serving.state_db import StateDb
@@ -31,9 +33,9 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `conversations` and `prompt_caches` of clients, the file `state_db` where all but the passing ones are saved,
-    WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be parsed
-    at a time, so that parsers do not delay other requests.
+    them), `conversations`, `files`, `batches` and `prompt_caches` of clients, the file `state_db` where all but the
+    passing ones are saved, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets
+    one large body be parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -44,6 +46,8 @@ class HttpState(AppState):
     responses: ResponseStore = field(default_factory=ResponseStore)
     passing: ResponseStore = field(default_factory=ResponseStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
+    files: FileStore = field(default_factory=FileStore)
+    batches: BatchStore = field(default_factory=BatchStore)
     prompt_caches: PromptCaches = field(default_factory=PromptCaches)
     state_db: StateDb | None = None
     started: int = field(default_factory=lambda: int(time.time()))

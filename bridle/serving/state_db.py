@@ -1,4 +1,4 @@
-"""State of a server that outlives it: stored responses, traces and prompt caches, in one SQLite file.
+"""State of a server that outlives it: stored responses, batches, traces, prompt caches and more, in one SQLite file.
 
 The stores keep their entries in memory, within their bounds, and log each change here. One thread writes the changes,
 several in one transaction, so no request waits for a disk. A process that is killed loses the changes that wait; the

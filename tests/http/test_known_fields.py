@@ -23,6 +23,8 @@ from tests.http.harness import local_client, scripted_model
 
 #: Routes whose body is no JSON object with fields: a module's bytes, a file that is read again, and none at all.
 NO_FIELDS = {"/v1/controllers", "/v1/policies/reload", "/v1/websocket_tickets", "/v1/caches/{cache_id}/prefetch"}
+#: No body, and a form.
+NO_FIELDS |= {"/v1/batches/{batch_id}/cancel", "/v1/files"}
 #: Ollama's routes that this server refuses with a reason.
 NO_FIELDS |= {"/api/copy", "/api/create", "/api/push", "/api/blobs/{digest}"}
 #: The least that a route needs to tell whose body it is, where more than one system has it.

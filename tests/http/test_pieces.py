@@ -144,6 +144,7 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         assert set(document["paths"]) >= {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
         posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
         assert [path for path, post in posts.items() if "requestBody" not in post] == [
+            "/v1/batches/{batch_id}/cancel",
             "/v1/policies/reload",
             "/v1/websocket_tickets",
             "/v1/caches/{cache_id}/prefetch",

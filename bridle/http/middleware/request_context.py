@@ -74,6 +74,8 @@ _ANTHROPIC = "/v1/messages"
 POLICIES_HEADER = b"x-bridle-policies"
 #: The header that tells what became of the wish for a trace.
 TRACE_HEADER = b"x-bridle-trace"
+#: The key of a scope under which this process names the sender of its own calls. No client can set it.
+IDENTITY = "bridle.identity"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
@@ -136,7 +138,7 @@ class CallMiddleware:
         if method == "HEAD":  # the same as GET without a body, as link checkers, proxies and some clients ask for it
             scope = {**scope, "method": "GET"}
         try:
-            call.identity = state["identity"] = self._identify(HTTPConnection(scope))
+            call.identity = state["identity"] = scope.get(IDENTITY) or self._identify(HTTPConnection(scope))
             await self._app(scope, receive, named)
         except Unauthorized as error:  # the application answers its own
             await self._refuse(scope["path"], error, _status_of(error))(scope, receive, named)

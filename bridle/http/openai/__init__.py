@@ -1,6 +1,6 @@
 """The OpenAI API: completions, chat, responses, decisions, embeddings, scores and labels, batch files."""
 
-from bridle.http.openai import chat, classify, completions, decide, embeddings, responses, scores
+from bridle.http.openai import batches, chat, classify, completions, decide, embeddings, responses, scores
 
 routers = (
     completions.router,
@@ -8,6 +8,7 @@ routers = (
     decide.router,
     embeddings.router,
     *responses.routers,
+    *batches.routers,
     scores.router,
     classify.router,
 )

@@ -1,4 +1,4 @@
-"""OpenAI's batch files, answered offline: a line per request in, a line per answer out.
+"""OpenAI's batch files, answered by an application: a line per request in, a line per answer out.
 
 The requests go through the application without a socket, so they are checked and answered exactly as over HTTP. Many
 are in flight at once and share the engine's batch.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 from bridle.errors import InvalidRequest
+from bridle.http.middleware.request_context import IDENTITY
 from bridle.http.settings import BODY_BYTES, HttpSettings
 from bridle.serving import new_request_id
+from bridle.serving.tenancy.keys import Identity
 from bridle.structured_output.request_fields import NAMES
 
+T = TypeVar("T")
+A = TypeVar("A")
+Answer = dict[str, Any]
 MAX_LINE_BYTES = 16 << 20
 _NO_LIMIT = 1 << 62  # tokens
 _WITHOUT_TEXT = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/classify"})
@@ -59,32 +65,51 @@ class BatchRequest(msgspec.Struct):
         return BatchRequest(self.custom_id, self.url, body, self.method)
 
 
-def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
-    """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
-    seen: set[str] = set()
-    for number, line in enumerate(lines, 1):
+class LineReader:
+    """Checks the lines of a batch file one by one. `urls` are those that they may ask for."""
+
+    def __init__(self, urls: Collection[str] = URLS) -> None:
+        self._urls = urls
+        self._seen: set[str] = set()
+
+    def read(self, number: int, line: bytes) -> BatchRequest | None:
+        """The request of a line; None for a blank one. Raises `InvalidRequest` that names the line."""
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not line.strip():
-            continue
+            return None
         if len(line) > MAX_LINE_BYTES:
             raise InvalidRequest(f"line {number} has {len(line)} bytes; at most {MAX_LINE_BYTES}", "FILE")
         try:
             request = msgspec.json.decode(line, type=BatchRequest)
         except (ValueError, RecursionError) as error:  # also for bytes that are no text, and lists without an end
             raise InvalidRequest(f"line {number} is not a batch request: {error}", "FILE") from None
-        if request.method != "POST" or request.url not in URLS:
+        self._check(number, request)
+        self._seen.add(request.custom_id)
+        return request
+
+    def _check(self, number: int, request: BatchRequest) -> None:
+        if request.method != "POST" or request.url not in self._urls:
             shown = f"{request.method} {request.url}"[:80]
             raise InvalidRequest(
-                f"line {number} asks for {shown!r}; a batch may POST to {', '.join(sorted(URLS))}", "FILE"
+                f"line {number} asks for {shown!r}; a batch may POST to {', '.join(sorted(self._urls))}", "FILE"
             )
         if request.asks_its_client:
             raise InvalidRequest(
-                f"line {number} has client_tools; a batch has no client that could answer them", "FILE"
+                f"line {number} has client_tools; a batch has no client that could answer them. Remove them", "FILE"
             )
-        if request.custom_id in seen:
-            raise InvalidRequest(f"line {number} repeats custom_id {request.custom_id[:80]!r}", "FILE")
-        seen.add(request.custom_id)
-        yield request
+        if request.custom_id in self._seen:
+            raise InvalidRequest(
+                f"line {number} repeats custom_id {request.custom_id[:80]!r}; give each line its own", "FILE"
+            )
+
+
+def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
+    """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
+    reader = LineReader()
+    for number, line in enumerate(lines, 1):
+        request = reader.read(number, line)
+        if request is not None:
+            yield request
 
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
@@ -97,17 +122,27 @@ def batch_settings(max_in_flight: int) -> HttpSettings:
     )
 
 
-async def answer_batch(
+def answer_batch(
     app: ASGIApp, requests: Iterable[BatchRequest], max_in_flight: int, on_done: Callable[[], None] = lambda: None
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[Answer]:
     """Yield answers as they are ready, each with the `custom_id` of its request. A failed request also gets an
     answer."""
+    return answers_of(partial(answer_request, app), requests, max_in_flight, on_done)
+
+
+async def answers_of(
+    answer: Callable[[T], Coroutine[Any, Any, A]],
+    requests: Iterable[T],
+    max_in_flight: int,
+    on_done: Callable[[], None] = lambda: None,
+) -> AsyncIterator[A]:
+    """Yield what `answer` returns for each of the requests, in the order in which they are ready."""
     waiting = iter(requests)
-    running: set[asyncio.Task[dict[str, Any]]] = set()
+    running: set[asyncio.Task[A]] = set()
     try:
         while True:
             while len(running) < max_in_flight and (request := next(waiting, None)) is not None:
-                running.add(asyncio.create_task(_answer(app, request)))
+                running.add(asyncio.create_task(answer(request)))
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -119,19 +154,20 @@ async def answer_batch(
             task.cancel()
 
 
-async def _answer(app: ASGIApp, request: BatchRequest) -> dict[str, Any]:
+async def answer_request(app: ASGIApp, request: BatchRequest, sender: Identity | None = None) -> Answer:
+    """The line for the answer to a request; of a `sender`, or of the local user (None)."""
     body = msgspec.json.encode(request.body | {"stream": False})
-    status, headers, content = await _call(app, request.url, body)
+    status, headers, content = await _call(app, request.url, body, sender)
     answer = {"status_code": status, "request_id": headers.get(b"x-request-id", b"").decode()}
-    return {
-        "id": f"batch_req_{new_request_id()}",
-        "custom_id": request.custom_id,
-        "response": answer | {"body": msgspec.json.decode(content)},
-        "error": None,
-    }
+    return answer_line(request.custom_id, answer | {"body": msgspec.json.decode(content)})
 
 
-async def _call(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+def answer_line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None = None) -> Answer:
+    """A line of OpenAI's files of answers and of errors."""
+    return {"id": f"batch_req_{new_request_id()}", "custom_id": custom_id, "response": response, "error": error}
+
+
+async def _call(app: ASGIApp, path: str, body: bytes, sender: Identity | None) -> tuple[int, dict[bytes, bytes], bytes]:
     """One request to an application in this process: status, headers, body."""
     scope: Scope = {
         "type": "http",
@@ -146,6 +182,7 @@ async def _call(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[bytes, 
         "headers": [(b"content-type", b"application/json"), (b"host", b"batch")],
         "client": None,
         "server": ("batch", 80),
+        IDENTITY: sender,
     }
     incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     outgoing: list[Message] = []

@@ -119,7 +119,7 @@ def run(
     beside = [] if settings.tls is None or context is None else [partial(settings.tls.keep_fresh, context)]
     app.state.http.awaits_parked = settings.drain_parked == "wait"
     server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, beside)
-    beside.append(registry.supervisor(settings.restarts, server.fail).run)
+    beside += [registry.supervisor(settings.restarts, server.fail).run, app.state.batches.run]
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure

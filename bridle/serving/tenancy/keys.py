@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bridle.errors import InvalidRequest
 from bridle.serving.tenancy.rate_limit import NO_LIMITS, UserLimits
@@ -47,6 +48,7 @@ _FIND = """
 SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
 """
+_FIND_USER = _FIND.replace("hash = ?", "user = ? ORDER BY is_admin LIMIT 1")
 _LIST = """
 SELECT prefix, user, is_admin, created, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) ORDER BY created
@@ -129,11 +131,12 @@ class KeyStore:
             return self._found[hashed]
 
     def look_up(self, hashed: bytes) -> Identity | None:
-        row = self._db.execute(_FIND, (hashed,)).fetchone()
-        if row is None:
-            return None
-        user, is_admin, *limits = row
-        return Identity(user, bool(is_admin), _limits(*limits))
+        return _identity(self._db.execute(_FIND, (hashed,)).fetchone())
+
+    def of_user(self, user: str) -> Identity | None:
+        """A user with the fewest rights that any of their keys has; None for a user without a key."""
+        with self._lock:
+            return _identity(self._db.execute(_FIND_USER, (user,)).fetchone())
 
     def _forget_old(self) -> None:
         """Forget remembered answers if the file has changed, by another process (which SQLite reports) or
@@ -181,6 +184,13 @@ class KeyStore:
         """Close the file."""
         with self._lock:
             self._db.close()
+
+
+def _identity(row: tuple[Any, ...] | None) -> Identity | None:
+    if row is None:
+        return None
+    user, is_admin, *limits = row
+    return Identity(user, bool(is_admin), _limits(*limits))
 
 
 def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> UserLimits:

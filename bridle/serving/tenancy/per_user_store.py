@@ -86,6 +86,14 @@ class PerUserStore(Generic[V]):
             entry = self.entries.get((user, name))
             return None if entry is None else entry.value
 
+    def values(self, user: str | None) -> list[V]:
+        """Return the values of a user, or of all users (None), the oldest first."""
+        with self._lock:
+            self._expire()
+            share = self.shares.get(user) if user is not None else None
+            names = self.entries if user is None else () if share is None else share.names
+            return [self.entries[name].value for name in names]
+
     def drop(self, user: str, name: str) -> None:
         """Forget an entry; unknown ones are ignored."""
         with self._lock:

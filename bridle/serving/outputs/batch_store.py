@@ -1,0 +1,183 @@
+"""Batches of users, and the answers of those that are not over, which a server that is started again continues with."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bridle.errors import InvalidRequest, Overloaded, UnknownBatch
+from bridle.safe_repr import short_repr
+from bridle.serving.outputs.saved_records import SavedRecords
+from bridle.serving.state_db import StateTable
+from bridle.serving.tenancy.keys import Identity
+from bridle.serving.tenancy.per_user_store import StoreBounds
+
+#: A day after the last change, and how many batches and bytes of all users and of one.
+BOUNDS = StoreBounds(86_400.0, 4_096, 256, 64 << 20, 16 << 20)
+#: With a state file they are kept for 30 days.
+SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
+#: How many batches of a user may wait or run.
+MAX_OPEN = 16
+#: In how many seconds a batch expires.
+WINDOW = 86_400
+_OVER = ("completed", "failed", "expired", "cancelled")
+_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch of a user, who is an admin or not. `times` has the Unix time at which each status began."""
+
+    user: str
+    is_admin: bool
+    id: str
+    created: int
+    endpoint: str
+    input_file_id: str
+    metadata: dict[str, str]
+    status: str = "validating"
+    times: dict[str, int] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in _OVER
+
+    @property
+    def expires(self) -> int:
+        return self.created + WINDOW
+
+    def fields(self) -> dict[str, Any]:
+        """The batch as clients see it."""
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": self.errors} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created,
+            "expires_at": self.expires,
+            **{f"{name}_at": self.times.get(name) for name in _TIMES},
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": self.metadata,
+        }
+
+
+@dataclass(slots=True)
+class Answers:
+    """Answers of a batch that is not over, by the numbers of their lines: JSON, each with its newline."""
+
+    good: dict[int, bytes] = field(default_factory=dict)
+    bad: dict[int, bytes] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, number: int, is_good: bool, line: bytes) -> None:
+        (self.good if is_good else self.bad)[number] = line
+        self.num_bytes += len(line)
+
+
+class BatchStore:
+    """Keeps batches and their answers; with tables, also those that were saved there. Used from one thread. `now`
+    gives the Unix time."""
+
+    def __init__(
+        self,
+        bounds: StoreBounds = BOUNDS,
+        clock: Callable[[], float] = time.monotonic,
+        table: StateTable | None = None,
+        answers: StateTable | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._records = SavedRecords(Batch, bounds, clock, table)
+        self._table, self.now = answers, now
+        self._answers: dict[str, Answers] = {}
+        for user, name, _, value in () if answers is None else answers.rows():
+            batch, _, number = name.partition("/")
+            found = self._records.find(user, batch)
+            if found is None or found.is_over:
+                answers.drop(user, name)  # type: ignore[union-attr]
+            else:
+                self._answers.setdefault(batch, Answers()).add(int(number), value[:1] == b"+", value[1:])
+
+    def create(self, identity: Identity, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
+        """Keep a new batch. Raises `Overloaded` if the user has too many that are not over, or there is no room."""
+        num_open = sum(not batch.is_over for batch in self._records.of(identity.user))
+        if num_open >= MAX_OPEN:
+            raise Overloaded(f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait, or cancel one")
+        made = Batch(
+            identity.user,
+            identity.is_admin,
+            f"batch_{secrets.token_hex(16)}",
+            int(self.now()),
+            endpoint,
+            input_file_id,
+            metadata,
+        )
+        return self._keep(made)
+
+    def find(self, user: str, name: str) -> Batch:
+        """A batch of a user. Raises `UnknownBatch`."""
+        found = self._records.find(user, name)
+        if found is None:
+            raise UnknownBatch(
+                f"no batch {short_repr(name)} is kept for this user; batches are kept for "
+                f"{self._records.bounds.seconds:g} s after their last change, within bounds. List your batches"
+            )
+        return found
+
+    def of(self, user: str) -> list[Batch]:
+        """The batches of a user, the oldest first."""
+        return sorted(self._records.of(user), key=lambda batch: batch.created)
+
+    def unfinished(self) -> list[Batch]:
+        """The batches of all users that are not over, the oldest first."""
+        return sorted((each for each in self._records.of() if not each.is_over), key=lambda batch: batch.created)
+
+    def change(self, batch: Batch, status: str, **values: Any) -> Batch:
+        """Give a batch a status and other values. Raises `UnknownBatch` if it was removed."""
+        found = self.find(batch.user, batch.id)
+        times = found.times | {status: int(self.now())}
+        return self._keep(replace(found, status=status, times=times, **values))
+
+    def cancel(self, batch: Batch) -> Batch:
+        """Begin to cancel a batch. Raises `InvalidRequest` if it is over."""
+        if batch.is_over:
+            raise InvalidRequest(f"batch: got one that is {batch.status}; only one that waits or runs can be cancelled")
+        return batch if batch.status == "cancelling" else self.change(batch, "cancelling")
+
+    def answers(self, batch: Batch) -> Answers:
+        """The answers of a batch so far."""
+        return self._answers.setdefault(batch.id, Answers())
+
+    def add_answer(self, batch: Batch, number: int, is_good: bool, line: bytes) -> None:
+        """Keep the answer to line `number`. Raises `UnknownBatch` if the batch was removed."""
+        found, answers = self.find(batch.user, batch.id), self.answers(batch)
+        answers.add(number, is_good, line)
+        if self._table is not None:
+            mark = b"+" if is_good else b"-"
+            self._table.put(batch.user, f"{batch.id}/{number}", WINDOW + self._records.bounds.seconds, mark + line)
+        self._keep(replace(found, completed=len(answers.good), failed=len(answers.bad)))
+
+    def forget_answers(self, batch: Batch) -> None:
+        """Forget the answers of a batch, which is over or was removed."""
+        answers = self._answers.pop(batch.id, Answers())
+        if self._table is not None:
+            for number in (*answers.good, *answers.bad):
+                self._table.drop(batch.user, f"{batch.id}/{number}")
+
+    def _keep(self, batch: Batch) -> Batch:
+        if not self._records.put(batch):
+            raise Overloaded("batches of other users take all the room; try again later")
+        return batch

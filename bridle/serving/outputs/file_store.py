@@ -1,0 +1,92 @@
+"""Files that users upload for batches, and those that batches write. They are kept in memory, within bounds for all
+users and for one; with a state file they are saved there, too. Users cannot access each other's files."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridle.errors import InvalidRequest, Overloaded, UnknownFile
+from bridle.safe_repr import short_repr
+from bridle.serving.outputs.saved_records import SavedRecords
+from bridle.serving.state_db import StateTable
+from bridle.serving.tenancy.per_user_store import StoreBounds
+
+#: A day, and how many files and bytes of all users and of one.
+BOUNDS = StoreBounds(86_400.0, 4_096, 256, 256 << 20, 64 << 20)
+#: With a state file they are kept for 30 days.
+SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a user. `created` and `expires` are Unix times; `purpose` is `batch` or `batch_output`."""
+
+    user: str
+    id: str
+    created: int
+    expires: int
+    filename: str
+    purpose: str
+    content: bytes
+
+    def fields(self) -> dict[str, Any]:
+        """The file as clients see it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": len(self.content),
+            "created_at": self.created,
+            "expires_at": self.expires,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+class FileStore:
+    """Keeps files; with a `table`, also those that were saved there. Used from one thread."""
+
+    def __init__(
+        self,
+        bounds: StoreBounds = BOUNDS,
+        clock: Callable[[], float] = time.monotonic,
+        table: StateTable | None = None,
+    ) -> None:
+        self._records = SavedRecords(StoredFile, bounds, clock, table)
+
+    def create(self, user: str, filename: str, purpose: str, content: bytes) -> StoredFile:
+        """Keep a new file. Raises `InvalidRequest` if it is too large, and `Overloaded` if there is no room."""
+        bounds, now = self._records.bounds, int(time.time())
+        if len(content) > bounds.max_bytes_of_user // 2:
+            most = bounds.max_bytes_of_user // 2
+            raise InvalidRequest(f"file: got {len(content)} bytes; at most {most} are kept. Split the file", "file")
+        made = StoredFile(
+            user, f"file-{secrets.token_hex(12)}", now, now + int(bounds.seconds), filename, purpose, content
+        )
+        if not self._records.put(made):
+            raise Overloaded("files of other users take all the room; try again later")
+        return made
+
+    def find(self, user: str, name: str, param: str | None = None) -> StoredFile:
+        """A file of a user. Raises `UnknownFile`, which names the field `param`."""
+        found = self._records.find(user, name)
+        if found is None:
+            raise UnknownFile(
+                f"{param or 'file'}: no file {short_repr(name)} is kept for this user; files are kept for "
+                f"{self._records.bounds.seconds:g} s, within bounds. Upload it again",
+                param,
+            )
+        return found
+
+    def of(self, user: str) -> list[StoredFile]:
+        """The files of a user, the oldest first."""
+        return self._records.of(user)
+
+    def delete(self, user: str, name: str) -> None:
+        """Forget a file. Raises `UnknownFile`."""
+        self.find(user, name)
+        self._records.drop(user, name)
