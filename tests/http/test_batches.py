@@ -204,7 +204,7 @@ def test_a_restart_continues_with_the_lines_that_have_no_answer(
 
         made.http.batches.add_answer = add_and_close  # type: ignore[method-assign,assignment]
         names.append((await made.begin(*map(line, "abc"))).id)
-        batch = await made.reach(names[0], lambda batch: not made.app.state.batches._running)
+        batch = await made.reach(names[0], lambda batch: not made.app.state.batches.running)
         assert (batch.status, batch.request_counts.completed, len(made.heard.requests)) == ("in_progress", 1, 1)
 
     async def again(made: Server) -> None:
@@ -216,7 +216,7 @@ def test_a_restart_continues_with_the_lines_that_have_no_answer(
     async def later(made: Server) -> None:
         (batch,) = (await made.alice.batches.list()).data
         assert [*await made.lines_of(batch.output_file_id)] == ["a", "b", "c"]
-        assert made.http.batches._answers == {}
+        assert made.http.batches.kept_answers == {}
 
     for work in (begin, again, later):
         run(tmp_path, work)
@@ -281,7 +281,7 @@ def test_a_line_without_room_is_sent_again(tmp_path: Path) -> None:
             pauses.append(seconds)
             await asyncio.sleep(0.01)
 
-        made.app.state.batches._sleep = pause
+        made.app.state.batches.sleep = pause
         ended = await made.end((await made.begin(*map(line, "abcd"))).id)
         assert (ended.status, ended.request_counts.completed) == ("completed", 4)
         assert pauses[0] == 1

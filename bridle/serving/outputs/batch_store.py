@@ -102,14 +102,14 @@ class BatchStore:
     ) -> None:
         self._records = SavedRecords(Batch, bounds, clock, table)
         self._table, self.now = answers, now
-        self._answers: dict[str, Answers] = {}
+        self.kept_answers: dict[str, Answers] = {}
         for user, name, _, value in () if answers is None else answers.rows():
             batch, _, number = name.partition("/")
             found = self._records.find(user, batch)
             if found is None or found.is_over:
                 answers.drop(user, name)  # type: ignore[union-attr]
             else:
-                self._answers.setdefault(batch, Answers()).add(int(number), value[:1] == b"+", value[1:])
+                self.kept_answers.setdefault(batch, Answers()).add(int(number), value[:1] == b"+", value[1:])
 
     def create(self, identity: Identity, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
         """Keep a new batch. Raises `Overloaded` if the user has too many that are not over, or there is no room."""
@@ -159,7 +159,7 @@ class BatchStore:
 
     def answers(self, batch: Batch) -> Answers:
         """The answers of a batch so far."""
-        return self._answers.setdefault(batch.id, Answers())
+        return self.kept_answers.setdefault(batch.id, Answers())
 
     def add_answer(self, batch: Batch, number: int, is_good: bool, line: bytes) -> None:
         """Keep the answer to line `number`. Raises `UnknownBatch` if the batch was removed."""
@@ -172,7 +172,7 @@ class BatchStore:
 
     def forget_answers(self, batch: Batch) -> None:
         """Forget the answers of a batch, which is over or was removed."""
-        answers = self._answers.pop(batch.id, Answers())
+        answers = self.kept_answers.pop(batch.id, Answers())
         if self._table is not None:
             for number in (*answers.good, *answers.bad):
                 self._table.drop(batch.user, f"{batch.id}/{number}")

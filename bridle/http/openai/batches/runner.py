@@ -59,9 +59,9 @@ class BatchRunner:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._app, self._files, self._batches = app, files, batches
-        self._identify, self._is_closing, self._sleep = identify, is_closing, sleep
+        self._identify, self._is_closing, self.sleep = identify, is_closing, sleep
         self._waiting: dict[str, deque[Batch]] = {}  # of each user; the user who waits longest first
-        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # of each user; with the batch's id
+        self.running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # of each user; with the batch's id
 
     async def run(self) -> None:
         """Continue unfinished batches; runs until it is cancelled, which ends all lines."""
@@ -71,7 +71,7 @@ class BatchRunner:
             await asyncio.Event().wait()
         finally:
             self._waiting.clear()
-            tasks = [task for _, task in self._running.values()]
+            tasks = [task for _, task in self.running.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,22 +84,22 @@ class BatchRunner:
     def cancel(self, batch: Batch) -> Batch:
         """Cancel a batch: at once if it waits, else when its lines in flight are answered. Raises `InvalidRequest`."""
         cancelled = self._batches.cancel(batch)
-        name, _ = self._running.get(batch.user, (None, None))
+        name, _ = self.running.get(batch.user, (None, None))
         return cancelled if name == batch.id else self._end(cancelled, "cancelled")
 
     def _fill(self) -> None:
         for user in list(self._waiting):
-            if len(self._running) < MAX_RUNNING and user not in self._running:
+            if len(self.running) < MAX_RUNNING and user not in self.running:
                 queue = self._waiting.pop(user)
                 batch = queue.popleft()
                 if queue:
                     self._waiting[user] = queue
                 task = asyncio.create_task(self._run_safely(batch))
-                self._running[user] = batch.id, task
+                self.running[user] = batch.id, task
                 task.add_done_callback(partial(self._on_done, user))
 
     def _on_done(self, user: str, _: asyncio.Task[None]) -> None:
-        del self._running[user]
+        del self.running[user]
         self._fill()
 
     async def _run_safely(self, batch: Batch) -> None:
@@ -161,7 +161,7 @@ class BatchRunner:
             if status != 429 and (status != 503 or attempt >= _MAX_TRIES):
                 self._batches.add_answer(batch, line.number, status < 400, _encode(answer))
                 return
-            await self._sleep(min(1 << min(attempt, 6), _MAX_PAUSE))
+            await self.sleep(min(1 << min(attempt, 6), _MAX_PAUSE))
             if self._reason(batch):
                 return
 
