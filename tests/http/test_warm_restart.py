@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
         until(lambda: counted(url, "bridle_engine_blocks_in_store") >= held // 16, "blocks on disk")
         first = [each for each in psutil.Process().children(recursive=True) if "replica-1.sock" in str(each.cmdline())]
         first[0].kill()  # the one to which the first request went
+        post("/v1/completions", prompt=SYSTEM[::-1], max_tokens=1)  # now the other one looks for new blocks on disk,
+        time.sleep(1)  # on a thread of its own
         usage = post("/v1/completions", prompt=f"{SYSTEM}So?", max_tokens=1)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == held
         until(lambda: counted(url, "bridle_engine_restored_tokens_total") == held, "the replica's report")
