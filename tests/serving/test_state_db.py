@@ -20,6 +20,7 @@ from bridle.serving.outputs.response_store import BOUNDS, ResponseStore
 from bridle.serving.prompt_caches import CacheLimits, PromptCaches
 from bridle.serving.state_db import StateDb
 from bridle.serving.tracing.trace_store import TraceStore
+from tests.waiting import until
 
 LIMITS = CacheLimits(9, 1_000, 16)
 
@@ -123,6 +124,11 @@ for number in range(10**9):
 """
 
 
+def num_entries(path: Path) -> int:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return int(connection.execute("SELECT count(*) FROM entries").fetchone()[0])
+
+
 def test_kill_9_loses_the_last_entries_alone_and_damages_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     for _ in range(2):
@@ -130,6 +136,7 @@ def test_kill_9_loses_the_last_entries_alone_and_damages_nothing(tmp_path: Path)
         assert process.stdout is not None
         for _ in range(300):
             assert process.stdout.readline()
+        until(lambda: num_entries(path) > 0, "an entry on disk")
         process.send_signal(signal.SIGKILL)
         process.communicate()
         db = StateDb(path)
