@@ -222,6 +222,21 @@ def test_a_restart_continues_with_the_lines_that_have_no_answer(
         run(tmp_path, work)
 
 
+def test_cancelled_batches_leave_nothing_that_waits(tmp_path: Path) -> None:
+    gate = Gate()
+
+    async def work(made: Server) -> None:
+        first = await made.begin(line("a"))
+        for _ in range(20):  # more than may be open at once
+            name = (await made.begin(line("b"))).id
+            assert (await made.alice.batches.cancel(name)).status == "cancelled"
+        assert made.app.state.batches.waiting == {}
+        gate.opened.set()
+        assert (await made.end(first.id)).status == "completed"
+
+    run(tmp_path, work, next_token=gate)
+
+
 def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "MAX_IN_FLIGHT", 1)
     gate = Gate()

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -60,7 +61,7 @@ class BatchRunner:
     ) -> None:
         self._app, self._files, self._batches = app, files, batches
         self._identify, self._is_closing, self.sleep = identify, is_closing, sleep
-        self._waiting: dict[str, deque[Batch]] = {}  # of each user; the user who waits longest first
+        self.waiting: dict[str, deque[Batch]] = {}  # of each user; the user who waits longest first
         self.running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # of each user; with the batch's id
 
     async def run(self) -> None:
@@ -70,7 +71,7 @@ class BatchRunner:
         try:
             await asyncio.Event().wait()
         finally:
-            self._waiting.clear()
+            self.waiting.clear()
             tasks = [task for _, task in self.running.values()]
             for task in tasks:
                 task.cancel()
@@ -78,22 +79,33 @@ class BatchRunner:
 
     def start(self, batch: Batch) -> None:
         """Answer a batch when it is its turn."""
-        self._waiting.setdefault(batch.user, deque()).append(batch)
+        self.waiting.setdefault(batch.user, deque()).append(batch)
         self._fill()
 
     def cancel(self, batch: Batch) -> Batch:
         """Cancel a batch: at once if it waits, else when its lines in flight are answered. Raises `InvalidRequest`."""
         cancelled = self._batches.cancel(batch)
         name, _ = self.running.get(batch.user, (None, None))
-        return cancelled if name == batch.id else self._end(cancelled, "cancelled")
+        if name == batch.id:
+            return cancelled
+        self._leave_queue(batch)
+        return self._end(cancelled, "cancelled")
+
+    def _leave_queue(self, batch: Batch) -> None:
+        """Forget a batch that waits: a user may create and cancel any number of them."""
+        kept = deque(each for each in self.waiting.get(batch.user, ()) if each.id != batch.id)
+        if kept:
+            self.waiting[batch.user] = kept  # in its place among the users
+        else:
+            self.waiting.pop(batch.user, None)
 
     def _fill(self) -> None:
-        for user in list(self._waiting):
+        for user in list(self.waiting):
             if len(self.running) < MAX_RUNNING and user not in self.running:
-                queue = self._waiting.pop(user)
+                queue = self.waiting.pop(user)
                 batch = queue.popleft()
                 if queue:
-                    self._waiting[user] = queue
+                    self.waiting[user] = queue
                 task = asyncio.create_task(self._run_safely(batch))
                 self.running[user] = batch.id, task
                 task.add_done_callback(partial(self._on_done, user))
@@ -153,7 +165,7 @@ class BatchRunner:
 
     async def _answer(self, batch: Batch, line: Line) -> None:
         """Answer a line, unless the batch ends before."""
-        for attempt in range(batch.expires):
+        for attempt in count():
             answer = await self._send(batch, line.request)
             status = answer["response"]["status_code"]
             if status >= 400 and self._is_closing():
