@@ -17,8 +17,9 @@ import structlog
 
 from bridle.errors import InvalidRequest, Overloaded, UnknownConversation
 from bridle.safe_repr import short_repr
+from bridle.serving.outputs.saved_records import SavedRecords
 from bridle.serving.state_db import StateTable
-from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
+from bridle.serving.tenancy.per_user_store import StoreBounds
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 #: A day, and how many conversations and bytes of all users and of one.
@@ -67,13 +68,7 @@ class ConversationStore:
         clock: Callable[[], float] = time.monotonic,
         table: StateTable | None = None,
     ) -> None:
-        self._store: PerUserStore[Conversation] = PerUserStore(bounds, clock)
-        self._table = table
-        if table is not None:
-            self._store.on_drop = table.drop
-            for user, name, seconds, value in table.rows():
-                found = msgspec.msgpack.decode(value, type=Conversation)
-                self._store.keep(user, name, found, len(value), seconds)
+        self._records = SavedRecords(Conversation, bounds, clock, table)
 
     def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
         """Keep a new conversation. Raises `InvalidRequest` if it is too large."""
@@ -82,11 +77,11 @@ class ConversationStore:
 
     def find(self, user: str, name: str) -> Conversation:
         """A conversation of a user. Raises `UnknownConversation`."""
-        found = self._store.find(user, name)
+        found = self._records.find(user, name)
         if found is None:
             raise UnknownConversation(
                 f"no conversation {short_repr(name)} is kept for this user; they are kept for "
-                f"{self._store.bounds.seconds:g} s after their last change, within bounds. Create it again"
+                f"{self._records.bounds.seconds:g} s after their last change, within bounds. Create it again"
             )
         return found
 
@@ -98,7 +93,7 @@ class ConversationStore:
         """Add items at the end; those without an id get one. Returns them. Raises `InvalidRequest` if they are too
         many or too large."""
         made = self._keep(self._with(conversation, items))
-        return made.listed()[len(conversation.items) :]
+        return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
     def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
         """Return what adds these items and the answer to them to a conversation. Raises `UnknownConversation`, and
@@ -121,7 +116,7 @@ class ConversationStore:
     def delete(self, user: str, name: str) -> None:
         """Forget a conversation. Raises `UnknownConversation`."""
         self.find(user, name)
-        self._store.drop(user, name)
+        self._records.drop(user, name)
 
     def _with(self, conversation: Conversation, items: Iterable[Item], slack: int = 1) -> Conversation:
         made = replace(conversation, items=dict(conversation.items))
@@ -141,11 +136,8 @@ class ConversationStore:
         return made
 
     def _keep(self, conversation: Conversation) -> Conversation:
-        value = msgspec.msgpack.encode(conversation)
-        if not self._store.keep(conversation.user, conversation.id, conversation, len(value)):
+        if not self._records.put(conversation):
             raise Overloaded("conversations of other users take all the room; try again later")
-        if self._table is not None:
-            self._table.put(conversation.user, conversation.id, self._store.bounds.seconds, value)
         return conversation
 
 
