@@ -50,7 +50,7 @@ class Tool(Protocol):
         """Description of the tool, one sentence."""
 
     async def offers(self) -> list[ToolOffer]:
-        """What a model may call, with full names. Raises `ToolFailed`."""
+        """Return the tools that a model may call, with full names. Raises `ToolFailed`."""
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`

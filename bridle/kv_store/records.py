@@ -27,7 +27,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header says. `key` names the block, `tenant` is the tag of the user to whom it belongs."""
+    """Fields of a header. `key` names the block, `tenant` is the tag of the user to whom it belongs."""
 
     num_bytes: int
     key: bytes

@@ -39,6 +39,6 @@ class Selected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What an indexer selected in a pass: the pieces of each row."""
+    """Selections of an indexer in a pass: the pieces of each row."""
 
     rows: list[list[Selected]]

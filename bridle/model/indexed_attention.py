@@ -39,7 +39,7 @@ def lead_indexers(model: nn.Module) -> None:
 
 
 def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
-    """What GLM-5.3 makes a mask of goes on to attention itself inside of steps."""
+    """Pass a selection on to attention inside of steps, where GLM-5.3 would make a mask of it."""
     return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
 
 
@@ -105,7 +105,7 @@ class _Keys:
 
 
 def _part(value: Any, part: slice, num_tokens: int) -> Any:
-    """What belongs to some of the packed tokens."""
+    """Return the parts of a value that belong to some of the packed tokens."""
     if isinstance(value, tuple):
         return tuple(_part(each, part, num_tokens) for each in value)
     is_by_token = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == num_tokens

@@ -124,7 +124,7 @@ def _best_resolution(height: int, width: int, choices: list[list[int]]) -> tuple
 
 
 def internvl_rows(config: Config) -> int:
-    """Of a tile."""
+    """The number of rows of a tile."""
     vision = config["vision_config"]
     (size, _), (patch, _) = pair(vision["image_size"]), pair(vision["patch_size"])
     return int((size // patch) ** 2 * config.get("downsample_ratio", 0.5) ** 2)
@@ -149,7 +149,7 @@ def pair(value: Any) -> tuple[int, int]:
 
 
 def idefics_rows(config: Config) -> int:
-    """Of a tile."""
+    """The number of rows of a tile."""
     vision = config["vision_config"]
     return int((vision["image_size"] // vision["patch_size"]) ** 2 / config.get("scale_factor", 2) ** 2)
 

@@ -31,7 +31,7 @@ _NEW_USER, _NEW_NETWORK, _NEW_IPC = 0x10000000, 0x40000000, 0x08000000
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What this machine offers. `landlock` is the version of its interface; 0: none."""
+    """Offers of this machine. `landlock` is the version of its interface; 0: none."""
 
     landlock: int
     has_seccomp: bool

@@ -43,8 +43,8 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """What a sequence lacks and the store has: the blocks `digests` after the blocks `held` of the prefix cache, and
-    the recurrent state at the end of block `state`."""
+    """Parts that a sequence lacks and the store has: the blocks `digests` after the blocks `held` of the prefix cache,
+    and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
@@ -58,8 +58,8 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """What is being read, the blocks before it, the blocks and the state slot that it fills, and the sequences that
-    wait for it."""
+    """Parts that are being read, the blocks before them, the blocks and the state slot that they fill, and the
+    sequences that wait for them."""
 
     tenant: str
     missing: _Missing
