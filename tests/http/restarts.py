@@ -19,7 +19,14 @@ SYSTEM = "You answer questions about the weather. " * 12
 
 @contextmanager
 def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[str]:
-    """`bridle serve` with a store as its own default, ended by a signal."""
+    """`bridle serve` with a store as its own default, ended by a signal. Gives its address."""
+    with started(tmp_path, *flags, end=end) as (url, _):
+        yield url
+
+
+@contextmanager
+def started(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[tuple[str, int]]:
+    """Do as `served`. Gives the address and the server's process, which is no child of this one."""
     variables = {name: value for name, value in os.environ.items() if name != "BRIDLE_KV_STORE"}
     variables["BRIDLE_CACHE"] = str(tmp_path / "cache")
     reader, writer = os.pipe()
@@ -28,7 +35,7 @@ def served(tmp_path: Path, *flags: str, end: int = signal.SIGTERM) -> Iterator[s
     try:
         with open(reader, encoding="utf-8") as said:
             urls = (found.group() for line in said if (found := re.search(r"http://[\d.:]+", line)))
-            yield next(urls)
+            yield next(urls), server.pid
             server.send_signal(end)
             server.wait()
     finally:

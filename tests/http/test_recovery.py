@@ -42,6 +42,15 @@ def test_a_dead_engine_comes_back(error: BaseException) -> None:
         assert server.num_loads == 2
 
 
+def test_a_request_right_after_the_fault_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not reach the dead engine, however long ago the supervisor looked."""
+    monkeypatch.setattr(engine_supervisor, "LOOK_SECONDS", 3600.0)
+    with faulty_server() as server:
+        server.fault = once(raising(SystemExit("killed")))
+        assert server.post().status_code == 503
+        assert server.post().status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

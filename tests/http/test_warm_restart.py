@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bridle.kv_store.store import list_segments
-from tests.http.restarts import SYSTEM, served, turn
+from tests.http.restarts import SYSTEM, served, started, turn
 from tests.waiting import PATIENCE, until
 
 
@@ -77,7 +77,7 @@ def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
 
 def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
     flags = ("--replicas", "2", "--kv-memory", "64MiB", "--num-threads", "1", "--kv-store", str(tmp_path / "kv"))
-    with served(tmp_path, *flags) as url:
+    with started(tmp_path, *flags) as (url, server):
 
         def post(path: str, **body: Any) -> Any:
             return (
@@ -86,7 +86,7 @@ def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
 
         held = post("/v1/caches", prompt=SYSTEM)["tokens"] // 16 * 16
         until(lambda: counted(url, "bridle_engine_blocks_in_store") >= held // 16, "blocks on disk")
-        first = [each for each in psutil.Process().children(recursive=True) if "replica-1.sock" in str(each.cmdline())]
+        first = [each for each in psutil.Process(server).children() if "replica-1.sock" in str(each.cmdline())]
         first[0].kill()  # the one to which the first request went
         post("/v1/completions", prompt=SYSTEM[::-1], max_tokens=1)  # now the other one looks for new blocks on disk,
         time.sleep(1)  # on a thread of its own

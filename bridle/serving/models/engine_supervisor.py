@@ -88,10 +88,16 @@ class EngineSupervisor:
                 self._restart(slot, str(slot.failure))
             elif client is not None:
                 self._end_stuck(slot, client)
-                if client.fault is not None:
-                    self._restart(slot, str(client.fault))
-                else:
+                if not self.restart_failed(slot):
                     self._count_good(slot)
+
+    def restart_failed(self, slot: Slot) -> bool:
+        """Restart the slot's engine if it has failed. Returns whether it has."""
+        client = None if slot.model is None else slot.model.local_engine
+        if client is None or client.fault is None:
+            return False
+        self._restart(slot, str(client.fault))
+        return True
 
     def _end_stuck(self, slot: Slot, client: AsyncEngine) -> None:
         """Abandon an engine whose step lasts too long."""

@@ -61,6 +61,7 @@ class ModelRegistry:
         self._aliases: dict[str, str] = {}
         self._catalog = catalog or ModelCatalog()
         self._keeper = keeper
+        self._supervisor: EngineSupervisor | None = None
         self.keep_alive = KeepAlive(self._expire)
         self.adapters = LoRAResolver(adapters or AdapterCatalog(), self.aliases_of, self._is_model)
         for model in models:
@@ -211,7 +212,8 @@ class ModelRegistry:
 
     def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
         """Return what restarts the engines of this registry while it runs; `give_up` is called where that fails."""
-        return EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
+        self._supervisor = EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
+        return self._supervisor
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -223,6 +225,8 @@ class ModelRegistry:
         room next to the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
         registry.
         """
+        if self._supervisor is not None:
+            self._supervisor.restart_failed(slot)  # it may have failed since the last look
         if slot.model is None:
             assert self._keeper is not None  # without a keeper, every slot has a model
             self._slots[slot.name] = slot
