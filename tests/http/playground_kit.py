@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sources import ROOT
+from tests.waiting import until
 
 #: What marks each of these test files: they take long, and one browser at a time is enough.
 MARKS = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -134,13 +135,18 @@ SHOWN = """chunks => chunks.map(chunk => [...chunk.childNodes].filter(node => !n
     .map(node => node.textContent).join(""))"""
 
 
-KEPT = """count => new Promise(done => {
+NUM_KEPT = """() => new Promise(done => {
   const asked = indexedDB.open("bridle-playground")
   asked.onsuccess = () => {
     const counted = asked.result.transaction("runs").objectStore("runs").count()
-    counted.onsuccess = () => { asked.result.close(); done(counted.result >= count) }
+    counted.onsuccess = () => { asked.result.close(); done(counted.result) }
   }
 })"""
+
+
+def until_kept(page: Any, count: int) -> None:
+    """Wait until the page's database has `count` runs. Playwright's `wait_for_function` waits for no promise."""
+    until(lambda: page.evaluate(NUM_KEPT) >= count, f"that {count} runs are kept")
 
 
 def answer_with(page: Any, num_tokens: int) -> None:

@@ -12,7 +12,6 @@ from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served
 from tests.http.playground_kit import (
     BROKEN,
-    KEPT,
     MARKDOWN,
     MARKS,
     SELECT,
@@ -25,6 +24,7 @@ from tests.http.playground_kit import (
     settle,
     show_tokens,
     steer,
+    until_kept,
 )
 
 pytestmark = MARKS
@@ -184,7 +184,7 @@ def test_sentences_are_told_as_they_come(browser: Any) -> None:
         assert "".join(told[:-1]) == said and told[-1] == "End of the text."
         assert all(re.search(r"[.!] $", each) for each in told[:-2])
         assert page.locator(".spoken").get_attribute("aria-live") == "polite"
-        page.wait_for_function(KEPT, arg=1)
+        until_kept(page, 1)
         page.reload()
         go(page, "Complete")
         page.get_by_label("History").get_by_role("button", name="Tell").first.click()

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tests.http.playground_kit import KEPT, MARKS, SELECT, SHOWN, complete, go, plainly, settle, steer, text_of, write
+from tests.http.playground_kit import (
+    MARKS,
+    SELECT,
+    SHOWN,
+    complete,
+    go,
+    plainly,
+    settle,
+    steer,
+    text_of,
+    until_kept,
+    write,
+)
 
 pytestmark = MARKS
 
@@ -40,7 +52,7 @@ def test_a_fork_survives_a_reload(page: Any) -> None:
     page.locator(".ancestry").wait_for()
     settle(page)
     before, told = page.locator(".tokens .t").all_text_contents(), page.locator(".ancestry").inner_text()
-    page.wait_for_function(KEPT, arg=2)
+    until_kept(page, 2)
     page.reload()
     go(page, "Complete")
     page.get_by_label("History").get_by_role("button", name="Once upon a time").first.click()

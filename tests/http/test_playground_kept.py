@@ -12,7 +12,7 @@ import pytest
 
 from tests.http.browser import opened
 from tests.http.harness import saying, scripted_model, served, tokenizer
-from tests.http.playground_kit import MARKS, answer_of, ask, complete, go, show_tokens, text_of
+from tests.http.playground_kit import MARKS, answer_of, ask, complete, go, show_tokens, text_of, until_kept
 from tests.waiting import PATIENCE
 
 pytestmark = MARKS
@@ -90,14 +90,7 @@ def test_a_reopened_chat_has_its_tokens_and_forks(page: Any) -> None:
     ask(page, "Tell me a short story.")
     show_tokens(page)
     before = text_of(page)
-    page.wait_for_function("""async () => (await indexedDB.databases()).length && new Promise(done => {
-      indexedDB.open("bridle-playground").onsuccess = ({ target: { result } }) => {
-        result.transaction("runs").objectStore("runs").count().onsuccess = found => {
-          result.close()
-          done(found.target.result > 0)
-        }
-      }
-    })""")
+    until_kept(page, 1)
     page.reload()
     open_talk(page, "Tell me a short story.")
     page.locator(".message.assistant .t").first.wait_for()

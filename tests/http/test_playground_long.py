@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.http.browser import opened
 from tests.http.harness import scripted_model, served, tokenizer
-from tests.http.playground_kit import KEPT, MARKS, answer_with, complete, go, settle
+from tests.http.playground_kit import MARKS, answer_with, complete, go, settle, until_kept
 
 pytestmark = MARKS
 
@@ -69,12 +69,12 @@ def test_a_long_run_is_kept_and_brought_back_in_turns(page: Any) -> None:
     page.add_init_script(BURSTS)
     page.reload()
     complete(page)
-    page.wait_for_function(KEPT, arg=1)
+    until_kept(page, 1)
     page.locator(".tokens > .chunk .t").nth(2999).click()
     page.locator("button.odd").first.click()
     page.locator(".ancestry").wait_for()
     settle(page)
-    page.wait_for_function(KEPT, arg=2)
+    until_kept(page, 2)
     told = page.locator(".summary").inner_text()
     assert "6,000 tokens" in told and "per second" in told
     wrote = page.evaluate("bursts")
