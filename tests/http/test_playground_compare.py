@@ -9,6 +9,7 @@ from typing import Any
 from bridle.traces import Trace, TraceHeader, encode_trace, parse
 from tests.http.browser import opened
 from tests.http.playground_kit import MARKS, complete, settle, steer, text_of
+from tests.waiting import until
 
 pytestmark = MARKS
 
@@ -68,12 +69,17 @@ def test_traces_are_saved_and_opened(page: Any, tmp_path: Path) -> None:
     page.get_by_text("Line 1 begins the trace of a control runtime").wait_for()
 
 
-def copied(page: Any, name: str) -> str:
+def copied_link(page: Any, kind: str) -> str:
+    """Copy a link to the program or the trace. The other one, copied before, may be in the clipboard until then."""
     page.get_by_role("button", name="Copy", exact=False).first.click()
-    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name=f"Link to the {kind}").click()
     page.get_by_text("Copied").wait_for()
-    text: str = page.evaluate("navigator.clipboard.readText()")
-    return text
+
+    def link() -> str | None:
+        text: str = page.evaluate("navigator.clipboard.readText()")
+        return text if f"#{kind}=" in text else None
+
+    return until(link, f"the link to the {kind}") or ""
 
 
 def test_links_carry_programs_and_traces(browser: Any, playground_url: str) -> None:
@@ -82,7 +88,7 @@ def test_links_carry_programs_and_traces(browser: Any, playground_url: str) -> N
         steer(page, "Regex", "A telephone number")
         settle(page)
         text = text_of(page)
-        links = [copied(page, name) for name in ("Link to the program", "Link to the trace")]
+        links = [copied_link(page, kind) for kind in ("program", "trace")]
     with opened(browser, playground_url) as page:
         page.goto(links[0])
         page.locator(".editor .cm-content").get_by_text("[0-9]{3}-[0-9]{4}").wait_for()
