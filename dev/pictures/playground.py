@@ -170,5 +170,6 @@ def record(url: str, path: Path) -> None:
 
 if __name__ == "__main__":
     address, target = sys.argv[1], Path(sys.argv[2])
+    target.mkdir(parents=True, exist_ok=True)
     screenshots(address, target)
     record(address, target / RECORDING)
