@@ -92,7 +92,7 @@ MAMBA_FAMILIES = (
             layer("mixer.fc2_latent_proj", "ffn_latent_up"),
         ),
         norm_field="layer_norm_epsilon",
-        reads=("draft layers", "mamba 2 of nemotron", "widths", "experts between"),
+        reads=("draft layers", "mamba 2 of nemotron", "widths", "experts between", "both epsilons"),
         fields=(
             Field("expert_count", "n_routed_experts", 0),
             Field("expert_used_count", "num_experts_per_tok", 0),

@@ -244,6 +244,11 @@ def _write_norms_of_steps(config: Any, put: Put) -> None:
     put("ssm.dt_b_c_rms", config.model_type == "falcon_mamba")
 
 
+def _write_both_epsilons(config: Any, put: Put) -> None:
+    """llama.cpp wants the epsilon of Nemotron-H's layer norms, which only its draft layers have."""
+    put("attention.layer_norm_epsilon", float(config.layer_norm_epsilon))
+
+
 TRAITS: dict[str, tuple[Reader, Writer]] = {
     "granite experts": (_read_granite_experts, _write_granite_experts),
     "rotated or not": (_read_rotated, _write_rotated),
@@ -262,5 +267,6 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "attention layers": (_read_attention_layers, _nothing),
     "widths": (_read_widths, _write_widths),
     "experts between": (_read_between, _write_between),
+    "both epsilons": (_read_nothing, _write_both_epsilons),
     "adjusted width": (_read_adjusted_width, _write_adjusted_width),
 }

@@ -96,6 +96,14 @@ def test_a_mamba_layer_as_llamacpp_has_it() -> None:
     assert sizes == {"state_size": 8, "time_step_rank": 8, "inner_size": 64, "group_count": 2}
 
 
+def test_nemotron_has_both_epsilons() -> None:
+    """llama.cpp does not load a file without that of layer norms."""
+    original, file = _pair("nemotron_h_moe")
+    metadata, wanted = open_model(file).metadata, load(original).config.layer_norm_epsilon  # type: ignore[union-attr]
+    for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        assert metadata[f"nemotron_h_moe.attention.{name}"] == pytest.approx(wanted)
+
+
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
 
 
