@@ -68,7 +68,8 @@ RETAINED_SHARE = 0.5
 class ModelConfig:
     """Checkpoint to load, and settings for loading it.
 
-    `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `backend` computes it. `dtype` `auto` is float32
+    `model` is a folder, a GGUF file, a Hugging Face hub id, or `demo`. `mmproj` is the GGUF file with the vision tower
+    of a GGUF model (None: the one next to it, if there is one). `backend` computes it. `dtype` `auto` is float32
     on a CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto` is
     `dtype`, `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for `kv_tokens`
     tokens, or takes `kv_memory` bytes. With none of them it is sized by the memory that the largest step leaves, which
@@ -92,6 +93,7 @@ class ModelConfig:
     draft_model: str | None = None
     revision: str | None = None
     tokenizer: str | None = None
+    mmproj: str | None = None
     backend: Literal["torch", "llamacpp"] = "torch"
     dtype: DType = "auto"
     device: str = "auto"
@@ -129,6 +131,8 @@ class ModelConfig:
             if getattr(self, name) not in words:
                 known = ", ".join(map(str, words))
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}; must be one of {known}", name)
+        if self.mmproj is not None and self.backend == "llamacpp":
+            raise InvalidRequest("mmproj: got a file; backend 'llamacpp' reads no images, use 'torch'", "mmproj")
         if self.max_repeated_calls < 0:
             raise InvalidRequest(
                 f"max_repeated_calls is {self.max_repeated_calls}; must be at least 0", "max_repeated_calls"

@@ -47,6 +47,8 @@ class ModelOptions:
     "Branch, tag or commit of a hub model."
     tokenizer: str | None = None
     "Folder or hub id of a tokenizer that replaces the checkpoint's own."
+    mmproj: Annotated[str | None, Parameter(name="--mmproj")] = None
+    "GGUF file with the vision tower of a GGUF model. Default: the only `mmproj` file next to the model."
     backend: Literal["torch", "llamacpp"] = "torch"
     "Library that computes the model: `torch`, or `llamacpp` for GGUF files."
     dtype: DType = "auto"

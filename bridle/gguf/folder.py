@@ -1,5 +1,5 @@
 """A GGUF file as a model folder: configuration, tokenizer and chat template are written out as the usual files, and the
-weights stay in the GGUF file.
+weights stay in the GGUF file. A vision tower in a file next to it (`mmproj`) belongs to the model.
 
 A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders lie in the
 user's cache, and everything in them can be made anew.
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +20,51 @@ import msgspec
 from bridle import file_cache
 from bridle.errors import UnsupportedModel
 from bridle.file_cache import FileCache
+from bridle.gguf.reader import GgufFile
 from bridle.gguf.settings import check_causal, find_family, read_config
 from bridle.gguf.shards import GgufModel, open_model, pieces_of
+from bridle.gguf.vision import tower_beside, with_tower
 from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
+
+_log = logging.getLogger(__name__)
 
 #: The file that names the GGUF file whose weights a folder stands for.
 POINTER = "gguf.json"
 #: The field of a configuration that says why torch cannot compute the model.
 REFUSED = "bridle_refused"
 #: The version of the folders' contents: a change makes all of them anew.
-_EDITION = b"3"
+_EDITION = b"4"
 _MAX_LINKS = 4096
 
 
 def is_unpacked(path: Path) -> bool:
     """Return whether `unpack` has nothing to do for a file."""
-    return _known_folder(_named(path)) is not None
+    return _known_folder(_named(path), tower_beside(_named(path))) is not None
 
 
 def _named(path: Path) -> Path:
     return path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
 
 
-def unpack(path: Path) -> Path:
-    """The folder of the model in GGUF file `path`. Raises `UnsupportedModel`."""
+def unpack(path: Path, tower: Path | None = None) -> Path:
+    """The folder of the model in GGUF file `path`, with the vision tower in `tower`. Without one, a file next to the
+    model is used if it is the only one and fits. Raises `UnsupportedModel`."""
     path = _named(path)
-    known = _known_folder(path)
+    given = tower is not None
+    tower = tower_beside(path) if tower is None else _named(tower)
+    known = _known_folder(path, tower)
     if known is not None:
         return known
-    state = _state(path)
-    folder = _unpack(path)
+    state = _state(path, tower)
+    folder = _unpack(path, tower, given)
     if state is not None:
         _names().write(_place_of(path, state), folder.name.encode(), [])
     return folder
 
 
-def _known_folder(path: Path) -> Path | None:
+def _known_folder(path: Path, tower: Path | None) -> Path | None:
     """The folder of a file that was not changed since it was unpacked: its header is not read again."""
-    state = _state(path)
+    state = _state(path, tower)
     name = None if state is None else _names().read_text(_place_of(path, state))
     folder = None if name is None else cache_folder() / Path(name.decode()).name
     return folder if folder is not None and (folder / POINTER).is_file() else None
@@ -70,24 +78,33 @@ def _place_of(path: Path, state: list[list[Any]]) -> Path:
     return _names().path(path.stem, json.dumps([_EDITION.decode(), state]).encode())
 
 
-def _state(path: Path) -> list[list[Any]] | None:
+def _state(path: Path, tower: Path | None) -> list[list[Any]] | None:
     """The files of a model, with sizes and times of change; None if they are not there."""
     try:
-        states = [(piece, piece.stat()) for piece in pieces_of(path)]
+        states = [(piece, piece.stat()) for piece in (*pieces_of(path), *([] if tower is None else [tower]))]
     except OSError:
         return None
     return [[str(piece), state.st_size, state.st_mtime_ns] for piece, state in states]
 
 
-def _unpack(path: Path) -> Path:
+def _unpack(path: Path, tower: Path | None, is_given: bool) -> Path:
     model = open_model(path)
     check_causal(model)
-    folder = cache_folder() / _name_of(model)
-    if (folder / POINTER).is_file():
-        return folder
-    config = _config(model)
-    vocabulary = read_vocabulary(model)
-    write_folder(folder, _files(path, config, vocabulary), POINTER)
+    config, more = _config(model), {}
+    files = list(model.files)
+    if tower is not None:
+        try:
+            opened = open_model(tower)
+            config, more["preprocessor_config.json"] = with_tower(model, config, opened)
+            more[POINTER] = {"path": str(path), "tower": str(tower)}
+            files += opened.files
+        except UnsupportedModel as error:
+            if is_given:
+                raise
+            _log.warning("images are not read: %s", error)
+    folder = cache_folder() / _name_of(model, files)
+    if not (folder / POINTER).is_file():
+        write_folder(folder, _files(path, config, read_vocabulary(model), more), POINTER)
     return folder
 
 
@@ -108,13 +125,27 @@ def cache_folder() -> Path:
 
 def weights_of(folder: Path) -> Path | None:
     """The GGUF file that a folder of the cache stands for; None for any other folder, whatever files it brings."""
+    found = _pointer(folder)
+    return None if found is None else Path(found["path"])
+
+
+def tower_of(folder: Path) -> Path | None:
+    """The GGUF file with the vision tower of a folder of the cache; None if it has none."""
+    found = _pointer(folder)
+    return None if found is None or "tower" not in found else Path(found["tower"])
+
+
+def _pointer(folder: Path) -> dict[str, str] | None:
     pointer = folder / POINTER
     if not folder.resolve().is_relative_to(cache_folder().resolve()) or not pointer.is_file():
         return None
     try:
         if pointer.stat().st_size > _MAX_LINKS:
             raise ValueError("it is too long")
-        return Path(json.loads(pointer.read_text(encoding="utf-8"))["path"])
+        found = json.loads(pointer.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not all(isinstance(each, str) for each in (found["path"], *found.values())):
+            raise ValueError("it names no file")
+        return found
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"{pointer} is damaged: {error}; remove {folder}") from None
 
@@ -124,16 +155,17 @@ def is_adapter_file(source: str) -> bool:
     return source.lower().endswith(".gguf") and Path(source).expanduser().is_file()
 
 
-def _name_of(model: GgufModel) -> str:
-    """The folder's name, from the header's bytes and the file's path: a copy elsewhere may be changed independently."""
+def _name_of(model: GgufModel, files: Sequence[GgufFile]) -> str:
+    """The folder's name, from the headers' bytes and the files' paths: a copy elsewhere may be changed
+    independently."""
     digest = hashlib.blake2b(_EDITION, digest_size=12)
-    for file in model.files:
+    for file in files:
         digest.update(str(file.path).encode())
         digest.update(file.header)
     return f"{model.path.stem[:60]}-{digest.hexdigest()}"
 
 
-def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary) -> dict[str, bytes]:
+def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary, more: Mapping[str, Any]) -> dict[str, bytes]:
     tokenizer: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **vocabulary.roles}
     tokenizer["clean_up_tokenization_spaces"] = False
     if vocabulary.chat_template is not None:
@@ -143,6 +175,7 @@ def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary) -> di
         "tokenizer.json": vocabulary.spec,
         "tokenizer_config.json": tokenizer,
         POINTER: {"path": str(path)},
+        **more,
     }
     if vocabulary.end_ids:
         files["generation_config.json"] = {"eos_token_id": list(vocabulary.end_ids)}

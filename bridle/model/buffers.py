@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
 from bridle.errors import UnsupportedModel
+
+#: An integer that no constant has.
+_OPEN_NUMBER = -1
 
 
 def fill_buffers(model: Any, given: Container[str] = ()) -> None:
@@ -20,10 +23,12 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
         if buffer is not None and buffer.is_meta
     ]
     for _, module, name in found:
-        module._buffers[name] = torch.full_like(module._buffers[name], torch.nan, device="cpu")
+        buffer = module._buffers[name]
+        open_value = torch.nan if buffer.is_floating_point() else _OPEN_NUMBER
+        module._buffers[name] = torch.full_like(buffer, open_value, device="cpu")
     wanted = [(module, name) for path, module, name in found if path not in given]
-    for module in dict.fromkeys(module for module, _ in wanted):
-        getattr(module, "_init_weights", model._init_weights)(module)
+    for module, path in {module: path for path, module, _ in found if path not in given}.items():
+        _init_of(model, path.rpartition(".")[0])(module)
     if any(_is_open(module, name) for module, name in wanted):
         model.base_model._init_weights(model.base_model)  # which sets those of its layers in some families
     for module, name in wanted:
@@ -31,5 +36,15 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
             raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")
 
 
+def _init_of(model: Any, path: str) -> Callable[[Any], None]:
+    """What sets the constants of a module: its own method, or that of the nearest model around it."""
+    while path:
+        if (found := getattr(model.get_submodule(path), "_init_weights", None)) is not None:
+            return found  # type: ignore[no-any-return]
+        path = path.rpartition(".")[0]
+    return model._init_weights  # type: ignore[no-any-return]
+
+
 def _is_open(module: Any, name: str) -> bool:
-    return bool(module._buffers[name].isnan().any())
+    buffer = module._buffers[name]
+    return bool((buffer.isnan() if buffer.is_floating_point() else buffer == _OPEN_NUMBER).any())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.folder import weights_of
+from bridle.gguf.folder import tower_of, weights_of
 from bridle.gguf.format import FLOATS
 from bridle.gguf.reader import TensorEntry
 from bridle.gguf.shards import GgufModel, open_model
@@ -33,7 +33,8 @@ INDEX_NAME = "model.safetensors.index.json"
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk. `gguf` is the file
-    with the weights, if they are in one; else `tensor_bytes` are the sizes of tensors."""
+    with the weights, if they are in one, and `tower` that of its vision tower; else `tensor_bytes` are the sizes of
+    tensors."""
 
     folder: Path
     config: dict[str, Any]
@@ -41,6 +42,7 @@ class Checkpoint:
     num_values: int
     num_bytes: int
     gguf: GgufModel | None = None
+    tower: GgufModel | None = None
     tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
@@ -52,7 +54,8 @@ class Checkpoint:
             return self.num_bytes * 9 // 4 if keeps_blocks else self.num_bytes * 2 * item_size
         if self.gguf is None or not keeps_blocks:
             return self.num_values * item_size
-        return sum(_bytes_in_memory(entry, item_size) for entry in self.gguf.tensors.values())
+        eyes = 0 if self.tower is None else self.tower.num_values * item_size
+        return eyes + sum(_bytes_in_memory(entry, item_size) for entry in self.gguf.tensors.values())
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
@@ -70,9 +73,12 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
     if "auto_map" in config and not config.get("model_type"):
         raise UnsupportedModel(f"{folder}: the model needs its own Python code, which bridle never runs")
     if (file := weights_of(folder)) is not None:
-        model = open_model(file)
-        ends = _eos_token_ids(folder, config)
-        return Checkpoint(folder, config, ends, model.num_values, model.num_bytes, model)
+        model, eye = open_model(file), tower_of(folder)
+        tower = None if eye is None else open_model(eye)
+        values, size = (model.num_values, model.num_bytes)
+        if tower is not None:
+            values, size = values + tower.num_values, size + tower.num_bytes
+        return Checkpoint(folder, config, _eos_token_ids(folder, config), values, size, model, tower)
     tensors: dict[str, Path] = {}
     sizes: dict[str, int] = {}
     num_values = 0

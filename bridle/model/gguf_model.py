@@ -33,6 +33,8 @@ from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import ReorderedInputs, packed_matrix
+from bridle.model.gguf_tower import fill_tower
+from bridle.model.language_model import LanguageModel, attention_names
 from bridle.model.plain_config import PlainConfig
 from bridle.model.plain_decoder import PlainDecoder
 from bridle.model.quantized_experts import PackedExperts
@@ -54,9 +56,12 @@ def read_gguf_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
+    tower: GgufModel | None = None,
 ) -> nn.Module:
-    """The model of a file. On a CPU packed matrices stay packed; elsewhere all weights become numbers of type
-    `dtype`. Raises `UnsupportedModel` if file and model do not fit each other."""
+    """The model of a file, with the vision tower of another one. On a CPU packed matrices stay packed; elsewhere all
+    weights become numbers of type `dtype`. Raises `UnsupportedModel` if files and model do not fit each other."""
+    if tower is not None:
+        return _read_seeing(source, tower, settings, dtype, device, progress)
     is_plain = isinstance(settings, PlainConfig)
     model: Any = PlainDecoder(settings, dtype) if is_plain else _library_model(settings, dtype)
     filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
@@ -68,12 +73,35 @@ def read_gguf_model(
     return move_model(model.eval(), device)  # type: ignore[no-any-return]
 
 
-def _library_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+def _read_seeing(
+    source: GgufModel,
+    tower: GgufModel,
+    settings: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+) -> nn.Module:
+    whole = _library_model(settings, dtype, sees=True)
+    fill_buffers(whole)
+    model: Any = LanguageModel(whole)
+    fill_tower(whole, model, tower, dtype)
+    filling = _Filling(source, find_family(source), model, dtype, keeps_blocks=device.type == "cpu")
+    filling.run(progress)
+    _divide_frequencies(model, source)
+    whole.lm_head = model.lm_head
+    whole.requires_grad_(False)
+    move_model(whole.eval(), device)
+    return LanguageModel(whole).eval()
+
+
+def _library_model(settings: PreTrainedConfig, dtype: torch.dtype, sees: bool = False) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     attention.register()
+    kind: Any = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
+    names: Any = attention_names(settings) if sees else attention.ATTENTION_NAME
     with making_model, torch.device("meta"):
-        return AutoModelForCausalLM.from_config(settings, attn_implementation=attention.ATTENTION_NAME, dtype=dtype)
+        return kind.from_config(settings, attn_implementation=names, dtype=dtype)
 
 
 class _Filling:

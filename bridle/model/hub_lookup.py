@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bridle.compat.suggestions import closest
 from bridle.demo import DEMO_MODELS, demo_model_path
@@ -18,6 +19,9 @@ from bridle.model.fetching import Progress, fetch
 from bridle.model.hub import ask_hub, is_cached, is_offline
 from bridle.model.library import LibraryEntry, find_entry, installed_path, pull_entry
 
+if TYPE_CHECKING:
+    from bridle.config import ModelConfig
+
 #: The files that are downloaded from the hub. `*.txt` and `*.model` are vocabularies of older tokenizers.
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.txt", "tokenizer*", "*.model", "*.jinja")
 HUB_IGNORED = ("original/*", "*.bin", "*.pt", "*.pth", "*.py", "*.gguf", "onnx/*", "coreml/*")
@@ -26,26 +30,40 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?")
 _FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 
 
-def resolve_model(model: str, revision: str | None = None, progress: Progress | None = None) -> Path:
+def resolve_model(
+    model: str, revision: str | None = None, progress: Progress | None = None, mmproj: str | None = None
+) -> Path:
     """The folder of `model`: a demo model (`demo`, `demo-sees`), a folder, a GGUF file, or a hub id, fetched or found
     in the hub's cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights
     are in one GGUF file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its
-    own. A name of the list of `bridle pull` means its file or folder, pulled or found in the user's folder.
+    own, with the vision tower in the file `mmproj`, if given. A name of the list of `bridle pull` means its file or
+    folder, pulled or found in the user's folder.
 
     `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
     `UnsupportedModel` if the hub does not have it or cannot be reached.
     """
     local = local_path(model)
     if local is not None:
-        return _unpacked(local, None)
+        return _unpacked(local, None, mmproj)
     entry = find_entry(model)
     if entry is not None:
-        return _unpacked(pulled(entry, revision, progress), None)
+        return _unpacked(pulled(entry, revision, progress), None, mmproj)
     repository, kind = hub_name(model)
     if kind is not None:
         wanted = (f"*{kind}*.gguf", f"*{kind.lower()}*.gguf")
-        return _unpacked(fetch(repository, revision, wanted, (), progress), kind)
+        return _unpacked(fetch(repository, revision, wanted, (), progress), kind, mmproj)
+    _refuse_tower(mmproj, model)
     return fetch(repository, revision, HUB_PATTERNS, HUB_IGNORED, progress)
+
+
+def folder_of(config: ModelConfig, progress: Progress | None = None) -> Path:
+    """The folder of a configured model, as by `resolve_model`."""
+    return resolve_model(config.model, config.revision, progress, config.mmproj)
+
+
+def _refuse_tower(mmproj: str | None, model: str) -> None:
+    if mmproj is not None:
+        raise InvalidRequest(f"mmproj: got {mmproj!r}; it is for GGUF files, and {model!r} is a folder", "mmproj")
 
 
 def check_available(model: str, revision: str | None = None) -> None:
@@ -122,14 +140,18 @@ def _neighbour(model: str) -> str:
     return "" if found is None else f". Did you mean {str(path.parent / found)!r}?"
 
 
-def _unpacked(folder: Path, kind: str | None) -> Path:
+def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
     """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder with a
     configuration of its own is a model by itself."""
     from bridle.gguf.folder import unpack  # it imports torch
 
+    tower = None if mmproj is None else Path(mmproj).expanduser()
+    if tower is not None and not tower.is_file():
+        raise InvalidRequest(f"mmproj: got {mmproj!r}; there is no such file on this machine", "mmproj")
     if folder.is_file():
-        return unpack(folder)
+        return unpack(folder, tower)
     if kind is None and (folder / "config.json").is_file():
+        _refuse_tower(mmproj, str(folder))
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if is_first_piece(path.name))
     wanted = [path for path in found if kind is None or kind.lower() in path.stem.lower().replace(".", "-").split("-")]
@@ -137,7 +159,7 @@ def _unpacked(folder: Path, kind: str | None) -> Path:
     if kind is None and not found:
         return folder
     if len(wanted) == 1:
-        return unpack(wanted[0])
+        return unpack(wanted[0], tower)
     names = ", ".join(path.name for path in found[:8]) or "none"
     what = f"no GGUF file of type {kind!r}" if not wanted else f"{len(wanted)} GGUF files that are meant"
     raise UnsupportedModel(f"{folder} has {what} (there are: {names}); name one of them")

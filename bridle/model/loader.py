@@ -36,7 +36,7 @@ from bridle.model.device_defaults import (
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.graph_loading import graph_loader
-from bridle.model.hub_lookup import resolve_model
+from bridle.model.hub_lookup import folder_of
 from bridle.model.kernels.bidirectional import BidirectionalKernel
 from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_blocks import kv_identity
@@ -78,7 +78,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     if config.quantization != "none" and tensor_parallel.num_ranks() > 1:
         raise InvalidRequest(f"quantization {config.quantization!r} needs the whole model in one shard", "quantization")
     report("finding the model", 0.0)
-    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
+    folder = folder_of(config, lambda share: report("downloading", share))
     kept = load_kept(config, folder)
     if kept is not None:
         report("arranged weights are there", 0.95)
@@ -154,7 +154,7 @@ def _read_model(
     progress: Callable[[float], None],
 ) -> nn.Module:
     if checkpoint.gguf is not None:
-        return _read_gguf(checkpoint.gguf, settings, dtype, device, progress)
+        return _read_gguf(checkpoint.gguf, checkpoint.tower, settings, dtype, device, progress)
     if getattr(settings, "quantization_config", None) is not None:
         return _read_packed(checkpoint, settings, dtype, device, progress)
     from transformers import AutoModelForCausalLM
@@ -169,6 +169,7 @@ def _read_model(
 
 def _read_gguf(
     source: GgufModel,
+    tower: GgufModel | None,
     settings: PreTrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -181,7 +182,7 @@ def _read_gguf(
             "a GGUF file is served by one process: rows of packed blocks cannot be split over shards; use replicas",
             "model",
         )
-    return read_gguf_model(source, settings, dtype, device, progress)
+    return read_gguf_model(source, settings, dtype, device, progress, tower)
 
 
 def _read_packed(

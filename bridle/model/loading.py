@@ -18,7 +18,7 @@ from bridle.malloc import keep_large_buffers
 from bridle.model import kv_profiling, tensor_parallel
 from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.executor import LocalExecutor
-from bridle.model.hub_lookup import resolve_model
+from bridle.model.hub_lookup import folder_of
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loaded_weights import LoadedWeights
 from bridle.model.loader import build_executor, load_weights
@@ -45,7 +45,7 @@ def load_executor(
 
 def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor | PooledExecutor:
     report("finding the model", 0.0)
-    folder = resolve_model(config.model, config.revision, lambda share: report("downloading", share))
+    folder = folder_of(config, lambda share: report("downloading", share))
     pooling = read_pooling(folder)
     if pooling is not None:
         from bridle.model.pooling.loading import load_pooled
@@ -103,6 +103,7 @@ def config_of_draft(config: ModelConfig) -> ModelConfig:
         draft_model=None,
         revision=None,
         tokenizer=None,
+        mmproj=None,
         max_model_len=None,
         kv_memory=None,
         kv_tokens=None,

@@ -13,7 +13,7 @@ from bridle.lora.torch_ops import MAX_STACK_BYTES, MAX_STACKS
 from bridle.model import support_checks
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.device_defaults import choose_device, choose_dtype
-from bridle.model.hub_lookup import resolve_model
+from bridle.model.hub_lookup import folder_of
 from bridle.model.loaded_weights import weight_bytes
 from bridle.model.loading import config_of_draft
 from bridle.model.memory import free_memory
@@ -32,7 +32,7 @@ def weights_of(config: ModelConfig) -> int:
     are downloaded if need be. Raises the error of loading for a checkpoint that cannot be loaded."""
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
-    folder = resolve_model(config.model, config.revision)
+    folder = folder_of(config)
     kept = find_description(config, folder)
     if kept is not None:
         return kept.weight_bytes

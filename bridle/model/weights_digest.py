@@ -13,7 +13,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from bridle.file_cache import FileCache
-from bridle.gguf.folder import weights_of
+from bridle.gguf.folder import tower_of, weights_of
 from bridle.gguf.shards import pieces_of
 
 _PIECE_BYTES = 16 << 20
@@ -45,6 +45,8 @@ def weights_digest(folder: Path) -> str:
 def _files(folder: Path) -> list[Path]:
     gguf = weights_of(folder)
     weights = sorted(folder.glob("*.safetensors")) if gguf is None else pieces_of(gguf)
+    if (tower := tower_of(folder)) is not None:
+        weights.append(tower)
     return [*weights, *(path for name in _DESCRIPTIONS if (path := folder / name).is_file())]
 
 

@@ -45,6 +45,8 @@ LLAMA_CPP: tuple[Flag, ...] = (
     ),
     *taken("llama.cpp", "--cache-prompt", "--prefix-caching"),
     *same("llama.cpp", "--reasoning-format", "`none`, `auto`, `deepseek`"),
+    *same("llama.cpp", "--mmproj"),
+    *taken("llama.cpp", "-mm", "--mmproj"),
     *taken("llama.cpp", "--reasoning-budget-message", "--thinking-budget-message"),
     *taken("llama.cpp", "--no-cache-prompt", "--no-prefix-caching"),
     *refusals(
@@ -72,7 +74,7 @@ LLAMA_CPP: tuple[Flag, ...] = (
             "-tb --threads-http --cpu-* -C -Cr -Cb -Crb --prio --prio-batch --poll --poll-batch --numa": reasons.CPU,
             "--flash-attn -fa --backend-sampling -bs": reasons.KERNELS,
             # Pictures and the like.
-            "--mmproj --mmproj-* --no-mmproj --no-mmproj-auto --no-mmproj-offload -mm -mmu --image-* "
+            "--mmproj-* --no-mmproj --no-mmproj-auto --no-mmproj-offload -mmu --image-* "
             "--mtmd-batch-max-tokens --media-path": reasons.MEDIA,
             "--video-*": reasons.VIDEO,
             # Adapters.

@@ -14,6 +14,7 @@ from bridle.serving.controller_runtime import ControlSettings
 
 _Count = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(ge=0)]
+_OF_TOKENIZERS = ("revision", "tokenizer", "mmproj")
 _OF_FRONTS = (
     *("model", "name", "adapters", "max_requests", "request_timeout", "strict_fields", "keys", "control_store"),
     *("tools", "policies"),
@@ -106,7 +107,7 @@ class RaySettings(BaseModel):
 
     def for_fronts(self) -> RaySettings:
         """Return the settings that a front needs. A front is replaced when these change, not when engines change."""
-        options = {name: value for name, value in self.model_options.items() if name in ("revision", "tokenizer")}
+        options = {name: value for name, value in self.model_options.items() if name in _OF_TOKENIZERS}
         told = {name: getattr(self, name) for name in _OF_FRONTS}
         return RaySettings(model_options=options, **told)
 

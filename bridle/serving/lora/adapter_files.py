@@ -15,7 +15,7 @@ def unpack_source(config: ModelConfig, source: str) -> str:
         return source
     from bridle.gguf.adapter import unpack_adapter
     from bridle.model.checkpoint import read_json
-    from bridle.model.hub_lookup import resolve_model
+    from bridle.model.hub_lookup import folder_of
 
-    folder = resolve_model(config.model, config.revision)
+    folder = folder_of(config)
     return str(unpack_adapter(Path(source), read_json(folder / "config.json", required=True)))

@@ -33,7 +33,7 @@ class ModelCatalog:
         hub_ids: Iterable[str] = (),
         pulled: bool = False,
     ) -> None:
-        self._base = replace(base or ModelConfig(), revision=None, tokenizer=None)
+        self._base = replace(base or ModelConfig(), revision=None, tokenizer=None, mmproj=None)
         self.may_pull = pulled
         self._hub_ids = tuple(dict.fromkeys(hub_ids))
         for hub_id in self._hub_ids:

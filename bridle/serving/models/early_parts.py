@@ -42,12 +42,12 @@ class EarlyParts:
 
     def fits(self, config: ModelConfig) -> bool:
         """Return whether these are the parts for `config`, whatever its memory, of files that have not changed."""
-        from bridle.model import resolve_model
+        from bridle.model.hub_lookup import folder_of
 
         memory = {name: getattr(config, name) for name in ("kv_memory", "max_kv_memory", "reserved_memory")}
         if replace(self.config, **memory) != config:
             return False
-        path = resolve_model(config.model, config.revision)
+        path = folder_of(config)
         return path == self.path and _states(tokenizer_folder(config, path)) == self.files
 
     def abandon(self) -> None:
@@ -59,11 +59,11 @@ class EarlyParts:
 def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
     """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if there is no such model."""
     from bridle.gguf.folder import weights_of
-    from bridle.model import resolve_model
+    from bridle.model.hub_lookup import folder_of
     from bridle.model.pooling.settings import read_pooling
 
     await_unpacking()
-    path = resolve_model(config.model, config.revision)
+    path = folder_of(config)
     folder = tokenizer_folder(config, path)
     files = _states(folder)
     pooling = read_pooling(path)

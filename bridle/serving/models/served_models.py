@@ -236,7 +236,7 @@ def _check_adapters(registry: ModelRegistry) -> None:
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
     if len(models.named) == 1:
         return
-    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer}
+    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer, "mmproj": base.mmproj}
     single["control_vectors"] = ", ".join(base.control_vectors) or None
     for param, value in single.items():
         if value is not None:
@@ -270,7 +270,7 @@ def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSe
             registry.add_alias(alias, name)
             continue
         _check_target(alias, model, models)
-        registry.add_slot(Slot(alias, replace(base, model=model, revision=None, tokenizer=None)))
+        registry.add_slot(Slot(alias, replace(base, model=model, revision=None, tokenizer=None, mmproj=None)))
         known[model] = alias
 
 
