@@ -13,13 +13,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from bridle.control_vectors.files import Directions, read_vector
-from bridle.errors import InvalidRequest, UnknownControlVector
+from bridle.errors import InternalError, InvalidRequest, UnknownControlVector
 from bridle.safe_repr import short_repr
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from bridle.control_vectors.files import Directions
 
 MAX_VECTORS = 256
 _MAX_MIXES = 32
@@ -49,9 +52,16 @@ class _Entry:
 
 class ControlVectors:
     """Vectors for a model of `num_layers` layers whose hidden states are rows of `hidden_size` values of type `dtype`
-    on `device`."""
+    on `device`. Without a device the model is in another process, which gets the directions by key; torch is loaded
+    only if a file is read."""
 
-    def __init__(self, num_layers: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        hidden_size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.num_layers, self.hidden_size = num_layers, hidden_size
         self._dtype, self._device = dtype, device
         self._names: dict[str, str] = {}  # to keys
@@ -61,11 +71,18 @@ class ControlVectors:
         #: Sees the output of each layer of all steps, while vectors are made.
         self.recorder: Callable[[int, Tensor], None] | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Return whether the model is in this process."""
+        return self._device is not None
+
     # -- managers ------------------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str | Path) -> ControlVectorInfo:
         """Read a file and let requests use it as `name`, in place of the vector that had this name. Raises
         `InvalidRequest`."""
+        from bridle.control_vectors.files import read_vector
+
         if _NAME.fullmatch(name) is None:
             raise InvalidRequest(
                 f"control vector name: got {short_repr(name)}; letters, digits and . _ - : + are allowed, beginning "
@@ -164,6 +181,30 @@ class ControlVectors:
         """Return whether the vector of a key is there."""
         return key in self._entries
 
+    def held(self, key: str) -> Directions:
+        """Return the directions of a key. Raises `InternalError` if it is not there."""
+        try:
+            return self._entries[key].directions
+        except KeyError:
+            raise InternalError(f"control vector {key!r} is not loaded") from None
+
+    def hold(self, key: str, directions: Directions) -> None:
+        """Keep directions that another process names by this key, until `drop` or `clear`."""
+        with self._lock:
+            self._entries[key] = _Entry("", "", directions)
+
+    def drop(self, key: str) -> None:
+        """Forget what was held by this key; unknown keys are ignored."""
+        with self._lock:
+            self._entries.pop(key, None)
+            self._mixes.clear()
+
+    def clear(self) -> None:
+        """Forget all vectors."""
+        with self._lock:
+            for known in (self._entries, self._names, self._mixes):
+                known.clear()
+
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
         """Return the scaled sum of vectors, given by key: what is added behind each layer, [hidden]."""
         with self._lock:
@@ -180,7 +221,7 @@ class ControlVectors:
         """Return a layer (the last one for None), and the vector's direction there of length 1, float32 [hidden]."""
         at = self.num_layers - 1 if layer is None else layer
         values = self._entries[key].directions[at]
-        return at, (values / values.norm().clamp_min(_TINY)).to(self._device)
+        return at, (values / values.norm().clamp_min(_TINY)).to(device=self._device)
 
     def _mix(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
         total: dict[int, Tensor] = {}
@@ -188,7 +229,7 @@ class ControlVectors:
             for layer, values in self._entries[key].directions.items():
                 scaled = values * scale
                 total[layer] = total[layer] + scaled if layer in total else scaled
-        return {layer: values.to(self._device, self._dtype) for layer, values in total.items()}
+        return {layer: values.to(device=self._device, dtype=self._dtype) for layer, values in total.items()}
 
     # -- helpers, with the lock held -----------------------------------------------------------------------------
 

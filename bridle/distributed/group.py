@@ -21,6 +21,7 @@ from typing import IO, BinaryIO
 
 from bridle.distributed.adapter_calls import CalledDevice, load, unload
 from bridle.distributed.child_process import child_environment
+from bridle.distributed.codec.control_vectors import SentVectors, find_vectors, receive_vector
 from bridle.distributed.codec.embeddings import require_embedder
 from bridle.distributed.codec.step_plan import decode_plan, encode_plan
 from bridle.distributed.group_media import GroupMedia, MemberMedia
@@ -166,6 +167,8 @@ class GroupExecutor:
         self.adapters = CalledDevice({} if device is None else device.layers, self._load, self._unload)
         media = find_media(executor)
         self.media = None if media is None else GroupMedia(media, members.broadcast)
+        self.control_vectors = find_vectors(executor)  # rank 0's; the others get what plans name
+        self._sent = SentVectors(self.control_vectors)
 
     @property
     def info(self) -> ExecutorInfo:
@@ -180,6 +183,8 @@ class GroupExecutor:
         """Run the plan on all ranks. An error in the middle of a plan leaves the ranks out of step, so it ends the
         group."""
         try:
+            for message in self._sent.messages(plan):
+                self._members.broadcast(message)
             self._members.broadcast(pb.StepRequest(plan=encode_plan(plan)))
             self._executor.forward(plan)
         except OSError as error:
@@ -242,10 +247,13 @@ def follow(executor: Executor, source: BinaryIO) -> int:
         try:
             if adapters.handle(request) or media.handle(request):
                 continue
+            if request.HasField("control_vector"):
+                receive_vector(executor, request.control_vector)
+                continue
             plan = decode_plan(request.plan)
             adapters.await_plan(plan)
         except Exception as error:
-            _log.error("this rank cannot load an adapter or an image that rank 0 has loaded: %s", error)
+            _log.error("this rank cannot load an adapter, image or control vector that rank 0 has: %s", error)
             return MEMBER_LOST
         try:
             executor.forward(plan)

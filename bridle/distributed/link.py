@@ -70,6 +70,7 @@ class ShardLink:
             self.info, self.num_bytes, self.pid = read_info(reply)
             self.adapter_layers = decode_layers(reply)
             self.media_row_bytes, self.media_max_bytes = reply.media_row_bytes, reply.media_max_bytes
+            self.num_layers, self.hidden_size = reply.num_layers, reply.hidden_size
             self._call = self._open()
         except BaseException as error:
             self._end_span(str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from bridle.distributed.codec.controllers import is_repeatable
@@ -45,6 +45,7 @@ class RoutedRequest:
     stream: EventStream
     replica: int | None = None
     load: int = 0
+    vectors: Collection[str] = ()  # keys of the control vectors that it uses
     num_losses: int = 0
     is_cancelled: bool = False
     has_prompt: bool = False

@@ -15,8 +15,10 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from bridle.control_vectors import ControlVectors
 from bridle.distributed.adapter_calls import CalledDevice
 from bridle.distributed.address import Tls
+from bridle.distributed.codec.control_vectors import SentVectors
 from bridle.distributed.codec.embeddings import MAX_NUMBERS, decode_vectors
 from bridle.distributed.codec.errors import decode_failure
 from bridle.distributed.codec.sample_batch import encode_batch
@@ -80,6 +82,9 @@ class ShardExecutor:
             lambda request: self._reachable().unload_adapter(request),
         )
         self.media = self._called_media(self.link)
+        num_layers, hidden_size = self.link.num_layers, self.link.hidden_size
+        self.control_vectors = ControlVectors(num_layers, hidden_size) if num_layers else None
+        self._sent = SentVectors(self.control_vectors)
         self._keeper = threading.Thread(target=self._keep, name="bridle-shard-watch", daemon=True)
         self._keeper.start()
 
@@ -109,7 +114,9 @@ class ShardExecutor:
         if self.used not in (None, link):
             raise ShardUnavailable(f"the shard at {self.address} was lost; another shard has its place")
         if self.used is None:
-            self.used, self._names = link, SamplingNames()
+            self.used, self._names, self._sent = link, SamplingNames(), SentVectors(self.control_vectors)
+        for message in self._sent.messages(plan):
+            link.send(message)
         self._plan = plan.step, plan.num_tokens, time.monotonic()
         link.send(pb.StepRequest(plan=encode_plan(plan)))
 

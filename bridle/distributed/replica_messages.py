@@ -22,6 +22,7 @@ from bridle.controllers.reasoning_gate import CompiledGrammar
 from bridle.distributed.adapter_messages import AdapterFetched, AdapterMessage, AdapterNews, Wire
 from bridle.distributed.codec.controllers import pack_controller, unpack_controller
 from bridle.distributed.codec.errors import pack_error, unpack_error
+from bridle.distributed.replica_vectors import VectorMessage, VectorSizes
 from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
@@ -32,7 +33,7 @@ from bridle.outputs import Event
 from bridle.sampling_values import LogitBias
 from bridle.traces import decode_record, encode_record, made
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_FRAME_BYTES = 64 << 20
 #: What the pictures of a request may take of a frame, as the numbers that a model reads.
 MAX_MEDIA_BYTES = 48 << 20
@@ -72,6 +73,7 @@ class Handshake(Wire, tag="Hello"):
     max_waiting: int
     adapters: AdapterLimits | None = None  # what it takes as adapters
     park_seconds: float = 0.0  # how long it parks KV; 0 if it parks none
+    vectors: VectorSizes | None = None  # what it takes as control vectors
 
 
 #: Fields of events that have another form on the wire: the type there, and the functions to that form and back. A
@@ -155,7 +157,7 @@ class Heartbeat(Wire, tag="Beat"):
 
 
 #: All messages that a router sends to a replica.
-ToReplica = Submit | CancelRequest | Unpark | AdapterMessage | ToolAnswered
+ToReplica = Submit | CancelRequest | Unpark | AdapterMessage | VectorMessage | ToolAnswered
 #: All messages that a replica sends to its router after its `Handshake`.
 ToRouter = Events | RequestFailed | Heartbeat | AdapterFetched | ToolAsked | ToolGivenUp
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from bridle.config import EngineConfig
+from bridle.control_vectors import ControlVectors
 from bridle.controllers.reasoning_gate import CompiledGrammar
 from bridle.distributed.adapter_messages import AdapterFetched
 from bridle.distributed.codec.controllers import form_to_compile
@@ -37,6 +38,7 @@ from bridle.distributed.replica_messages import (
     read_by_replica,
     unpack_request,
 )
+from bridle.distributed.replica_vectors import PutVector, RemoveVector, RouterVectors, sizes_of
 from bridle.distributed.tool_messages import ToolAnswered, ToolMessage
 from bridle.engine.client import EngineClient, EventStream
 from bridle.errors import BridleError, ProtocolError, UnsupportedFeature
@@ -70,9 +72,11 @@ class ReplicaServer:
         make_grammar: GrammarMaker = _no_grammars,
         adapters: AdapterPool | None = None,
         desk: RemoteToolExecutor | None = None,
+        vectors: ControlVectors | None = None,
     ) -> None:
         self._client = client
         self._adapters = adapters
+        self._vectors = vectors
         self._desk = desk
         self._config = config
         self._path = path
@@ -94,7 +98,7 @@ class ReplicaServer:
         self._is_taken = True
         _log.info("a router connected")
         try:
-            parts = self._client, self._config, self._make_grammar, self._adapters, self._desk
+            parts = self._client, self._config, self._make_grammar, self._adapters, self._desk, self._vectors
             await _Conversation(*parts, reader, writer).run()
         except ProtocolError as error:
             _log.error("the router's conversation ended: %s", error)
@@ -115,6 +119,7 @@ class _Conversation:
         make_grammar: GrammarMaker,
         adapters: AdapterPool | None,
         desk: RemoteToolExecutor | None,
+        vectors: ControlVectors | None,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -124,6 +129,7 @@ class _Conversation:
         self._adapters = adapters
         self._desk = desk
         self._served = HomeServer(adapters, self._tell_router)
+        self._sizes, self._vectors = sizes_of(vectors), RouterVectors(vectors)
         self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer
@@ -137,7 +143,8 @@ class _Conversation:
         limits = None if self._adapters is None else self._adapters.limits
         config = self._config
         seconds = 0.0 if config.park_memory == 0 or not config.enable_prefix_caching else config.park_seconds
-        hello = Handshake(PROTOCOL, os.getpid(), info, config.max_forks, config.max_waiting, limits, seconds)
+        bounds = config.max_forks, config.max_waiting
+        hello = Handshake(PROTOCOL, os.getpid(), info, *bounds, limits, seconds, self._sizes)
         self._writer.write(frame(hello))
         if self._desk is not None:
             self._desk.connect(self._tell_router)
@@ -148,6 +155,7 @@ class _Conversation:
             for task in (*helpers, *self._compiling.values(), *self._streams.values()):
                 task.cancel()  # a stream that is left is cancelled
             self._served.close()
+            self._vectors.close()
             if self._desk is not None:
                 self._desk.disconnect()
 
@@ -171,6 +179,8 @@ class _Conversation:
             elif isinstance(message, ToolAnswered):
                 if self._desk is not None:
                     self._desk.handle(message)
+            elif isinstance(message, PutVector | RemoveVector):
+                await asyncio.to_thread(self._vectors.handle, message)  # heartbeats go on meanwhile
             else:
                 self._served.handle(message)
 
@@ -275,6 +285,7 @@ def serve_replica(
     make_grammar: GrammarMaker = _no_grammars,
     adapters: AdapterPool | None = None,
     desk: RemoteToolExecutor | None = None,
+    vectors: ControlVectors | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Blocks; call it from the main thread."""
     import signal
@@ -284,7 +295,7 @@ def serve_replica(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ended.set)
-        await ReplicaServer(client, config, path, make_grammar, adapters, desk).run(ended)
+        await ReplicaServer(client, config, path, make_grammar, adapters, desk, vectors).run(ended)
 
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(main())

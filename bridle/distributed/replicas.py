@@ -35,8 +35,10 @@ from bridle.distributed.replica_messages import (
     unpack_event,
 )
 from bridle.distributed.replica_tools import ReplicaCalls
+from bridle.distributed.replica_vectors import ReplicatedVectors
 from bridle.distributed.session_affinity import SessionAffinity
 from bridle.distributed.tool_messages import ToolAsked, ToolGivenUp
+from bridle.engine.active_requests import vector_names
 from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
 from bridle.engine.input_processor import InputProcessor
@@ -81,6 +83,7 @@ class ReplicaSet:
         self._lock = threading.RLock()
         self.calls = ReplicaCalls(tools or ToolExecutor(), self._send, self._lock)
         self.adapters = ReplicatedLoRAStore(self._send)
+        self.control_vectors: ReplicatedVectors | None = None  # None: the replicas apply none
         self._clock = clock
         self._links: list[ReplicaConnection] = [
             make_link(number, path, self, _with_number(on_loss, number), partial(on_proven, number))
@@ -143,6 +146,8 @@ class ReplicaSet:
             num_running = max(len(self._up), 1) * self.info.max_num_seqs
             if len(self._live) >= num_running + self._hello.max_waiting:
                 raise Overloaded(f"{len(self._live)} requests run or wait already")
+            if self.control_vectors is not None:
+                live.vectors = self.control_vectors.open(vector_names(request.sampling)).values()
             self._live[request.id] = live
             self._place(live)
         return live.stream
@@ -225,6 +230,8 @@ class ReplicaSet:
             self._up[number], self.loads[number] = None, 0
             _log.info("replica %d is up, pid %d", number, hello.pid)
             self.adapters.note_up(number, hello.adapters)
+            if self.control_vectors is not None:
+                self.control_vectors.note_up(number)
             for live in self._live.values():
                 if live.replica is None:
                     self._place(live)
@@ -234,6 +241,7 @@ class ReplicaSet:
         """Learn the served model from a replica's greeting, and the smallest capacity of all replicas."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
+            self.control_vectors = None if hello.vectors is None else ReplicatedVectors(hello.vectors, self._send)
             self.homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
         elif not is_same_model(hello.info, self._hello.info):
             raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
@@ -278,6 +286,8 @@ class ReplicaSet:
             self._up.pop(number, None)
             self.loads[number] = AWAY
             self.adapters.note_lost(number)
+            if self.control_vectors is not None:
+                self.control_vectors.note_lost(number)
             self.num_losses += 1
             if self._router is not None:
                 self._router.forget(number)
@@ -363,6 +373,8 @@ class ReplicaSet:
     def _forget(self, live: RoutedRequest) -> None:
         self._leave(live)
         del self._live[live.request.id]
+        if self.control_vectors is not None:
+            self.control_vectors.leave(live.vectors)
         self.calls.forget(live.request.id)
         if not self._live:
             self.changed.notify_all()
@@ -370,7 +382,8 @@ class ReplicaSet:
 
 def _salt(request: Request) -> object:
     """Return the salt; requests share blocks only under an equal one."""
-    return (request.tenant, request.adapter, *(medium.key for medium in request.media))
+    scales = sorted(request.sampling.control_vectors.items())
+    return (request.tenant, request.adapter, *scales, *(medium.key for medium in request.media))
 
 
 def _with_number(on_loss: Callable[[int, int], None], number: int) -> Callable[[int, str], None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
+from bridle.distributed.codec.control_vectors import forget_vectors, receive_vector
 from bridle.distributed.codec.embeddings import answer_embed
 from bridle.distributed.codec.errors import encode_failure
 from bridle.distributed.codec.sample_batch import decode_batch
@@ -50,9 +51,12 @@ class ShardSession:
                 return self._reply(request.batch.step, lambda: self._sample(request.batch))
             case "embed":
                 return self._reply(request.embed.step, lambda: self._embed(request.embed))
+            case "control_vector":
+                receive_vector(self._executor, request.control_vector)
             case "reset":
                 self._fault = None
                 self._executor.reset()
+                forget_vectors(self._executor)
             case kind:
                 raise ProtocolError(f"a step request of kind {kind} came; this shard speaks an older protocol")
         return None

@@ -19,6 +19,7 @@ import grpc
 from bridle import __version__
 from bridle.distributed.adapter_calls import attempt, encode_layers, load, unload
 from bridle.distributed.address import Tls, listen, make_server_options
+from bridle.distributed.codec.control_vectors import find_vectors, forget_vectors
 from bridle.distributed.media_calls import assembled, drop, find_media, require_media
 from bridle.distributed.proto import shard_pb2 as pb
 from bridle.distributed.session import ShardSession
@@ -107,7 +108,7 @@ class Shard:
         return pb.DiscoverReply(addresses=self.addresses)
 
     def info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoReply:
-        info, media = self.executor.info, find_media(self.executor)
+        info, media, vectors = self.executor.info, find_media(self.executor), find_vectors(self.executor)
         return pb.InfoReply(
             protocol=PROTOCOL,
             version=__version__,
@@ -119,6 +120,8 @@ class Shard:
             media_row_bytes=getattr(media, "row_bytes", 0),
             media_max_bytes=0 if media is None else media.max_bytes,
             adapter_layers=encode_layers(self.executor),
+            num_layers=getattr(vectors, "num_layers", 0),
+            hidden_size=getattr(vectors, "hidden_size", 0),
             unnamed=info.unnamed.bounds,
             **{name: getattr(info, name) for name in info.__slots__ if name != "unnamed"},
         )
@@ -168,7 +171,8 @@ class Shard:
         return pb.DropMediumReply(failure=attempt(lambda: drop(require_media(self.executor), request)))
 
     def _forget_uploads(self) -> None:
-        """Drop all adapters and images: a new router knows only of those that it has sent itself."""
+        """Drop all adapters, images and control vectors: a new router knows only of those that it has sent itself."""
+        forget_vectors(self.executor)
         for device in (find_device(self.executor), find_media(self.executor)):
             if device is not None:
                 device.clear()

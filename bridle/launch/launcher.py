@@ -169,12 +169,15 @@ def _refuse_draft_model(config: ModelConfig) -> None:
 
 
 def shard_arguments(config: ModelConfig) -> list[str]:
-    """The arguments of `bridle shard` that load a model as `config` says."""
+    """The arguments of `bridle shard` that load a model as `config` says. The router itself fetches images and reads
+    control vectors."""
     default = ModelConfig()
     arguments = [config.model]
     for field in fields(ModelConfig):
         value = getattr(config, field.name)
-        if field.name not in ("model", "tokenizer") and value != getattr(default, field.name):
+        if field.name not in ("model", "tokenizer", "image_hosts", "control_vectors") and value != getattr(
+            default, field.name
+        ):
             flag = field.name.replace("_", "-")
             arguments += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
     return arguments

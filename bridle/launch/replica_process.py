@@ -79,7 +79,8 @@ def main() -> int:
     try:
         assert model.constraints is not None
         make_grammar = partial(compile_grammar, model.constraints)
-        serve_replica(model.client, config.engine, options.listen, make_grammar, model.adapter_pool, desk)
+        parts = model.adapter_pool, desk, model.control_vectors
+        serve_replica(model.client, config.engine, options.listen, make_grammar, *parts)
     finally:
         model.close()
     return 0

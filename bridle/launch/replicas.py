@@ -35,6 +35,7 @@ from bridle.multimodal import ImageHosts, open_reader
 from bridle.serving.controller_runtime import ControlSettings, ControlStart, finish_control, guess_num_logits
 from bridle.serving.lora.adapter_files import unpack_source
 from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.models.engine_factory import load_vectors
 from bridle.serving.models.loading import LoadedModel, model_name
 from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer
 from bridle.serving.models.model_memory import Needs
@@ -153,6 +154,7 @@ def load_replicated(
         client,
         tokenizer,
         adapters=AdapterRegistry(client.adapters, (name, config.model), partial(unpack_source, config)),
+        control_vectors=client.control_vectors,
         control=store,
         constraints=constraints,
         pictures=open_reader(path, hosts=hosts),
@@ -176,9 +178,12 @@ def _start(
         if starting is not None:
             undo.callback(starting.abandon)
         config.control = _own_control(control, starting)
+        vectors = config.model.control_vectors  # the replicas get them from this process
+        config.model = replace(config.model, control_vectors=())
         command = [sys.executable, "-m", "bridle.launch.replica_process", "--config", config.encode()]
         client = LaunchedReplicas([command] * count, tools=tools)
         undo.callback(client.close)
+        load_vectors(client, vectors)
         store = finish_control(control, starting, client.info.vocab_size)
         if store is not None:
             undo.callback(store.shutdown)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bridle.control_vectors.directions import LastRows, Method, make_directions
 from bridle.control_vectors.store import ControlVectors
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, UnsupportedFeature
 
 MAX_PAIRS = 4_096
 #: A text, or the messages of a chat.
@@ -40,6 +40,8 @@ def record_directions(
     meanwhile."""
     if not pairs:
         raise InvalidRequest("pairs: at least one pair of prompts is needed", "pairs")
+    if not vectors.is_local:
+        raise UnsupportedFeature("pairs: the model runs in other processes. Load it in this one.", "pairs")
     vectors.recorder = recorder = LastRows()
     states: tuple[list[Tensor], list[Tensor]] = [], []
     try:

@@ -248,7 +248,7 @@ class LocalExecutor:
                 raise InternalError(f"sequence {row.seq_id} has pictures, which this model does not take")
 
     def _check_vectors(self, row: PlanRow) -> None:
-        for key in {key for span in row.vectors for key, _ in span.mix} | {key for key, _ in row.probes}:
+        for key in row.vector_keys:
             if self.control_vectors is None or key not in self.control_vectors:
                 raise InternalError(f"sequence {row.seq_id} wants control vector {key!r}, which is not loaded")
 

@@ -315,8 +315,6 @@ def make_control_vectors(
     model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
 ) -> ControlVectors | None:
     """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""
-    if tensor_parallel.num_ranks() > 1:
-        return None
     try:
         layers = decoder_layers(model) if runner.lowered is None else runner.lowered.layers
     except UnsupportedFeature:

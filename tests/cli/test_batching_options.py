@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,5 @@ def test_a_shard_is_told_what_it_makes_room_for() -> None:
     ]  # fmt: skip
     room = RoomOptions(kv_tokens=900, step_tokens=128, step_seqs=9, num_sharers=2, warm_up=False)
     assert room.add_to(ModelConfig("demo")) == config
+    of_router = replace(config, image_hosts=("a.example",), control_vectors=("polite=polite.gguf",))
+    assert shard_arguments(of_router) == words

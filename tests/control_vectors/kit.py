@@ -29,16 +29,21 @@ def put(executor: Any, **scales: float) -> dict[str, str]:
     return keys
 
 
-def step_logits(executor: Any, rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> list[Tensor]:
-    """Logits [len(tokens), V] of rows with their control vectors, all in one step."""
+def plan_of(rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> StepPlan:
+    """The first step of an executor: rows with their control vectors, all positions with logits."""
     planned, block = [], 0
     for number, (tokens, spans) in enumerate(rows):
         size, blocks = len(tokens), tuple(range(block, block - (-len(tokens) // BLOCK)))
         block += len(blocks)
         row = PlanRow(number, 0, size, size, new_tokens=tuple(tokens), new_blocks=blocks, vectors=tuple(spans))
         planned.append(row)
+    return StepPlan(1, planned)
+
+
+def step_logits(executor: Any, rows: Sequence[tuple[Sequence[int], Sequence[VectorSpan]]]) -> list[Tensor]:
+    """Logits [len(tokens), V] of rows with their control vectors, all in one step."""
     executor.reset()
-    executor.forward(StepPlan(1, planned))
+    executor.forward(plan_of(rows))
     executor.sample(SampleBatch(1))
     return list(executor.logits.clone().split([len(tokens) for tokens, _ in rows]))
 

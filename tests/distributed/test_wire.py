@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.distributed import media_calls
+from bridle.distributed.codec.control_vectors import decode_vector, encode_vector
 from bridle.distributed.codec.embeddings import decode_vectors, encode_vectors
 from bridle.distributed.codec.errors import decode_failure, encode_failure
 from bridle.distributed.codec.sample_batch import decode_batch, encode_batch
@@ -28,6 +29,7 @@ from bridle.distributed.codec.step_plan import decode_plan, encode_plan
 from bridle.distributed.codec.step_result import check_result, decode_result, encode_result
 from bridle.distributed.media_calls import assembled, parts_of
 from bridle.distributed.proto import shard_pb2 as pb
+from bridle.engine.control.vector_scales import VectorSpan
 from bridle.engine.multimodal.multimodal_inputs import MediaArray, MultiModalItem, PlaceholderRange
 from bridle.engine.sampling.padded_vocab import PaddedVocab
 from bridle.engine.scheduling.step_plan import (
@@ -54,6 +56,7 @@ from bridle.outputs import Logprob
 from bridle.sampling import SENT_WITH_DRAWS, SamplingParams
 from bridle.sampling_values import Watermark
 from bridle.traces import Draw, Odds
+from tests.control_vectors.kit import directions
 from tests.sources import ROOT
 
 IDS = st.integers(0, 1 << 40)
@@ -77,6 +80,9 @@ RUNS = st.builds(
     st.booleans(),
     st.sampled_from([1.0, 0.16, 4.0]),
 )
+KEYS = st.sampled_from(["a#1", "b#2"])
+SPANS = st.builds(VectorSpan, SMALL, SMALL, st.lists(st.tuples(KEYS, NUMBERS), min_size=1, max_size=3).map(tuple))
+PROBES = st.lists(st.tuples(KEYS, st.none() | st.integers(0, 200)), max_size=3).map(tuple)
 PLANS = st.builds(
     StepPlan,
     step=IDS,
@@ -94,6 +100,8 @@ PLANS = st.builds(
             SMALL,
             st.sampled_from([None, "a", "b"]),
             st.lists(RUNS, max_size=3).map(tuple),
+            vectors=st.lists(SPANS, max_size=3).map(tuple),
+            probes=PROBES,
         )
     ),
     forks=lists(st.builds(ForkRow, IDS, IDS, SMALL, SMALL)),
@@ -142,7 +150,8 @@ def results(draw: st.DrawFn) -> StepResult:
     logprobs = [draw(st.one_of(st.none(), LOGPROBS)) for _ in tokens]
     draws = [draw(st.none() | DRAWS) for _ in tokens]
     traced = draws if any(draws) else []
-    return StepResult(draw(IDS), tokens, logprobs, draw(lists(lists(LOGPROBS))), draws=traced)
+    probes = [draw(st.lists(NUMBERS, max_size=3).map(tuple)) for _ in tokens] if draw(st.booleans()) else []
+    return StepResult(draw(IDS), tokens, logprobs, draw(lists(lists(LOGPROBS))), draws=traced, probes=probes)
 
 
 @given(PLANS)
@@ -275,6 +284,7 @@ def test_results_that_do_not_fit() -> None:
         (StepResult(1, [-2, 1], [None, None], [[]]), "tokens from -2 to 1 came"),
         (StepResult(1, [1, -1], [None, None]), "has 0 entries for 1 rows"),
         (StepResult(1, [1, 2], [None, None], [[]], draws=[None]), "has 1 entries for 2 rows"),
+        (StepResult(1, [1, 2], [None, None], [[]], probes=[()]), "has 1 entries for 2 rows"),
         (StepResult(1, [1, -1], [None, None], [[]]), "has 0 entries for 3 rows"),
     ],
 )
@@ -317,6 +327,41 @@ def test_places_of_pictures_that_do_not_fit(changed: dict[str, Any], why: str) -
     assert decode_plan(plan_with_runs()).rows[0].runs == (PlaceholderRange(2, 4, b"x", 0, (1, 2, 2), True),)
     with pytest.raises(ProtocolError, match=why):
         decode_plan(plan_with_runs(**changed))
+
+
+def plan_with_vectors(**changed: Any) -> pb.Plan:
+    vectors = {"vector_keys": ["a#1"], "num_spans": [1], "span_offsets": [0], "span_lengths": [9], "num_scales": [1]}
+    probes = {"num_probes": [1], "probe_vectors": [0], "probe_layers": [-1]}
+    scales = {"scale_vectors": [0], "scales": [0.5]}
+    return plan_with_runs(**{**vectors, **scales, **probes, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"span_lengths": []}, "a column has 0 entries for 1 rows"),
+        ({"num_spans": [2]}, "the rows have 2 entries in all, but 1 came"),
+        ({"scales": [1.0, 2.0]}, "a column has 1 entries for 2 rows"),
+        ({"scale_vectors": [1]}, "entry 1 of 1 is named"),
+        ({"num_probes": [2]}, "the rows have 2 entries in all, but 1 came"),
+        ({"probe_vectors": [7]}, "entry 7 of 1 is named"),
+        ({"probe_layers": []}, "a column has 0 entries for 1 rows"),
+    ],
+)
+def test_control_vectors_that_do_not_fit(changed: dict[str, Any], why: str) -> None:
+    row = decode_plan(plan_with_vectors()).rows[0]
+    assert (row.vectors, row.probes) == ((VectorSpan(0, 9, (("a#1", 0.5),)),), (("a#1", None),))
+    with pytest.raises(ProtocolError, match=why):
+        decode_plan(plan_with_vectors(**changed))
+
+
+def test_directions_survive_the_wire() -> None:
+    given = directions(4, 8)
+    message = pb.ControlVector.FromString(encode_vector("a#1", given).SerializeToString())
+    found = decode_vector(message, 8)
+    assert list(found) == list(given) and all(found[layer].equal(given[layer]) for layer in given)
+    with pytest.raises(ProtocolError, match="96 bytes for 3 x 7"):
+        decode_vector(message, 7)
 
 
 ITEMS = st.sampled_from(["float32", "int64", "bool", "float16"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from bridle.distributed.codec.columns import check_lengths, item, shares
+from bridle.distributed.codec.control_vectors import add_vectors, read_probes, read_spans
 from bridle.distributed.proto import shard_pb2 as pb
 from bridle.engine.multimodal.multimodal_inputs import PlaceholderRange, Runs
 from bridle.engine.scheduling.step_plan import BlockCopy, ForkRow, PlanRow, StateCopy, StateSave, StepPlan
@@ -35,6 +36,8 @@ def encode_plan(plan: StepPlan) -> pb.Plan:
         _add_adapters(message, rows)
     if any(row.runs for row in rows):
         _add_runs(message, rows)
+    if any(row.vectors or row.probes for row in rows):
+        add_vectors(message, rows)
     if plan.forks:
         message.fork_parents.extend(fork.parent for fork in plan.forks)
         message.fork_children.extend(fork.child for fork in plan.forks)
@@ -106,6 +109,8 @@ def decode_plan(message: pb.Plan) -> StepPlan:
         _runs(message, len(seq_ids), what),
         _states(message, len(seq_ids), what),
         _saves(message, len(seq_ids), what),
+        read_spans(message, len(seq_ids), what),
+        read_probes(message, len(seq_ids), what),
     )
     forks, copies = _forks(message, what), _copies(message, what)
     return StepPlan(message.step, list(rows), forks, list(message.freed), copies, _state_copies(message, what))

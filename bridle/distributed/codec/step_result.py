@@ -25,6 +25,9 @@ def encode_result(result: StepResult) -> pb.Result:
         message.scores.CopyFrom(_encode_logprobs(list(chain.from_iterable(result.scores))))
     if result.draws:
         _add_draws(message, result)
+    if result.probes:
+        message.num_probes.extend([len(readings) for readings in result.probes])
+        message.probes.extend(chain.from_iterable(result.probes))
     return message
 
 
@@ -68,7 +71,9 @@ def decode_result(message: pb.Result) -> StepResult:
     scores: list[list[Logprob]] = []
     if message.num_scores:
         scores = [list(run) for run in shares(_decode_logprobs(message.scores, what), message.num_scores, what)]
-    return StepResult(message.step, tokens, logprobs, scores, list(message.mus), _decode_draws(message, what))
+    draws = _decode_draws(message, what)
+    probes = shares(message.probes, message.num_probes, what)
+    return StepResult(message.step, tokens, logprobs, scores, list(message.mus), draws, probes)
 
 
 def _decode_draws(message: pb.Result, what: str) -> list[Draw | None]:
@@ -99,7 +104,7 @@ def check_result(result: StepResult, batch: SampleBatch, vocab_size: int) -> Ste
     check_lengths(what, len(batch.rows), tokens)
     if tokens and not -1 <= min(tokens) <= max(tokens) < vocab_size:
         raise ProtocolError(f"{what}: tokens from {min(tokens)} to {max(tokens)} came; the vocabulary has {vocab_size}")
-    for column in (result.mus, result.draws):
+    for column in (result.mus, result.draws, result.probes):
         if column:
             check_lengths(what, len(batch.rows), column)
     check_lengths(what, len(batch.scores), result.scores)

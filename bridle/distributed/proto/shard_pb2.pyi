@@ -29,7 +29,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoReply(_message.Message):
-    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "unnamed", "num_states", "state_bytes")
+    __slots__ = ("protocol", "version", "instance", "pid", "rank", "num_ranks", "model", "vocab_size", "max_model_len", "num_blocks", "block_size", "kv", "eos_token_ids", "dtype", "device", "max_num_batched_tokens", "max_num_seqs", "num_bytes", "adapter_layers", "embedding_size", "task", "block_bytes", "media_row_bytes", "media_max_bytes", "unnamed", "num_states", "state_bytes", "num_layers", "hidden_size")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class InfoReply(_message.Message):
     UNNAMED_FIELD_NUMBER: _ClassVar[int]
     NUM_STATES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     instance: str
@@ -84,7 +86,9 @@ class InfoReply(_message.Message):
     unnamed: _containers.RepeatedScalarFieldContainer[int]
     num_states: int
     state_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., unnamed: _Optional[_Iterable[int]] = ..., num_states: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    num_layers: int
+    hidden_size: int
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., instance: _Optional[str] = ..., pid: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., kv: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_bytes: _Optional[int] = ..., adapter_layers: _Optional[_Iterable[_Union[AdapterLayer, _Mapping]]] = ..., embedding_size: _Optional[int] = ..., task: _Optional[str] = ..., block_bytes: _Optional[int] = ..., media_row_bytes: _Optional[int] = ..., media_max_bytes: _Optional[int] = ..., unnamed: _Optional[_Iterable[int]] = ..., num_states: _Optional[int] = ..., state_bytes: _Optional[int] = ..., num_layers: _Optional[int] = ..., hidden_size: _Optional[int] = ...) -> None: ...
 
 class AdapterLayer(_message.Message):
     __slots__ = ("name", "in_features", "out_features", "is_transposed")
@@ -215,7 +219,7 @@ class DropMediumReply(_message.Message):
     def __init__(self, failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter", "embed", "medium_part", "medium_ready", "drop_medium")
+    __slots__ = ("plan", "batch", "reset", "load_adapter", "unload_adapter", "embed", "medium_part", "medium_ready", "drop_medium", "control_vector")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +229,7 @@ class StepRequest(_message.Message):
     MEDIUM_PART_FIELD_NUMBER: _ClassVar[int]
     MEDIUM_READY_FIELD_NUMBER: _ClassVar[int]
     DROP_MEDIUM_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_VECTOR_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     batch: Batch
     reset: Reset
@@ -234,14 +239,25 @@ class StepRequest(_message.Message):
     medium_part: MediumPart
     medium_ready: bytes
     drop_medium: DropMediumRequest
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., medium_part: _Optional[_Union[MediumPart, _Mapping]] = ..., medium_ready: _Optional[bytes] = ..., drop_medium: _Optional[_Union[DropMediumRequest, _Mapping]] = ...) -> None: ...
+    control_vector: ControlVector
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ..., unload_adapter: _Optional[_Union[UnloadAdapterRequest, _Mapping]] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., medium_part: _Optional[_Union[MediumPart, _Mapping]] = ..., medium_ready: _Optional[bytes] = ..., drop_medium: _Optional[_Union[DropMediumRequest, _Mapping]] = ..., control_vector: _Optional[_Union[ControlVector, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ControlVector(_message.Message):
+    __slots__ = ("key", "layers", "values")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    values: bytes
+    def __init__(self, key: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., values: _Optional[bytes] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "run_paces", "media", "states", "num_saves", "save_positions", "save_slots", "state_copy_sources", "state_copy_targets")
+    __slots__ = ("step", "seq_ids", "starts", "num_scheduled", "num_logits", "num_kept", "num_new_tokens", "num_kept_blocks", "num_new_blocks", "num_prompt", "new_tokens", "new_blocks", "adapters", "adapter_names", "fork_parents", "fork_children", "fork_num_tokens", "fork_num_blocks", "freed", "copy_sources", "copy_targets", "num_runs", "run_positions", "run_lengths", "run_offsets", "run_media", "run_grids", "run_is_mutual", "run_paces", "media", "states", "num_saves", "save_positions", "save_slots", "state_copy_sources", "state_copy_targets", "vector_keys", "num_spans", "span_offsets", "span_lengths", "num_scales", "scale_vectors", "scales", "num_probes", "probe_vectors", "probe_layers")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +294,16 @@ class Plan(_message.Message):
     SAVE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     STATE_COPY_SOURCES_FIELD_NUMBER: _ClassVar[int]
     STATE_COPY_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPANS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCALES_FIELD_NUMBER: _ClassVar[int]
+    SCALE_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
+    PROBE_VECTORS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     step: int
     seq_ids: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -314,7 +340,17 @@ class Plan(_message.Message):
     save_slots: _containers.RepeatedScalarFieldContainer[int]
     state_copy_sources: _containers.RepeatedScalarFieldContainer[int]
     state_copy_targets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., run_paces: _Optional[_Iterable[float]] = ..., media: _Optional[_Iterable[bytes]] = ..., states: _Optional[_Iterable[int]] = ..., num_saves: _Optional[_Iterable[int]] = ..., save_positions: _Optional[_Iterable[int]] = ..., save_slots: _Optional[_Iterable[int]] = ..., state_copy_sources: _Optional[_Iterable[int]] = ..., state_copy_targets: _Optional[_Iterable[int]] = ...) -> None: ...
+    vector_keys: _containers.RepeatedScalarFieldContainer[str]
+    num_spans: _containers.RepeatedScalarFieldContainer[int]
+    span_offsets: _containers.RepeatedScalarFieldContainer[int]
+    span_lengths: _containers.RepeatedScalarFieldContainer[int]
+    num_scales: _containers.RepeatedScalarFieldContainer[int]
+    scale_vectors: _containers.RepeatedScalarFieldContainer[int]
+    scales: _containers.RepeatedScalarFieldContainer[float]
+    num_probes: _containers.RepeatedScalarFieldContainer[int]
+    probe_vectors: _containers.RepeatedScalarFieldContainer[int]
+    probe_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., num_scheduled: _Optional[_Iterable[int]] = ..., num_logits: _Optional[_Iterable[int]] = ..., num_kept: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., num_prompt: _Optional[_Iterable[int]] = ..., new_tokens: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ..., adapter_names: _Optional[_Iterable[str]] = ..., fork_parents: _Optional[_Iterable[int]] = ..., fork_children: _Optional[_Iterable[int]] = ..., fork_num_tokens: _Optional[_Iterable[int]] = ..., fork_num_blocks: _Optional[_Iterable[int]] = ..., freed: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., num_runs: _Optional[_Iterable[int]] = ..., run_positions: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_media: _Optional[_Iterable[int]] = ..., run_grids: _Optional[_Iterable[int]] = ..., run_is_mutual: _Optional[_Iterable[bool]] = ..., run_paces: _Optional[_Iterable[float]] = ..., media: _Optional[_Iterable[bytes]] = ..., states: _Optional[_Iterable[int]] = ..., num_saves: _Optional[_Iterable[int]] = ..., save_positions: _Optional[_Iterable[int]] = ..., save_slots: _Optional[_Iterable[int]] = ..., state_copy_sources: _Optional[_Iterable[int]] = ..., state_copy_targets: _Optional[_Iterable[int]] = ..., vector_keys: _Optional[_Iterable[str]] = ..., num_spans: _Optional[_Iterable[int]] = ..., span_offsets: _Optional[_Iterable[int]] = ..., span_lengths: _Optional[_Iterable[int]] = ..., num_scales: _Optional[_Iterable[int]] = ..., scale_vectors: _Optional[_Iterable[int]] = ..., scales: _Optional[_Iterable[float]] = ..., num_probes: _Optional[_Iterable[int]] = ..., probe_vectors: _Optional[_Iterable[int]] = ..., probe_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("slot", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_tokens", "bias_values", "logprobs", "processed_logprobs", "watermark", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breaker_ids")
@@ -463,7 +499,7 @@ class Logprobs(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("step", "tokens", "logprob_rows", "logprobs", "num_scores", "scores", "mus", "traced_rows", "before", "changed_rows", "after", "num_allowed", "taken")
+    __slots__ = ("step", "tokens", "logprob_rows", "logprobs", "num_scores", "scores", "mus", "traced_rows", "before", "changed_rows", "after", "num_allowed", "taken", "num_probes", "probes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -477,6 +513,8 @@ class Result(_message.Message):
     AFTER_FIELD_NUMBER: _ClassVar[int]
     NUM_ALLOWED_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     logprob_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -490,7 +528,9 @@ class Result(_message.Message):
     after: Logprobs
     num_allowed: _containers.RepeatedScalarFieldContainer[int]
     taken: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ..., mus: _Optional[_Iterable[float]] = ..., traced_rows: _Optional[_Iterable[int]] = ..., before: _Optional[_Union[Logprobs, _Mapping]] = ..., changed_rows: _Optional[_Iterable[int]] = ..., after: _Optional[_Union[Logprobs, _Mapping]] = ..., num_allowed: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_probes: _containers.RepeatedScalarFieldContainer[int]
+    probes: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., logprob_rows: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., num_scores: _Optional[_Iterable[int]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ..., mus: _Optional[_Iterable[float]] = ..., traced_rows: _Optional[_Iterable[int]] = ..., before: _Optional[_Union[Logprobs, _Mapping]] = ..., changed_rows: _Optional[_Iterable[int]] = ..., after: _Optional[_Union[Logprobs, _Mapping]] = ..., num_allowed: _Optional[_Iterable[int]] = ..., taken: _Optional[_Iterable[float]] = ..., num_probes: _Optional[_Iterable[int]] = ..., probes: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Vectors(_message.Message):
     __slots__ = ("step", "size", "values")

@@ -98,6 +98,11 @@ class PlanRow:
     vectors: tuple[VectorSpan, ...] = ()
     probes: Probes = ()
 
+    @property
+    def vector_keys(self) -> set[str]:
+        """The control vectors that the row names."""
+        return {key for span in self.vectors for key, _ in span.mix} | {key for key, _ in self.probes}
+
 
 @dataclass(slots=True)
 class StepPlan:

@@ -104,7 +104,7 @@ def load_parts(
         undo.callback(executor.close)
         if num_ids is None:
             check_sizes(tokenizer, executor.info.vocab_size, config.model)
-        _load_vectors(executor, config)
+        load_vectors(executor, config.control_vectors)
         runtime = finish_control(control, early.control, executor.info.vocab_size)
         vocabulary, num_logits = tokenizer_folder(config, path), executor.info.vocab_size
         demanded = demanded_pool(control, vocabulary, num_logits) if pooling is None else None
@@ -128,20 +128,20 @@ def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
         )
 
 
-def _load_vectors(executor: LoadedExecutor, config: ModelConfig) -> None:
-    """Load the control vectors of a configuration. Raises `InvalidRequest` for one that does not fit the model."""
-    vectors: ControlVectors | None = getattr(executor, "control_vectors", None)
-    for given in config.control_vectors:
-        name, sign, source = given.partition("=")
+def load_vectors(holder: object, given: Sequence[str]) -> None:
+    """Load control vectors, each as NAME=FILE, into the `control_vectors` of an executor or of replicas. Raises
+    `InvalidRequest` for one that does not fit the model."""
+    vectors: ControlVectors | None = getattr(holder, "control_vectors", None)
+    for each in given:
+        name, sign, source = each.partition("=")
         if not (name and sign and source):
             raise InvalidRequest(
-                f"control_vectors: got {short_repr(given)}; must be NAME=FILE, such as polite=polite.gguf",
+                f"control_vectors: got {short_repr(each)}; must be NAME=FILE, such as polite=polite.gguf",
                 "control_vectors",
             )
         if vectors is None:
             raise UnsupportedFeature(
-                f"control_vectors: got {name}; this backend applies none. They need torch in the engine's process, "
-                "not shards, ranks or llamacpp.",
+                f"control_vectors: got {name}; this backend applies none. Serve the model with --backend torch.",
                 "control_vectors",
             )
         vectors.add(name, source)

@@ -71,7 +71,7 @@ class LoadedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
     adapter_pool: AdapterPool | None = None  # that of the engine in this process
-    control_vectors: ControlVectors | None = None  # likewise; None: its backend applies none, or it is elsewhere
+    control_vectors: ControlVectors | None = None  # None: its backend applies none
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
     pictures: MediaReader | None = None  # None: it reads text alone
