@@ -85,7 +85,7 @@ class ModelOptions:
         "not public. Repeatable. Default: none."
     )
     control_vectors: Annotated[tuple[str, ...], Parameter(name="--load-control-vector", negative="")] = ()
-    "Control vector that requests may scale, as NAME=FILE: a GGUF or safetensors file. Repeatable."
+    "Control vector that requests may scale, as [MODEL:]NAME=FILE: a GGUF or safetensors file. Repeatable."
     tool_format: str = "auto"
     "Format of tool calls: a name such as `hermes`, or a JSON file. `auto` infers it from the chat template."
     reasoning_format: str = "auto"

@@ -5,7 +5,7 @@ The operator names models, gives them further names, and says which other models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bridle.config import EngineConfig, ModelConfig
 from bridle.errors import BridleError, InvalidRequest
 from bridle.load_progress import Report
+from bridle.safe_repr import short_repr
 from bridle.serving.controller_runtime import ControlSettings
 from bridle.serving.lora.adapter_registry import PLACEHOLDERS
 from bridle.serving.lora.lora_config import AdapterCatalog, AdapterSet, AdapterSpec
@@ -209,6 +210,7 @@ def build_registry(
         raise InvalidRequest(
             "static serves only models named at the start; drop adapters_dir and allow_adapter", "static"
         )
+    vectors, base = base.control_vectors, replace(base, control_vectors=())
     catalog = ModelCatalog(base, models_dir=models.models_dir, hub_ids=models.allow_hub, pulled=models.allow_pull)
     known_adapters = AdapterCatalog(adapters)
     keeper = ModelManager(AdapterLoader(loader, known_adapters), _bound(models, base))
@@ -220,9 +222,28 @@ def build_registry(
     for slot in slots:
         registry.add_slot(slot)
     _add_aliases(registry, catalog, models, base)
+    _assign_vectors(registry, slots, vectors)
     known_adapters.assign(slots[0].name if slots else None, lambda model: registry.slot_of(model).name)
     _check_adapters(registry)
     return registry, partial(keeper.fill, slots, models.is_open)
+
+
+def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Sequence[str]) -> None:
+    """Assign control vectors, each as [MODEL:]NAME=FILE, to the models that they name, or to the first one. With a
+    single model a colon may be part of a vector's name. Raises `InvalidRequest` for a model that is not served."""
+    for each in vectors:
+        model, colon, name = each.partition("=")[0].partition(":")
+        slot, is_named = slots[0], bool(colon) and model in registry.names
+        if is_named:
+            slot, each = registry.slot_of(model), each.partition(":")[2]
+        elif colon and len(slots) > 1:
+            raise InvalidRequest(
+                f"control_vectors: got {short_repr(each)}; {short_repr(model)} is no model of this server. Write "
+                f"MODEL:{name}=FILE with one of {', '.join(registry.names)}.",
+                "control_vectors",
+            )
+        assert slot.config is not None
+        slot.config = replace(slot.config, control_vectors=(*slot.config.control_vectors, each))
 
 
 def _check_adapters(registry: ModelRegistry) -> None:
@@ -236,8 +257,9 @@ def _check_adapters(registry: ModelRegistry) -> None:
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
     if len(models.named) == 1:
         return
-    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer, "mmproj": base.mmproj}
-    single["control_vectors"] = ", ".join(base.control_vectors) or None
+    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer}
+    if not models.named:
+        single["control_vectors"] = ", ".join(base.control_vectors) or None
     for param, value in single.items():
         if value is not None:
             raise InvalidRequest(
