@@ -118,6 +118,15 @@ class ControlVectors:
                 "source",
             )
 
+    def restore(self, other: ControlVectors) -> None:
+        """Have the names of another store for the same model, with their directions, and no others."""
+        names = {info.name: info.source for info in other.list()}
+        for info in self.list():
+            if info.name not in names:
+                self.remove(info.name)
+        for name, source in names.items():
+            self.put(name, other.directions(name), source)
+
     def remove(self, name: str) -> None:
         """Forget a name. Requests that use the vector run to their end with it. Raises `UnknownControlVector`."""
         with self._lock:

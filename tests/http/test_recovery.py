@@ -17,6 +17,7 @@ from bridle.lmtp.client import RetryPolicy, SyncClient
 from bridle.lmtp.server import LmtpSettings, websocket_front
 from bridle.serving.models import engine_supervisor
 from bridle.serving.models.engine_supervisor import RestartPolicy
+from tests.control_vectors.kit import directions
 from tests.http.faulty_server import FaultyServer, faulty_server, once, raising
 from tests.waiting import PATIENCE, until
 
@@ -40,6 +41,18 @@ def test_a_dead_engine_comes_back(error: BaseException) -> None:
         assert server.post().json()["choices"][0]["text"] == before
         server.until_healthy()
         assert server.num_loads == 2
+
+
+def test_control_vectors_outlive_their_engine() -> None:
+    with faulty_server() as server:
+        model = server.registry.slot_of("demo").model
+        assert model is not None
+        model.require_control_vectors().put("loud", directions(6, 256, 1))
+        before = server.post(control_vectors={"loud": 1.0}).json()["choices"][0]["text"]
+        assert before != server.post().json()["choices"][0]["text"]
+        server.fault = once(raising(SystemExit("killed")))
+        assert server.post().status_code == 503
+        assert server.post(control_vectors={"loud": 1.0}).json()["choices"][0]["text"] == before
 
 
 def test_a_request_right_after_the_fault_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

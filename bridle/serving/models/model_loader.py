@@ -126,7 +126,8 @@ class ModelManager:
         """Load a model again whose engine has failed, after `pause` seconds; requests are refused until then. It keeps
         its memory and its settings. `slot.is_restarting` until a load succeeds."""
         model, slot.model, slot.is_restarting = slot.model, None, True
-        slot.adapters = slot.adapters if model is None else tuple(model.adapters.list())
+        if model is not None:
+            slot.adapters, slot.control_vectors = tuple(model.adapters.list()), model.control_vectors
         if pause or model is None:
             slot.failure = ModelUnavailable(f"the engine of {slot.name!r} failed and is started again", max(pause, 1.0))
             slot.failed_until = self._clock() + pause
@@ -142,15 +143,17 @@ class ModelManager:
             async with self._queue:
                 loading = start_thread(lambda: self._load_like_before(slot), "bridle-load")
                 self._keep(slot, await asyncio.wrap_future(loading))
-            slot.failure, slot.is_restarting, slot.adapters = None, False, ()
+            slot.failure, slot.is_restarting, slot.adapters, slot.control_vectors = None, False, (), None
         except Exception as error:
             self._fail(slot, error)
         finally:
             slot.task, slot.is_filling, slot.stage = None, False, ""
 
     def _load_like_before(self, slot: Slot) -> LoadedModel:
-        """Load a model with the settings and the adapters that it had."""
+        """Load a model with the settings, the adapters and the control vectors that it had."""
         model = self._load_now(slot, slot.filled or _config(slot))
+        if model.control_vectors is not None and slot.control_vectors is not None:
+            model.control_vectors.restore(slot.control_vectors)
         for adapter in slot.adapters:
             if adapter.name not in model.adapters:
                 try:

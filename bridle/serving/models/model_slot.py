@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.config import ModelConfig
+    from bridle.control_vectors import ControlVectors
     from bridle.errors import ModelUnavailable
     from bridle.serving.lora.adapter_registry import AdapterInfo
     from bridle.serving.models.loading import LoadedModel
@@ -55,6 +56,7 @@ class Slot:
     num_faults: int = 0
     is_restarting: bool = False
     adapters: tuple[AdapterInfo, ...] = ()  # those of the engine that failed
+    control_vectors: ControlVectors | None = None  # likewise
 
     @property
     def state(self) -> ModelState:
