@@ -257,7 +257,7 @@ def _check_adapters(registry: ModelRegistry) -> None:
 def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None:
     if len(models.named) == 1:
         return
-    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer}
+    single = {"served_name": name, "revision": base.revision, "tokenizer": base.tokenizer, "mmproj": base.mmproj}
     if not models.named:
         single["control_vectors"] = ", ".join(base.control_vectors) or None
     for param, value in single.items():
