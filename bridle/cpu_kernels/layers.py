@@ -1,5 +1,5 @@
-"""All layers of a dense model in one call of the kernels, and attention alone. The arguments of the C functions are
-checked here.
+"""All layers of a model in one call of the kernels, and attention alone. The arguments of the C functions are checked
+here.
 
 The order of the fields is that of sources/layer.h and sources/attention.h.
 """
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_float, c_int, c_void_p
+from ctypes import POINTER, c_float, c_int, c_void_p, pointer
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bridle.cpu_kernels.kernels import CMatrix, Kernels, Matrix, check_tensor, require, scratch_bytes
+from bridle.cpu_kernels.mixers import CMixer, CStateRows, Mixer, MixerStates, StateRows
 from bridle.cpu_kernels.threads import is_parallel
 
-MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 3
+MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 4
 _MAX_TOKENS = 1 << 20
 #: Numbers of the types of keys and values, and of the activations, in sources/attention.h and layer.h.
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
 #: The parts of a layer, each of which gives something that adapters add to, and what is left to do then.
 QKV, ATTEND, GATES, DOWN, END = range(5)
 
@@ -31,12 +32,13 @@ class CLayer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("norm", "last_norm", "mlp_norm", "mlp_last_norm", "head_norm", "sinks")),
         *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
-        ("qkv", CMatrix * 3),
+        ("mixer", POINTER(CMixer)),
+        ("qkv", CMatrix * MAX_PARTS),
         ("out", CMatrix),
         ("gate_up", CMatrix * 2),
         ("down", CMatrix),
         *((name, c_int) for name in ("num_qkv", "num_gate_up", "rotation", "window", "kv", "activation")),
-        ("is_norm_of_all_heads", c_int),
+        *((name, c_int) for name in ("is_norm_of_all_heads", "has_gate")),
         *((name, c_float) for name in ("eps", "mlp_eps", "head_eps", "scale", "softcap", "share")),
     )
 
@@ -44,9 +46,10 @@ class CLayer(ctypes.Structure):
 class CStep(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("cos", "sin", "slots", "rows", "spans")),
-        *((name, c_void_p) for name in ("hidden", "normed", "wide", "attended", "scratch")),
-        *((name, c_int) for name in ("tokens", "num_rows", "chunks", "hidden_size", "gates", "heads", "kv_heads")),
-        *((name, c_int) for name in ("dim", "parallel")),
+        *((name, c_void_p) for name in ("hidden", "normed", "wide", "attended", "mixed", "scratch")),
+        ("states", CStateRows),
+        *((name, c_int) for name in ("tokens", "num_rows", "chunks", "hidden_size", "heads", "kv_heads")),
+        *((name, c_int) for name in ("dim", "turned", "parallel")),
     )
 
 
@@ -106,7 +109,8 @@ class LayerKV(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its table of angles, from
-    1 on; 0 is none. What a part adds to the rows is multiplied by `share`."""
+    1 on; 0 is none. What a part adds to the rows is multiplied by `share`. A recurrent layer has a `mixer` in the place
+    of attention, whose inputs are `qkv`. A half that is missing has no `qkv` and `out`, or no `gate_up` and `down`."""
 
     norm: Tensor | None  # [hidden], as all norms but that of heads
     last_norm: Tensor | None
@@ -115,9 +119,9 @@ class Layer:
     head_norm: Tensor | None  # [heads + kv heads, dim]
     is_norm_of_all_heads: bool
     qkv: Sequence[Matrix]
-    out: Matrix
+    out: Matrix | None
     gate_up: Sequence[Matrix]
-    down: Matrix
+    down: Matrix | None
     activation: str
     eps: float
     mlp_eps: float
@@ -128,6 +132,18 @@ class Layer:
     window: int | None
     softcap: float | None
     sinks: Tensor | None  # [heads]
+    mixer: Mixer | None = None
+    has_gate: bool = False  # each query head is followed by a gate of what it gets
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        last = (matrix for matrix in (self.out, self.down) if matrix is not None)
+        return [*self.qkv, *self.gate_up, *last]
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The outputs of the first product of each half."""
+        return sum(part.outputs for part in self.qkv), sum(part.outputs for part in self.gate_up)
 
 
 def num_tables(layers: Sequence[Layer]) -> int:
@@ -179,46 +195,80 @@ After = Callable[[int, Tensor], None]
 
 
 class Layers:
-    """Layers of one model over one cache, ready to be called."""
+    """Layers of one model over one cache, ready to be called. A pool is that of the layer's keys and values, or of its
+    states, or None for a layer without either."""
 
-    def __init__(self, found: Kernels, layers: Sequence[Layer], heads: Heads, pools: Sequence[LayerKV]) -> None:
-        first = layers[0]
+    def __init__(
+        self,
+        found: Kernels,
+        layers: Sequence[Layer],
+        heads: Heads,
+        pools: Sequence[LayerKV | MixerStates | None],
+        turned: int | None = None,  # numbers of a head that are rotated
+    ) -> None:
         self._found, self._heads, self._layers, self._pools = found, heads, layers, pools
-        self._hidden, self._gates = first.out.outputs, first.down.given
-        self.num_slots = pools[0].num_slots
+        self._turned = turned or heads.dim
+        self._hidden = next(last.outputs for layer in layers for last in (layer.out, layer.down) if last is not None)
+        self.num_slots = next(pool.num_slots for pool in pools if isinstance(pool, LayerKV))
         self.num_tables = num_tables(layers)
         require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
+        require(0 < self._turned <= heads.dim and self._turned % 2 == 0, f"{turned} of {heads.dim} rotated")
+        self._mixers: list[CMixer] = []  # which the layers point to
         self._c = (CLayer * len(layers))(*map(self._describe, layers, pools))
         self._all = found.function("bridle_layers", POINTER(CStep), POINTER(CLayer), c_int)
         self._part = found.function("bridle_part", POINTER(CStep), POINTER(CLayer), c_int)
-        self._widest = max(2 * self._gates, (heads.heads + 2 * heads.kv_heads) * heads.dim)
-        matrices = [m for layer in layers for m in (*layer.qkv, layer.out, *layer.gate_up, layer.down)]
-        self._scratch = max(scratch_bytes(matrix, 1) for matrix in matrices)
+        inner = heads.heads * heads.dim
+        self._widest = max(width for layer in layers for width in layer.widths)
+        self._inner = max(inner, *(layer.out.given for layer in layers if layer.out is not None))
+        self._channels = max(inner, *(layer.mixer.channels for layer in layers if layer.mixer is not None), 0)
+        self._scratch = max(scratch_bytes(matrix, 1) for layer in layers for matrix in layer.matrices)
+        self._num_states = {pool.num_slots for pool in pools if isinstance(pool, MixerStates)}
 
-    def _describe(self, layer: Layer, pool: LayerKV) -> CLayer:
+    def _describe(self, layer: Layer, pool: LayerKV | MixerStates | None) -> CLayer:
         self._check(layer)
-        require(pool.num_slots == self.num_slots, f"pools of {pool.num_slots} and {self.num_slots} slots")
         norms = (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm, layer.head_norm, layer.sinks)
+        places, kv = self._places(layer, pool)
         return CLayer(
             *(None if tensor is None else tensor.data_ptr() for tensor in norms),
-            *pool.pointers(self._heads),
-            (CMatrix * 3)(*(part.c for part in layer.qkv)),
-            layer.out.c,
+            *places,
+            self._mixer(layer, pool),
+            (CMatrix * MAX_PARTS)(*(part.c for part in layer.qkv)),
+            CMatrix() if layer.out is None else layer.out.c,
             (CMatrix * 2)(*(part.c for part in layer.gate_up)),
-            layer.down.c,
-            *(len(layer.qkv), len(layer.gate_up), layer.rotation, layer.window or 0, KV_TYPES[pool.keys.dtype]),
-            *(ACTIVATIONS[layer.activation], int(layer.is_norm_of_all_heads)),
+            CMatrix() if layer.down is None else layer.down.c,
+            *(len(layer.qkv), len(layer.gate_up), layer.rotation, layer.window or 0, kv),
+            *(ACTIVATIONS[layer.activation], int(layer.is_norm_of_all_heads), int(layer.has_gate)),
             *(layer.eps, layer.mlp_eps, layer.head_eps, layer.scale, layer.softcap or 0.0, layer.share),
         )
 
+    def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
+        """Where keys and values lie, and the number of their type."""
+        if not isinstance(pool, LayerKV):
+            require(not layer.qkv or layer.mixer is not None, "attention without a cache")
+            return (None,) * 4, 0
+        require(pool.num_slots == self.num_slots, f"pools of {pool.num_slots} and {self.num_slots} slots")
+        return pool.pointers(self._heads), KV_TYPES[pool.keys.dtype]
+
+    def _mixer(self, layer: Layer, pool: LayerKV | MixerStates | None) -> Any:
+        if layer.mixer is None:
+            return None
+        require(isinstance(pool, MixerStates), "a mixer without states")
+        self._mixers.append(layer.mixer.c(pool))  # type: ignore[arg-type]
+        return pointer(self._mixers[-1])
+
     def _check(self, layer: Layer) -> None:
-        heads, hidden, gates = self._heads, self._hidden, self._gates
+        heads, hidden = self._heads, self._hidden
         inner, both = heads.heads * heads.dim, heads.heads + heads.kv_heads
+        wanted = (both + heads.kv_heads) * heads.dim + layer.has_gate * inner
+        if layer.mixer is not None:
+            inner, wanted = layer.mixer.num_outputs, layer.mixer.num_inputs
+            require(layer.mixer.heads <= hidden, f"{layer.mixer.heads} heads of a state")
+        gates = 0 if layer.down is None else layer.down.given
         for name, parts, inputs, outputs in (
-            ("qkv", layer.qkv, hidden, (both + heads.kv_heads) * heads.dim),
-            ("out", [layer.out], inner, hidden),
-            ("gate_up", layer.gate_up, hidden, 2 * gates),
-            ("down", [layer.down], gates, hidden),
+            ("qkv", layer.qkv, hidden, wanted if layer.qkv else 0),
+            ("out", [] if layer.out is None else [layer.out], inner, hidden if layer.qkv else 0),
+            ("gate_up", layer.gate_up, hidden, gates if layer.activation == "relu2" else 2 * gates),
+            ("down", [] if layer.down is None else [layer.down], gates, hidden if layer.gate_up else 0),
         ):
             is_right = all(part.given == inputs for part in parts) and sum(part.outputs for part in parts) == outputs
             require(is_right and len(parts) <= (2 if name == "gate_up" else MAX_PARTS), f"{name} of {outputs} outputs")
@@ -241,24 +291,29 @@ class Layers:
         rows: AttentionRows,
         between: Between | None = None,
         after: After | None = None,
+        states: StateRows | None = None,
     ) -> Tensor:
         """`hidden` [T, hidden] after all layers, in place; `cos` and `sin` [tables, T, ..., dim], `slots` [T]. With
-        `between` layers are computed part by part, and with `after` one by one."""
+        `between` layers are computed part by part, and with `after` one by one. Mixers need `states`."""
         heads, tokens = self._heads, hidden.shape[0]
         require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")
         for table in (cos, sin):
-            check_tensor(table, torch.float32, self.num_tables * tokens * heads.dim, "a rotation")
+            check_tensor(table, torch.float32, self.num_tables * tokens * self._turned, "a rotation")
         check_tensor(slots, torch.int64, tokens, "slots")
         require(int(slots.min()) >= 0 and int(slots.max()) < self.num_slots, "a slot that the cache does not have")
-        normed = _floats(tokens, self._hidden)
-        wide, attended = _floats(tokens * self._widest), _floats(tokens, heads.heads * heads.dim)
+        if self._num_states:
+            require(states is not None and {states.num_slots} == self._num_states, "mixers without their states")
+            require(states is not None and states.num_tokens == tokens, f"states of other tokens than {tokens}")
+        normed, mixed = _floats(tokens, self._hidden), _floats(tokens * self._channels)
+        wide, attended = _floats(tokens * self._widest), _floats(tokens * self._inner)
         scratch, table = torch.empty(tokens * self._scratch, dtype=torch.uint8), rows.table(heads.kv_heads)
         step = CStep(
             *(tensor.data_ptr() for tensor in (cos, sin, slots, table, rows.spans)),
-            *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, scratch)),
-            *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden, self._gates),
-            *(heads.heads, heads.kv_heads, heads.dim, is_parallel()),
+            *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, mixed, scratch)),
+            CStateRows() if states is None else states.c,
+            *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden),
+            *(heads.heads, heads.kv_heads, heads.dim, self._turned, is_parallel()),
         )
         if between is not None:
             self._advance_in_parts(step, between, after, hidden, normed, wide, attended)
@@ -280,22 +335,22 @@ class Layers:
         wide: Tensor,
         attended: Tensor,
     ) -> None:
-        tokens, heads = hidden.shape[0], self._heads
-        width = (heads.heads + 2 * heads.kv_heads) * heads.dim
-        heads_out = wide[: tokens * width].view(tokens, width)
-        gates_out = wide[: tokens * 2 * self._gates].view(tokens, 2 * self._gates)
+        tokens = hidden.shape[0]
         for number, (layer, c) in enumerate(zip(self._layers, self._c, strict=True)):
             # A product lies beside the rows if it is not added to them as it is.
             attends_to = hidden if layer.last_norm is None and layer.share == 1.0 else normed
             adds_to = hidden if layer.mlp_last_norm is None and layer.share == 1.0 else normed
+            inner, gates = (wide[: tokens * width].view(tokens, width) for width in layer.widths)
             self._part(step, c, QKV)
-            between(number, QKV, heads_out, normed)
-            self._part(step, c, ATTEND)
-            between(number, ATTEND, attends_to, attended)
+            if layer.out is not None:
+                between(number, QKV, inner, normed)
+                self._part(step, c, ATTEND)
+                between(number, ATTEND, attends_to, attended[: tokens * layer.out.given].view(tokens, -1))
             self._part(step, c, GATES)
-            between(number, GATES, gates_out, normed)
-            self._part(step, c, DOWN)
-            between(number, DOWN, adds_to, gates_out[:, : self._gates].contiguous())
+            if layer.down is not None:
+                between(number, GATES, gates, normed)
+                self._part(step, c, DOWN)
+                between(number, DOWN, adds_to, gates[:, : layer.down.given].contiguous())
             self._part(step, c, END)
             if after is not None:
                 after(number, hidden)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from typing import NamedTuple
 
 import torch
@@ -43,8 +43,10 @@ class CConvolution(ctypes.Structure):
 class CDeltaRule(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value", "decay", "rate", "out", "stretches")),
-        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_void_p) for name in ("shift", "fall", "norm", "gate", "places")),  # of whole layers, see mixers.py
+        *((f"{name}_stride", c_int64) for name in ("query", "key", "value", "decay", "rate", "gate")),
         *((name, c_int) for name in ("count", "groups", "heads", "size", "columns", "decays")),
+        ("eps", c_float),
     )
 
 
@@ -114,8 +116,8 @@ class RecurrenceKernels:
         call = CDeltaRule(
             *(_rows(query), _rows(key), _rows(value)),
             *(_dense(decay, tokens * heads * decays), _dense(rate, tokens * heads)),
-            *(_dense(out, tokens * heads * columns), table.buffer_info()[0]),
-            *(query.stride(0), key.stride(0), value.stride(0)),
+            *(_dense(out, tokens * heads * columns), table.buffer_info()[0], *[None] * 5),
+            *(query.stride(0), key.stride(0), value.stride(0), heads * decays, heads, 0),
             *(len(stretches), groups, heads, size, columns, decays),
         )
         self._delta_rule(call, is_parallel())

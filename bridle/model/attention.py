@@ -128,13 +128,10 @@ class PagedAttention:
 
 def _row_spans(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Span]:
     """A span ends where a state is saved, and at the end of the row."""
-    tensors, begin = pool.view(layer, row.state), row.start
-    ends = {save.position for save in row.saves if row.start < save.position < row.context}
-    for end in sorted(ends | {row.context}):
-        slots = [save.slot for save in row.saves if save.position == end]
+    tensors = pool.view(layer, row.state)
+    for length, is_fresh, slots in row.pieces():
         after = partial(_save, pool, layer, row.state, slots) if slots else None
-        yield Span(end - begin, RowStates(tensors, is_fresh=begin == 0), after)
-        begin = end
+        yield Span(length, RowStates(tensors, is_fresh), after)
 
 
 def _save(pool: StatePool, layer: int, source: int, targets: list[int], key: StateKey) -> None:

@@ -48,6 +48,15 @@ class PackedRow:
     def start(self) -> int:
         return self.context - self.length
 
+    def pieces(self) -> Iterator[tuple[int, bool, list[int]]]:
+        """The row in pieces, each of which ends where a recurrent state is saved, or with the row: their lengths, if
+        there is no state before them, and the slots to save to."""
+        begin = self.start
+        ends = {save.position for save in self.saves if begin < save.position < self.context}
+        for end in sorted(ends | {self.context}):
+            yield end - begin, begin == 0, [save.slot for save in self.saves if save.position == end]
+            begin = end
+
     def visible(self, window: int | None) -> tuple[int, list[Span]]:
         """First position that any of these tokens can see, and the spans from there on. Those that see each other do so
         beyond the window too."""

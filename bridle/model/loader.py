@@ -37,6 +37,7 @@ from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.graph_loading import graph_loader
 from bridle.model.hub_lookup import folder_of
+from bridle.model.hybrid_model import try_hybrid_model
 from bridle.model.kernels.bidirectional import BidirectionalKernel
 from bridle.model.kernels.self_test import tried_kernel
 from bridle.model.kv_blocks import kv_identity
@@ -265,6 +266,8 @@ def build_executor(
     with tensor_parallel.unsummed():  # it tries its layers
         cache = KVCache(geometry, 1, block_size, kv_dtype, device)
         runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    if geometry.states and kernel.name == "native" and dtype is torch.float32 and tensor_parallel.num_ranks() == 1:
+        runner.use_hybrid(try_hybrid_model(model, geometry))
     states = kv_profiling.StateNeeds.of(geometry)
     runner.keep_angles(max_model_len)
     block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size

@@ -1,4 +1,4 @@
-"""Computes all layers of a dense model in one call of the native kernels, if those can compute every part of them.
+"""Computes all layers of a model in one call of the native kernels, if those can compute every part of them.
 
 It is used for every step, prompts and single tokens alike, so that a token's numbers do not depend on what else is in
 its step. Where a step has adapters, layers are computed in parts, between which adapters add what they give; rows
@@ -16,30 +16,44 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from bridle.cpu_kernels.kernels import Kernels, Matrix
-from bridle.cpu_kernels.layers import KV_TYPES, Heads, Layer, Layers, num_tables
+from bridle.cpu_kernels.layers import KV_TYPES, Heads, Layer, LayerKV, Layers, num_tables
 from bridle.cpu_kernels.library import kernels
 from bridle.cpu_kernels.linear import NativeWeight, are_in_floats
+from bridle.cpu_kernels.mixers import MixerStates, StateRows, StateSpan
 from bridle.model.batch_inputs import PackedStep
 from bridle.model.dense_layer import DenseLayer, HeadNorm, Norm, Rotation, gelu_tanh
 from bridle.model.kernels.native import native_rows
 from bridle.model.kv_cache import KVCache
 from bridle.model.layer_taps import LayerTap
 from bridle.model.rope import POSITIONS, Compute, fits_memory
+from bridle.model.state_pool import StatePool
+
+#: The linear layers of each product of a layer: queries, keys and values, or what goes into a mixer; out; gates; down.
+Parts = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 class NativeStep:
-    """The layers of one model. `fits` says whether a step can be computed this way."""
+    """The layers of one model, by the numbers that caches give them. `parts` are the linear layers of each of a layer's
+    four products. `fits` says whether a step can be computed this way."""
 
-    def __init__(self, found: Kernels, layers: Sequence[DenseLayer], described: Sequence[Layer], heads: Heads) -> None:
-        self._found, self._described, self._heads = found, list(described), heads
-        self._numbers = [layer.layer_idx for layer in layers]
+    def __init__(
+        self,
+        found: Kernels,
+        numbers: Sequence[int],
+        parts: Sequence[Parts],
+        described: Sequence[Layer],
+        heads: Heads,
+        turned: int | None = None,
+    ) -> None:
+        self._found, self._described, self._heads, self._turned = found, list(described), heads, turned
+        self._numbers, self._parts = list(numbers), list(parts)
         self._num_tables = num_tables(described)
-        self._parts = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers]
+        self._first_kv = next(at for at, layer in enumerate(described) if layer.qkv and layer.mixer is None)
         # What stands in each module itself: asked in every step, and modules are many.
-        self._states = [vars(module) for parts in self._parts for module in parts]
-        self._ready: tuple[KVCache, Layers] | None = None
+        self._states = [vars(module) for layer in parts for part in layer for module in part]
+        self._ready: tuple[KVCache, StatePool | None, Layers] | None = None
         self.angles: Rotation | None = None  # of all positions, [tables, P, D], of which the first are known
         self._num_known = 0
 
@@ -97,7 +111,7 @@ class NativeStep:
     def fits(self, cache: KVCache) -> bool:
         """Return whether the kernels can read the cache, and no layer is replaced except by adapters."""
         is_free = all("adapt" in state for state in self._states if "forward" in state)
-        return is_free and cache.layers[self._numbers[0]].keys.dtype in KV_TYPES
+        return is_free and cache.layers[self._numbers[self._first_kv]].keys.dtype in KV_TYPES
 
     def advance(
         self,
@@ -107,26 +121,47 @@ class NativeStep:
         cache: KVCache,
         step: PackedStep,
         tap: LayerTap | None = None,
+        states: StatePool | None = None,
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden]; keys and values go to the cache. `compute` gives angles of which none are
-        kept."""
-        layers = self._over(cache)
+        """[T, hidden] -> [T, hidden]; keys and values go to the cache, and states of recurrent layers to `states`.
+        `compute` gives angles of which none are kept."""
+        layers = self._over(cache, states)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = self._turns(compute, position_ids)
         between = self._adapt if any("adapt" in state for state in self._states) else None
-        return layers.advance(hidden, cos, sin, step.slots, rows, between, tap)
+        spans = None if states is None else StateRows(_spans(step), states.num_slots)
+        return layers.advance(hidden, cos, sin, step.slots, rows, between, tap, spans)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
         """Let adapters add to what a part of a layer gave."""
-        add = vars(self._parts[layer][part]).get("adapt")
-        if add is not None:
-            add(out, rows)
+        end = 0
+        for module in self._parts[layer][part]:
+            begin, end = end, end + module.out_features
+            add = vars(module).get("adapt")
+            if add is not None:
+                add(out[:, begin:end], rows)
 
-    def _over(self, cache: KVCache) -> Layers:
-        if self._ready is None or self._ready[0] is not cache:
-            pools = [cache.layers[number].pool for number in self._numbers]
-            self._ready = (cache, Layers(self._found, self._described, self._heads, pools))
-        return self._ready[1]
+    def _over(self, cache: KVCache, states: StatePool | None) -> Layers:
+        if self._ready is None or self._ready[0] is not cache or self._ready[1] is not states:
+            pools = [self._pool(*each, cache, states) for each in zip(self._numbers, self._described, strict=True)]
+            layers = Layers(self._found, self._described, self._heads, pools, self._turned)
+            self._ready = (cache, states, layers)
+        return self._ready[2]
+
+    def _pool(
+        self, number: int, layer: Layer, cache: KVCache, states: StatePool | None
+    ) -> LayerKV | MixerStates | None:
+        if layer.mixer is None:
+            return cache.layers[number].pool if layer.qkv else None
+        assert states is not None
+        own = states.layers[number]
+        return MixerStates(own["conv", 0], own.get(("recurrent", 0)))
+
+
+def _spans(step: PackedStep) -> Iterator[StateSpan]:
+    for row in step.rows:
+        for length, is_fresh, slots in row.pieces():
+            yield length, is_fresh, row.state, slots
 
 
 def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
@@ -140,7 +175,10 @@ def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
     if not heads.fit(found.lanes) or any(_sizes(layer) != _sizes(first) for layer in layers):
         return None
     whole = [one for one in described if one is not None]
-    return NativeStep(found, layers, whole, heads) if len(whole) == len(layers) else None
+    if len(whole) < len(layers):
+        return None
+    parts: list[Parts] = [([layer.qkv], [layer.out], [layer.gate_up], [layer.down]) for layer in layers]
+    return NativeStep(found, [layer.layer_idx for layer in layers], parts, whole, heads)
 
 
 def _sizes(layer: DenseLayer) -> tuple[int, int, int, int]:
@@ -182,8 +220,7 @@ def _describe(layer: DenseLayer) -> Layer | None:
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
     """The part of a layer on which the memory of its pass depends."""
-    matrices = (*layer.qkv, layer.out, *layer.gate_up, layer.down)
-    return layer.window, *((matrix.kind, matrix.outputs, matrix.inputs) for matrix in matrices)
+    return layer.window, *((matrix.kind, matrix.outputs, matrix.inputs) for matrix in layer.matrices)
 
 
 def _weight(norm: Norm | None) -> Tensor | None:

@@ -20,6 +20,7 @@ from bridle.model.dense_model import DenseModel, try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.h2d_copies import upload_list
 from bridle.model.hidden_states import HeadInput
+from bridle.model.hybrid_model import HybridModel
 from bridle.model.language_model import LanguageModel
 from bridle.model.layer_taps import LayerTap, hooked
 from bridle.model.media_encoder import Features
@@ -36,6 +37,7 @@ class ModelRunner:
         self.lowered = try_lower_model(model)
         if self.lowered is not None:
             self.lowered.fuse(attention)
+        self.hybrid: HybridModel | None = None  # the short form of a model with recurrent layers
         has_native_layers = self.lowered is not None and self.lowered.native is not None
         self._is_native = has_native_layers and attention.kernel.name == "native"
         # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
@@ -48,8 +50,14 @@ class ModelRunner:
 
     def keep_angles(self, num_positions: int) -> None:
         """Keep the angles of that number of positions in memory, where a step asks a GPU for them."""
-        if self.lowered is not None:
-            self.lowered.keep_angles(num_positions)
+        short = self.lowered or self.hybrid
+        if short is not None:
+            short.keep_angles(num_positions)
+
+    def use_hybrid(self, short: HybridModel | None) -> None:
+        """Compute steps by the short form of a model with recurrent layers from now on, where it fits them."""
+        self.hybrid = short
+        self._is_native = short is not None and short.is_whole
 
     def first_layers(self) -> AbstractContextManager[Sequence[int]]:
         """In this block, the model may compute some layers alone, where a pass takes the same memory then. Yields the
@@ -88,8 +96,9 @@ class ModelRunner:
             logits, self.hidden = step.replay()
             return logits
         with self._computing(step):
-            if self.lowered is not None:
-                return self.lowered.logits(self._run_layers(self.lowered, step))
+            short = self._short_form(step)
+            if short is not None:
+                return short.logits(self._run_layers(short, step))
             with attention_handler(self.attention):
                 logits = self._call(step)
             self.hidden = self._head_input.rows(step.logits_rows)
@@ -98,18 +107,24 @@ class ModelRunner:
     def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
         """As `run`. On a CPU, logits that take much memory are computed when they are sampled, where that is known to
         give the same."""
-        size = 0 if self.lowered is None else self.lowered.vocab_size
+        short = self._short_form(step)
+        size = 0 if short is None else short.vocab_size
         is_small = step.logits_rows.numel() * size <= partial_logits.MAX_LOGITS
-        if self.lowered is None or is_small or step.input_ids.device.type != "cpu" or num_ranks() > 1:
+        if short is None or is_small or step.input_ids.device.type != "cpu" or num_ranks() > 1:
             return self.run(step)
         with self._computing(step):
-            return PartialLogits(self._run_layers(self.lowered, step), self._compute_logits, size)
+            return PartialLogits(self._run_layers(short, step), partial(self._compute_logits, short), size)
 
-    def _compute_logits(self, hidden: Tensor) -> Tensor:
-        """Inputs of the lowered model's head [R, hidden] -> logits [R, V]"""
-        assert self.lowered is not None
+    def _compute_logits(self, short: DenseModel | HybridModel, hidden: Tensor) -> Tensor:
+        """Inputs of the head [R, hidden] -> logits [R, V]"""
         with torch.inference_mode(), self._threads():
-            return self.lowered.logits(hidden)
+            return short.logits(hidden)
+
+    def _short_form(self, step: PackedStep) -> DenseModel | HybridModel | None:
+        if self.hybrid is None or not self.hybrid.fits(self.attention):
+            return self.lowered
+        has_further = any(self.features(sight.key).further for sight in step.sights) if self.features else False
+        return None if has_further else self.hybrid
 
     def _threads(self) -> AbstractContextManager[None]:
         return torch_alone() if self._is_native else nullcontext()
@@ -122,10 +137,10 @@ class ModelRunner:
         with torch.inference_mode(), self._threads():
             yield
 
-    def _run_layers(self, lowered: DenseModel, step: PackedStep) -> Tensor:
+    def _run_layers(self, short: DenseModel | HybridModel, step: PackedStep) -> Tensor:
         look = partial(self._look, step) if step.sights else None
         ids, positions, rows = step.input_ids, step.position_ids, step.logits_rows
-        self.hidden = lowered.run_layers(ids, positions, rows, self.attention, look, self._tap)
+        self.hidden = short.run_layers(ids, positions, rows, self.attention, look, self._tap)
         return self.hidden
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:

@@ -74,9 +74,10 @@ static void *pool(int kv, size_t n) {       // keys or values of a type
     return out;
 }
 
-// `variant`: bit 0 norms behind the parts, bit 1 the other activation, bit 2 sinks and a soft-cap.
+// `variant`: bit 0 norms behind the parts, bit 1 the other activation, bit 2 sinks and a soft-cap, bit 3 gated heads.
 static void try_layers(int kind, int tokens, int before, int heads, int kv_heads, int dim, int window, int kv, int variant) {
-    const int hidden = 256, gates = 512, inner = heads * dim, width = (heads + 2 * kv_heads) * dim, context = tokens + before;
+    const int hidden = 256, gates = 512, inner = heads * dim, gated = variant >> 3 & 1;
+    const int width = ((1 + gated) * heads + 2 * kv_heads) * dim, context = tokens + before, turned = gated ? dim / 2 : dim;
     const size_t numbers = (size_t)context * kv_heads * dim;
     layer l = {.norm = floats(hidden), .last_norm = variant & 1 ? floats(hidden) : NULL, .mlp_norm = floats(hidden),
                .mlp_last_norm = variant & 1 ? floats(hidden) : NULL, .head_norm = floats((size_t)(heads + kv_heads) * dim),
@@ -86,9 +87,9 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
                .out = random_matrix(TRAITS[kind].has_factor ? Q8_0 : kind, hidden, inner),
                .down = random_matrix(kind, hidden, gates), .rotation = 1 + (variant & 1), .window = window, .kv = kv, .activation = variant >> 1 & 1,
                .is_norm_of_all_heads = variant & 1, .eps = 1e-6f, .mlp_eps = 1e-6f, .head_eps = 1e-6f, .scale = 0.1f,
-               .softcap = variant & 4 ? 5.0f : 0.0f, .share = variant & 2 ? 0.5f : 1.0f};
+               .softcap = variant & 4 ? 5.0f : 0.0f, .share = variant & 2 ? 0.5f : 1.0f, .has_gate = gated};
     if (TRAITS[kind].has_factor) {              // matrices of several types, as files have them
-        const int parts[] = {inner, kv_heads * dim, kv_heads * dim}, kinds[] = {kind, Q6_K, Q8_0};
+        const int parts[] = {(1 + gated) * inner, kv_heads * dim, kv_heads * dim}, kinds[] = {kind, Q6_K, Q8_0};
         for (int i = 0; i < 3; i++) l.qkv[l.num_qkv++] = random_matrix(kinds[i], parts[i], hidden);
         for (int i = 0; i < 2; i++) l.gate_up[l.num_gate_up++] = random_matrix(i ? Q4_0 : kind, gates, hidden);
     } else {
@@ -105,10 +106,10 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     size_t room = scratch_size(l.qkv[0], tokens);
     if (scratch_size(l.out, tokens) > room) room = scratch_size(l.out, tokens);
     if (scratch_size(l.down, tokens) > room) room = scratch_size(l.down, tokens);
-    step s = {floats((size_t)tables * tokens * dim), floats((size_t)tables * tokens * dim), slots, rows, spans,
+    step s = {floats((size_t)tables * tokens * turned), floats((size_t)tables * tokens * turned), slots, rows, spans,
               floats((size_t)tokens * hidden), floats((size_t)tokens * hidden), floats((size_t)tokens * widest),
-              floats((size_t)tokens * inner), malloc(room),
-              tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, gates, heads, kv_heads, dim, 1};
+              floats((size_t)tokens * inner), floats((size_t)tokens * inner), malloc(room), {0},
+              tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, heads, kv_heads, dim, turned, 1};
     bridle_layers(&s, &l, 1);
     tell("layers", s.hidden, (size_t)tokens * hidden);
     for (int part = 0; part < PARTS; part++) bridle_part(&s, &l, part);
@@ -119,7 +120,38 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     free((void *)l.norm); free((void *)l.last_norm); free((void *)l.mlp_norm); free((void *)l.mlp_last_norm);
     free((void *)l.head_norm); free((void *)l.sinks); free(l.keys); free(l.values); free(l.key_scales); free(l.value_scales);
     free((void *)s.cos); free((void *)s.sin); free(slots); free(rows); free(spans);
-    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.scratch);
+    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.scratch);
+}
+
+// A layer with a mixer and a network without gates, over two sequences of four slots; the first one's state is saved on the way.
+static void try_mixer(int kind, int first, int second, int groups, int copies, int size, int columns) {
+    const int tokens = first + second, heads = groups * copies, inner = heads * columns, hidden = 96, gates = 40, taps = 3;
+    const int channels = kind == SHORT_CONVOLUTION ? inner : 2 * groups * size + inner;
+    const int width = kind == SHORT_CONVOLUTION ? 3 * channels : channels + inner + heads * (kind == DELTA_NET ? 2 : 1);
+    const size_t numbers = (size_t)4 * heads * size * columns;
+    int32_t *places = malloc(4 * (size_t)heads);
+    for (int h = 0; h < heads; h++) places[h] = heads - 1 - h;
+    mixer m = {floats(channels * taps), floats(channels), floats(heads), floats(heads), floats(heads), floats(inner), places,
+               floats((size_t)4 * taps * channels), floats(numbers), kind, channels, taps, taps, groups, heads, size, columns, 1e-6f, 0, INFINITY};
+    for (int h = 0; h < heads; h++) ((float *)m.fall)[h] = -fabsf(m.fall[h]);
+    layer l = {.norm = floats(hidden), .mlp_norm = floats(hidden), .mixer = &m, .out = random_matrix(FLOAT32, hidden, inner),
+               .down = random_matrix(FLOAT32, hidden, gates), .activation = RELU2, .eps = 1e-6f, .mlp_eps = 1e-6f, .share = 1};
+    l.qkv[l.num_qkv++] = random_matrix(FLOAT32, width, hidden);
+    l.gate_up[l.num_gate_up++] = random_matrix(FLOAT32, gates, hidden);
+    const int64_t stretches[] = {0, first - 1, 1, 2, first - 1, 1, 0, 2, first, second, 0, 0}, all[] = {1, 1, 2, 0}, saves[] = {2, 3};
+    stretch table[2];
+    step s = {.hidden = floats((size_t)tokens * hidden), .normed = floats((size_t)tokens * hidden), .wide = floats((size_t)tokens * (width > gates ? width : gates)),
+              .attended = floats((size_t)tokens * inner), .mixed = floats((size_t)tokens * channels),
+              .scratch = malloc(4 * (size_t)tokens * (inner > hidden ? inner : hidden)),
+              .states = {stretches, all, saves, table, 2}, .tokens = tokens, .hidden_size = hidden, .parallel = 1};
+    bridle_layers(&s, &l, 1);
+    tell("mixer", s.hidden, (size_t)tokens * hidden);
+    tell("states", m.inputs, (size_t)4 * taps * channels);
+    for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("mixer: not a number\n"); exit(1); }
+    drop(l.qkv[0]); drop(l.gate_up[0]); drop(l.out); drop(l.down);
+    free((void *)m.taps); free((void *)m.bias); free((void *)m.shift); free((void *)m.fall); free((void *)m.skip); free((void *)m.norm);
+    free(places); free(m.inputs); free(m.states); free((void *)l.norm); free((void *)l.mlp_norm);
+    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.scratch);
 }
 
 // Two sequences, of which the second one has no state yet. A size is also that of a part of a head; rows lie apart.
@@ -132,10 +164,11 @@ static void try_recurrent(int first, int second, int groups, int copies, int siz
     float *a = floats(tokens * row), *b = floats(tokens * row), *c = floats(tokens * row), *steps = floats((size_t)tokens * inner);
     float *rates = floats(numbers + (size_t)tokens * heads), *skip = floats(inner), *out = malloc(4 * (size_t)tokens * heads * (size > wide ? size : wide));
     for (int i = 0; i < tokens * inner; i++) steps[i] = steps[i] < 0 ? steps[i] / 2 : -steps[i] / 2;
-    delta_rule rule = {a, b, c, steps, rates, out, stretches, row, row, row, 2, groups, heads, size, wide, size};
+    delta_rule rule = {a, b, c, steps, rates, out, stretches, NULL, NULL, NULL, NULL, NULL,
+                       row, row, row, inner, heads, 0, 2, groups, heads, size, wide, size, 0};
     bridle_delta_rule(&rule, 1);
     tell("delta", out, (size_t)tokens * heads * wide);
-    rule.decays = 1;
+    rule.decays = 1; rule.decay_stride = heads;
     bridle_delta_rule(&rule, 1);
     tell("delta", states[0], numbers);
     for (size_t i = 0; i < numbers; i++) rates[i] = fabsf(rates[i]);
@@ -222,7 +255,7 @@ int main(int count, char **arguments) {
         for (int turn = 0; turn < 28; turn++) {
             const int kinds[] = {INT8, Q8_0, Q4_0, FLOAT32, Q4_K, Q5_K, Q6_K};
             try_layers(kinds[turn % 7], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][4], turn % 3 * 37, turn % 3,
-                       turn % 8);
+                       turn % 16);
         }
     for (int rows = 1; rows < 12; rows += 5)
         for (int blocks = 1; blocks < 40; blocks += 13)
@@ -230,6 +263,8 @@ int main(int count, char **arguments) {
     for (int size = 1; size < 130; size += size < 40 ? 13 : 44)
         for (int wide = 1; wide < 80; wide += wide < 20 ? 7 : 29)
             for (int turn = 0; turn < 3; turn++) try_recurrent(1 + 4 * turn, 5 - 2 * turn, 1 + turn % 2, 1 + turn, size, wide);
+    for (int kind = SHORT_CONVOLUTION; kind <= MAMBA2; kind++)
+        for (int turn = 0; turn < 9; turn++) try_mixer(kind, 2 + turn, 1 + turn % 4, 1 + turn % 2, 1 + turn % 3, 1 + 7 * turn, 3 + 13 * turn);
     printf("all ran\n");
     return 0;
 }

@@ -69,15 +69,22 @@ static void convolve(const convolution *a, int parallel) {
 }
 
 // Gated delta rules: the state [heads][size][columns] decays, what it holds for the key comes nearer to the value, then it is
-// asked. Keys and queries [groups][size] are brought to length one; decays are logarithms [tokens][heads][decays].
+// asked. Keys and queries [groups][size] are brought to length one; decays are logarithms [heads][decays] of each token.
+// With `norm`, a layer has given what decays (one for each head, with `shift` and `fall`) and rates are made of, and the outputs
+// of each head are normalized and gated.
 typedef struct {
     const float *query, *key, *value, *decay, *rate;
     float *out;
     const stretch *stretches;
-    int64_t query_stride, key_stride, value_stride;
+    const float *shift, *fall, *norm, *gate;   // [heads], [heads], [columns], rows as outputs
+    const int32_t *places;                     // of the heads' outputs; NULL: in their order
+    int64_t query_stride, key_stride, value_stride, decay_stride, rate_stride, gate_stride;
     int count, groups, heads, size, columns, decays;
+    float eps;
 } delta_rule;
-enum { MAX_SIZE = 256, DELTA_VECTORS = 4 };
+// Some tokens go through some columns of a state together: these columns stay in the nearest cache.
+enum { MAX_SIZE = 256, DELTA_VECTORS = 4, DELTA_TOKENS = 4 };
+typedef struct { float key[MAX_SIZE], query[MAX_SIZE], decay[MAX_SIZE], old_key[MAX_SIZE], sums, rate; } delta_token;
 
 INL void unit(const float *x, float scale, float *out, int n) {
     vf v = {0};
@@ -85,49 +92,73 @@ INL void unit(const float *x, float scale, float *out, int n) {
     const float r = scale / sqrtf(sum_lanes(v) + 1e-6f);
     for (int k = 0; k < n; k++) out[k] = x[k] * r;
 }
+INL float softplus(float x) { return x > 20 ? x : log1pf(exp_(splat(x))[0]); }
+static void delta_prepare(const delta_rule *a, int64_t t, int head, int group, delta_token *to) {
+    const int size = a->size;
+    unit(a->key + t * a->key_stride + group * size, 1.0f, to->key, size);
+    unit(a->query + t * a->query_stride + group * size, 1.0f / sqrtf((float)size), to->query, size);
+    const float *logs = a->decay + t * a->decay_stride + head * a->decays, rate = a->rate[t * a->rate_stride + head];
+    to->rate = a->norm ? 1.0f / (1.0f + exp_(splat(-rate))[0]) : rate;
+    if (a->decays == 1) {
+        const float all = exp_(splat(a->norm ? a->fall[head] * softplus(*logs + a->shift[head]) : *logs))[0];
+        for (int k = 0; k < size; k++) to->decay[k] = all;
+    } else for (int k = 0; k < size; k += LANES) store_n(to->decay + k, exp_(load_n(logs + k, size - k)), size - k);
+    vf both = {0};
+    for (int k = 0; k < size; k += LANES) both = fma_(load_n(to->key + k, size - k), load_n(to->query + k, size - k), both);
+    to->sums = sum_lanes(both);
+    for (int k = 0; k < size; k++) { to->old_key[k] = to->key[k] * to->decay[k]; to->query[k] *= to->decay[k]; }
+}
 // One token in some columns, `vectors` x LANES of them, or `n` in one vector.
-INL void delta_step(float *state, const float *old_key, const float *key, const float *query, const float *decay, float sums,
-                    const float *value, float rate, float *out, int size, int columns, int vectors, int n) {
+INL void delta_step(float *state, const delta_token *x, const float *value, float *out, int size, int columns, int vectors, int n) {
     vf held[DELTA_VECTORS], asked[DELTA_VECTORS], more[DELTA_VECTORS];
     EACH(i, vectors) held[i] = asked[i] = splat(0);
     for (int k = 0; k < size; k++) EACH(i, vectors) {
         const vf s = load_n(state + (size_t)k * columns + i * LANES, n);
-        held[i] = fma_(s, splat(old_key[k]), held[i]);
-        asked[i] = fma_(s, splat(query[k]), asked[i]);
+        held[i] = fma_(s, splat(x->old_key[k]), held[i]);
+        asked[i] = fma_(s, splat(x->query[k]), asked[i]);
     }
     EACH(i, vectors) {
-        more[i] = (load_n(value + i * LANES, n) - held[i]) * splat(rate);
-        store_n(out + i * LANES, fma_(more[i], splat(sums), asked[i]), n);
+        more[i] = (load_n(value + i * LANES, n) - held[i]) * splat(x->rate);
+        store_n(out + i * LANES, fma_(more[i], splat(x->sums), asked[i]), n);
     }
     for (int k = 0; k < size; k++) EACH(i, vectors) {
         float *at = state + (size_t)k * columns + i * LANES;
-        store_n(at, fma_(splat(key[k]), more[i], load_n(at, n) * splat(decay[k])), n);
+        store_n(at, fma_(splat(x->key[k]), more[i], load_n(at, n) * splat(x->decay[k])), n);
+    }
+}
+INL float *delta_out(const delta_rule *a, int64_t t, int head) {
+    return a->out + (t * a->heads + (a->places ? a->places[head] : head)) * a->columns;
+}
+INL void delta_steps(const delta_rule *a, float *state, const delta_token *x, int64_t t, int count, int head, int c, int vectors, int n) {
+    for (int i = 0; i < count; i++)
+        delta_step(state + c, x + i, a->value + (t + i) * a->value_stride + head * a->columns + c,
+                   delta_out(a, t + i, head) + c, a->size, a->columns, vectors, n);
+}
+static void delta_finish(const delta_rule *a, int64_t t, int head) {
+    float *out = delta_out(a, t, head);
+    const float *gate = a->gate + t * a->gate_stride + head * a->columns;
+    normalize(out, a->norm, a->eps, out, a->columns);
+    for (int c = 0; c < a->columns; c += LANES) {
+        const int n = least(LANES, a->columns - c);
+        store_n(out + c, load_n(out + c, n) * silu(load_n(gate + c, n)), n);
     }
 }
 static void delta_chunk(const void *job, int chunk) {
     const delta_rule *a = job;
     const int head = chunk % a->heads, group = head / (a->heads / a->groups), size = a->size, columns = a->columns;
     const stretch *x = a->stretches + chunk / a->heads;
+    const int64_t end = x->offset + x->length;
     float *state = x->state + (size_t)head * size * columns;
-    float key[MAX_SIZE], query[MAX_SIZE], decay[MAX_SIZE], old_key[MAX_SIZE];
+    delta_token tokens[DELTA_TOKENS];
     if (x->is_fresh) memset(state, 0, 4 * (size_t)size * columns);
-    for (int64_t t = x->offset; t < x->offset + x->length; t++) {
-        unit(a->key + t * a->key_stride + group * size, 1.0f, key, size);
-        unit(a->query + t * a->query_stride + group * size, 1.0f / sqrtf((float)size), query, size);
-        const float *logs = a->decay + (t * a->heads + head) * a->decays;
-        if (a->decays == 1) { const float all = exp_(splat(*logs))[0]; for (int k = 0; k < size; k++) decay[k] = all; }
-        else for (int k = 0; k < size; k += LANES) store_n(decay + k, exp_(load_n(logs + k, size - k)), size - k);
-        vf both = {0};
-        for (int k = 0; k < size; k += LANES) both = fma_(load_n(key + k, size - k), load_n(query + k, size - k), both);
-        const float sums = sum_lanes(both);
-        for (int k = 0; k < size; k++) { old_key[k] = key[k] * decay[k]; query[k] *= decay[k]; }
-        const float *value = a->value + t * a->value_stride + head * columns, rate = a->rate[t * a->heads + head];
-        float *out = a->out + (t * a->heads + head) * columns;
+    for (int64_t t = x->offset; t < end; t += DELTA_TOKENS) {
+        const int count = end - t < DELTA_TOKENS ? (int)(end - t) : DELTA_TOKENS;
+        for (int i = 0; i < count; i++) delta_prepare(a, t + i, head, group, tokens + i);
         int c = 0;
         for (; c + DELTA_VECTORS * LANES <= columns; c += DELTA_VECTORS * LANES)
-            delta_step(state + c, old_key, key, query, decay, sums, value + c, rate, out + c, size, columns, DELTA_VECTORS, LANES);
-        for (; c < columns; c += LANES)
-            delta_step(state + c, old_key, key, query, decay, sums, value + c, rate, out + c, size, columns, 1, least(LANES, columns - c));
+            delta_steps(a, state, tokens, t, count, head, c, DELTA_VECTORS, LANES);
+        for (; c < columns; c += LANES) delta_steps(a, state, tokens, t, count, head, c, 1, least(LANES, columns - c));
+        for (int i = 0; a->norm && i < count; i++) delta_finish(a, t + i, head);
     }
 }
 

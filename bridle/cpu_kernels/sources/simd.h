@@ -172,3 +172,18 @@ INL vf sums_of(const vf *v) {
     return fold4(t[0], t[1]);
 }
 #endif
+
+// RMS norms.
+INL float inverse_rms(const float *x, int n, float eps) {
+    vf v = {0}; int k = 0;
+    for (; k + LANES <= n; k += LANES) v = fma_(load(x + k), load(x + k), v);
+    float sum = sum_lanes(v);
+    for (; k < n; k++) sum += x[k] * x[k];
+    return 1.0f / sqrtf(sum / (float)n + eps);
+}
+INL void normalize(const float *x, const float *weight, float eps, float *out, int n) {
+    const float r = inverse_rms(x, n, eps);
+    int k = 0;
+    for (; k + LANES <= n; k += LANES) store(out + k, load(x + k) * splat(r) * load(weight + k));
+    for (; k < n; k++) out[k] = x[k] * r * weight[k];
+}

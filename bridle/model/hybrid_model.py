@@ -1,0 +1,174 @@
+"""A whole model with recurrent layers as one short function: embedding, layers in calls of the native kernels, norm,
+head. It is used only after it gave the same logits as the library's model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.cpu_kernels.library import kernels
+from bridle.engine.scheduling.step_plan import PlanRow
+from bridle.errors import InternalError, UnsupportedFeature
+from bridle.model.attention import PagedAttention
+from bridle.model.batch_inputs import PackedStep, pack_step
+from bridle.model.dense_layer import Rotation, rotation
+from bridle.model.dense_model import as_embedding
+from bridle.model.forward_context import attention_handler
+from bridle.model.geometry import Geometry
+from bridle.model.hybrid_layers import CannotDescribe, LayerReader
+from bridle.model.kernels.native import NativeKernel
+from bridle.model.kv_cache import KVCache
+from bridle.model.layer_taps import LayerTap, decoder_layers, hooked
+from bridle.model.linear import as_function
+from bridle.model.native_step import NativeStep
+from bridle.model.sequence_state import CachedRequestState
+from bridle.model.state_pool import StatePool
+
+_log = logging.getLogger(__name__)
+
+_LAST_NORMS = ("norm", "embedding_norm", "norm_f")
+_ROTARIES = ("rotary_emb", "pos_emb")
+_TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
+#: Largest error of a layer, relative to what it adds. Rows are rounded to 8 bits before quantized products, to other
+#: ones after the slightest difference.
+_TOLERANCE, _ROUNDED_TOLERANCE = 1e-4, 1e-2
+#: The same relative to its outputs.
+_ROUNDING = 1e-6
+
+
+class HybridModel:
+    """The layers of `model` for the kernels. Raises `CannotDescribe` if it has another structure."""
+
+    def __init__(self, model: Any, geometry: Geometry) -> None:
+        found, body = kernels(), model.model
+        if found is None or not geometry.layers:
+            raise CannotDescribe("no kernels for this processor" if found is None else "no attention")
+        self.embed = as_embedding(model.get_input_embeddings())
+        self._rotary: Any = next((getattr(body, name) for name in _ROTARIES if hasattr(body, name)), None)
+        self._norm: nn.Module = next(getattr(body, name) for name in _LAST_NORMS if hasattr(body, name))
+        reader = LayerReader(geometry, found, self._rotary is not None)
+        if not reader.heads.fit(found.lanes):
+            raise CannotDescribe(f"{reader.heads}")
+        layers = [reader.read(layer) for layer in decoder_layers(model)]
+        self._networks = {number: each.network for number, each in enumerate(layers) if each.network is not None}
+        described, parts = [each.layer for each in layers], [each.parts for each in layers]
+        turned = self.rotations(torch.zeros(1, 1, dtype=torch.long))[0][0].shape[-1]
+        self.native = NativeStep(found, range(len(layers)), parts, described, reader.heads, turned)
+        head = model.get_output_embeddings()
+        self._head = as_function(head)
+        self.vocab_size = int(getattr(head, "out_features", 0))  # 0: unknown
+        self.is_rounded = any(matrix.kind != "float32" for layer in described for matrix in layer.matrices)
+
+    def fits(self, attention: PagedAttention) -> bool:
+        """Return whether steps can be computed this way now."""
+        return attention.kernel.name == "native" and attention.states is not None and self.native.fits(attention.cache)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the kernels compute all of every layer."""
+        return not self._networks
+
+    def keep_angles(self, num_positions: int) -> None:
+        """Keep the angles of that number of positions in memory."""
+        self.native.keep_angles(self.rotations, num_positions)
+
+    def rotations(self, position_ids: Tensor) -> list[Rotation]:
+        """The angles of positions [1, T], or [3, 1, T]; of models without any, some that no layer reads."""
+        if self._rotary is None:
+            return [(torch.zeros(position_ids.shape[-1], 1, 2),) * 2]
+        return [rotation(*self._rotary(torch.empty(0), position_ids))]
+
+    def run_layers(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_rows: Tensor,
+        attend: PagedAttention,
+        look: Callable[[Tensor], Tensor] | None = None,
+        tap: LayerTap | None = None,
+    ) -> Tensor:
+        """Ids and positions [1, T], R indices into T -> inputs of the head [R, hidden]. `look` puts images into rows
+        [T, hidden]; `tap` is called behind each layer."""
+        assert attend.step is not None
+        rows = self.embed(input_ids[0])
+        rows = rows if look is None else look(rows)
+        after = self._with_networks(tap) if self._networks else tap
+        with attention_handler(attend):
+            hidden = self.native.advance(
+                rows, position_ids, self.rotations, attend.cache, attend.step, after, attend.states
+            )
+        normed: Tensor = self._norm(hidden.index_select(0, logits_rows))
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Inputs of the head [R, hidden] -> logits [R, V]"""
+        return self._head(hidden)
+
+    def _with_networks(self, tap: LayerTap | None) -> LayerTap:
+        def after(number: int, hidden: Tensor) -> None:
+            network = self._networks.get(number)
+            if network is not None:
+                hidden.add_(network(hidden))
+            if tap is not None:
+                tap(number, hidden)
+
+        return after
+
+
+def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
+    """The short form of `model`; None if it has other layers, or one of them gives something else."""
+    try:
+        short = HybridModel(model, geometry)
+        _compare(model, geometry, short)
+    except (CannotDescribe, AttributeError, InternalError, LookupError, StopIteration, UnsupportedFeature) as problem:
+        _log.info("layers are computed one by one: %s", problem)
+        return None
+    return short
+
+
+@torch.inference_mode()
+def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
+    """Raise `CannotDescribe` unless each layer, and the head, gives the same for the same inputs in both forms."""
+    limit, wanted = (_ROUNDED_TOLERANCE if short.is_rounded else _TOLERANCE), []
+    step, attention = _trial(geometry)
+    ids, positions = step.input_ids, step.position_ids
+    with attention_handler(attention), hooked(model, lambda _, rows: wanted.append(rows.clone())):
+        logits: Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    inputs = [short.embed(ids[0]), *wanted]
+
+    def check(number: int, rows: Tensor) -> None:
+        want = inputs[number + 1]
+        change = limit * (want - inputs[number]).abs().max() + _ROUNDING * want.abs().max()
+        _check(f"layer {number}", rows, want, float(change))
+        rows.copy_(want)
+
+    step, attention = _trial(geometry)
+    have = short.logits(short.run_layers(ids, positions, step.logits_rows, attention, tap=check))
+    _check("the head", have, logits, limit * float(logits.abs().max()))
+
+
+def _check(what: str, have: Tensor, want: Tensor, limit: float) -> None:
+    error = float((have - want).abs().max())
+    if not error <= limit:
+        raise CannotDescribe(f"{what} differs by {error:.2g}, more than {limit:.2g}")
+
+
+def _trial(geometry: Geometry) -> tuple[PackedStep, PagedAttention]:
+    """A step of one sequence, whose blocks are scattered, and an attention for it."""
+    found = kernels()
+    assert found is not None
+    device = torch.device("cpu")
+    cache = KVCache(geometry, 3, _TRIAL_PAGE, torch.float32, device)
+    attention = PagedAttention(cache, NativeKernel(found), StatePool(geometry.states, 1, device))
+    mirror = CachedRequestState()
+    mirror.tokens = [*range(_TRIAL_TOKENS)]
+    mirror.add_blocks((2, 0))
+    row = PlanRow(0, 0, _TRIAL_TOKENS, _TRIAL_TOKENS, state=0)
+    attention.step = step = pack_step([row], [mirror], _TRIAL_PAGE, device)
+    attention.kernel.begin(step)
+    return step, attention
