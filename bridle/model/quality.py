@@ -19,7 +19,7 @@ from bridle.errors import InvalidRequest
 from bridle.model.added_tokens import refuse_renumbered
 from bridle.model.geometry import Geometry
 from bridle.model.parity import run_packed, trial_runner
-from bridle.model.quantize import is_large, is_worthwhile, make_quantized
+from bridle.model.quantize import are_experts, is_large, is_worthwhile, make_quantized, quantize_experts
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def measure_forms(
     """Yield the quality of each form."""
     before = _read(model, geometry, device, tokens)
     for form in forms:
-        with answered_by(model, lambda linear, form=form: make_quantized(linear, form)):  # type: ignore[misc]
+        with answered_by(model, lambda module, form=form: _quantized(module, form)):  # type: ignore[misc]
             after = _read(model, geometry, device, tokens)
         same = float((after.likeliest == before.likeliest).float().mean())
         yield Quality(form, len(tokens), same, after.perplexity, before.perplexity)
@@ -125,9 +125,10 @@ def _verb(is_taken: bool) -> str:
 
 
 @contextmanager
-def answered_by(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> Iterator[None]:
-    """Inside the block `make(linear)` answers in the place of each linear layer that would be quantized."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear and is_large(module)]
+def answered_by(model: nn.Module, make: Callable[[Any], nn.Module]) -> Iterator[None]:
+    """Inside the block `make(module)` answers in the place of each linear layer, or set of experts, that would be
+    quantized."""
+    layers = [m for m in model.modules() if (type(m) is nn.Linear and is_large(m)) or are_experts(m)]
     try:
         for layer in layers:
             vars(layer)["forward"] = make(layer).forward
@@ -135,6 +136,10 @@ def answered_by(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> Ite
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
+
+
+def _quantized(module: Any, form: str) -> nn.Module:
+    return make_quantized(module, form) if isinstance(module, nn.Linear) else quantize_experts(module, form)
 
 
 def _read(model: Any, geometry: Geometry, device: torch.device, tokens: Sequence[int]) -> _Reading:

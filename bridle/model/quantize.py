@@ -2,8 +2,9 @@
 blocks of 32 inputs, 8 or 4 bits each (`bridle.cpu_kernels.linear`).
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend in the least
-on its batch mates. Weights take a quarter of float32's memory. Embeddings, norms, attention and fused experts stay
-as they are. Native kernels and plain torch give the same bits.
+on its batch mates. Weights take a quarter of float32's memory. Experts of a mixture are quantized one by one on a CPU.
+Embeddings, norms, attention and experts in uncommon layouts stay as they are. Native kernels and plain torch give the
+same bits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bridle.cpu_kernels.library import kernels
 from bridle.cpu_kernels.linear import NativeWeight, QuantizedLinear, int8_weight
 from bridle.cpu_kernels.packing import BLOCK
 from bridle.model.linear import PackedLinear, replace_linears
+from bridle.model.quantized_experts import PackedExperts
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +108,44 @@ def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[float], None] | None = None) -> int:
-    """Replace the linear layers that are large enough, one at a time; gives their number."""
+    """Replace the linear layers that are large enough, one at a time, and experts; gives the number of layers."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if are_experts(child):
+                setattr(parent, name, quantize_experts(child, form))
+                child._parameters.clear()  # a gate may be a method of it
     return replace_linears(model, is_large, lambda linear: make_quantized(linear, form), progress)
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Return whether a module is a set of experts that can be quantized: on a CPU, with rows of outputs."""
+    names = ("gate_up_proj", "down_proj") if getattr(module, "has_gate", True) else ("up_proj", "down_proj")
+    weights = [module._parameters.get(name) for name in names]
+    if not hasattr(module, "is_transposed") or module.is_transposed or module.has_bias or module.has_post_expert_norm:
+        return False
+    if not module.is_concatenated or module._is_expert_parallel:
+        return False
+    return all(
+        weight is not None and weight.dim() == 3 and weight.device.type == "cpu" and min(weight.shape[1:]) >= MIN_SIDE
+        for weight in weights
+    )
+
+
+def quantize_experts(experts: nn.Module, form: str) -> PackedExperts:
+    """Return experts in `form` that compute what `experts` do."""
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    inner, down = (
+        [make_quantized(_linear(weight), form) for weight in experts.get_parameter(name).detach()]
+        for name in (first, "down_proj")
+    )
+    return PackedExperts(experts, [((one,), two) for one, two in zip(inner, down, strict=True)])
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
 
 
 def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
