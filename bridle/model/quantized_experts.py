@@ -6,7 +6,8 @@ the order of the experts, so a token's result does not depend on those beside it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -31,16 +32,30 @@ class PackedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """[T, hidden], experts [T, k] of each token and their weights -> [T, hidden]"""
         out = torch.zeros_like(hidden_states)
-        for number in sorted(set(top_k_index.flatten().tolist())):
-            if number >= self.num_experts:  # stands for none
-                continue
-            tokens, choice = torch.where(top_k_index == number)  # [n]
-            rows = hidden_states[tokens]
-            inner: Any = self.inner[number]
-            found = self.down[number](self.gate(torch.cat([layer(rows) for layer in inner], -1)))
-            found = found * top_k_weights[tokens, choice, None]
-            out.index_add_(0, tokens, found.to(out.dtype))
+        numbers, order = top_k_index.flatten().sort(stable=True)  # [T * k]: of an expert its tokens in order
+        tokens = order.div(top_k_index.shape[1], rounding_mode="floor")
+        rows, shares = hidden_states[tokens], top_k_weights.flatten()[order, None]
+        for number, begin, end in _runs(numbers.tolist()):
+            if number < self.num_experts:  # else it stands for none
+                found = self._compute(number, rows[begin:end]) * shares[begin:end]
+                out.index_add_(0, tokens[begin:end], found.to(out.dtype))
         return out
+
+    def _compute(self, number: int, rows: Tensor) -> Tensor:
+        """[n, hidden] -> [n, hidden]"""
+        parts: Any = self.inner[number]
+        inner = [layer(rows) for layer in parts]
+        found: Tensor = self.down[number](self.gate(inner[0] if len(inner) == 1 else torch.cat(inner, -1)))
+        return found
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Each number of a sorted sequence, with the places where it begins and ends."""
+    begin = 0
+    for number, same in groupby(numbers):
+        end = begin + sum(1 for _ in same)
+        yield number, begin, end
+        begin = end
 
 
 def _gate_of(original: Any) -> Gate:
