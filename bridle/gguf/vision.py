@@ -200,7 +200,7 @@ def _qwen3(tower: GgufModel) -> Config:
 
 
 def _qwen_processor(least: int, most: int) -> Callable[[GgufModel], Config]:
-    """The processor of images of so many rows, which files do not say."""
+    """The processor of images of `least` to `most` rows, which files do not say."""
 
     def read(tower: GgufModel) -> Config:
         patch, merged = _size(tower, "patch_size"), _size(tower, "spatial_merge_size", 2)

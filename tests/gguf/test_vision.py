@@ -77,8 +77,8 @@ def seeing(family: str, folder: Path) -> Path:
 
 
 def check_seen(original: Path, file: Path) -> None:
-    """The logits of prompts with images are those of the library for the original. The image processor is that which
-    the file tells of."""
+    """Compare the logits of prompts with images with those of the library for the original. The image processor is
+    that of the file."""
     family, unpacked = original.name, resolve_model(str(file))
     assert tower_of(unpacked) is not None
     reader, whole = open_reader(unpacked), AutoModelForImageTextToText.from_pretrained(original).eval()
