@@ -327,7 +327,8 @@ def test_a_wasm_controller_scales_vectors(vector: Path) -> None:
         assert output.outputs[0].token_ids != plain.outputs[0].token_ids
 
 
-SCRIPT = """
+SCRIPTS = {
+    "pyctrl": """
 import pyaici.server as aici
 
 async def main():
@@ -337,14 +338,26 @@ async def main():
     print("probes", len(aici.get_probes()))
 
 aici.start(main())
-"""
+""",
+    "jsctrl": """
+import { genTokens, getProbes, setControlVectors } from "aici"
+
+start(async () => {
+  await genTokens({ maxTokens: 2 })
+  setControlVectors({ a: 2 })
+  await genTokens({ maxTokens: 6 })
+  console.log("probes", getProbes().length)
+})
+""",
+}
 
 
-def test_a_script_scales_vectors_and_reads_probes() -> None:
+@pytest.mark.parametrize("language", SCRIPTS)
+def test_a_script_scales_vectors_and_reads_probes(language: str) -> None:
     with LLM("demo", control=True, kv_memory=16 << 20, allow_probes=True) as llm:
         llm.model.require_control_vectors().put("a", directions(6, 256, 1, 1.0))
         given = {**GREEDY, "max_tokens": 8, "probes": ["a", "a@2"], "use_tqdm": False}
-        script = WasmController("pyctrl", SCRIPT)
+        script = WasmController(language, SCRIPTS[language])
         (output,) = llm.generate("Once upon a time", controller=script, control_vectors={"a": 0.0}, **given)
         assert output.outputs[0].error is None
 
@@ -355,3 +368,10 @@ def test_a_script_scales_vectors_and_reads_probes() -> None:
         (wanted,) = llm.generate("Once upon a time", controller=Same(), control_vectors={"a": 0.0}, **given)
         assert output.outputs[0].token_ids[:8] == wanted.outputs[0].token_ids
         assert "probes 2" in output.outputs[0].logs
+
+
+def test_a_script_is_told_which_scale_is_none() -> None:
+    script = 'import { setControlVectors } from "aici"\nstart(async () => setControlVectors({ a: "much" }))'
+    with LLM("demo", control=True, kv_memory=16 << 20) as llm:
+        (output,) = llm.generate("Once", controller=WasmController("jsctrl", script), max_tokens=4, use_tqdm=False)
+    assert "setControlVectors: got a: much; scales are numbers" in str(output.outputs[0].error)

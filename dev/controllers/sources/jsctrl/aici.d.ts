@@ -127,6 +127,10 @@ declare module "aici" {
   export function getConfig(name: string): number
   export function forkSupported(): boolean
   export function backtrackSupported(): boolean
+  /** New scales of control vectors that the request names, from the next token on. */
+  export function setControlVectors(scales: Record<string, number>): void
+  /** Readings of the request's probes where the last token was sampled. */
+  export function getProbes(): number[]
 
   // -- tokens and constraints ---------------------------------------------------------------------------------
 

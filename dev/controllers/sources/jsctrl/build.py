@@ -27,6 +27,7 @@ _SCRIPTS = {
     "aici/globals": "globals.js",
     "aici/main": "main.js",
     "aici/tools": "tools.js",
+    "aici/vectors": "vectors.js",
 }
 #: So that an interrupted loop knows its line: every statement has an entry in the table of lines, not calls alone, and
 #: the place of a jump is where it leads to, which the table takes for the byte before. What to look for in `quickjs.c`,

@@ -45,6 +45,7 @@ export {
   TokenSet,
 } from "aici/tokens"
 export { tool, ToolCall, ToolError } from "aici/tools"
+export { getProbes, setControlVectors } from "aici/vectors"
 export { $, panic } from "aici/globals"
 
 export const helpers = {
