@@ -26,9 +26,13 @@ FUNCTIONS = [
 ASK = 'Answer with one call in JSON, {"name": ..., "arguments": {...}}, or with the name "none" if no function fits.'
 
 
-def is_wanted(name: str, value: object, required: list[str]) -> bool:
-    """Whether an argument stays: it is required, or the question says its value."""
-    return name in required or str(value).lower() in QUESTION.lower()
+def is_said(value: object) -> bool:
+    """Whether the question contains a value, or all parts of it."""
+    if isinstance(value, list | dict):
+        return bool(value) and all(map(is_said, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).lower() in QUESTION.lower()
 
 
 async def main() -> None:
@@ -44,7 +48,7 @@ async def main() -> None:
         await aici.FixedTokens(', "arguments": ')
         text = await aici.gen_text(json_schema=known[name], max_tokens=200)
         required = known[name].get("required", [])
-        arguments = {key: value for key, value in json.loads(text).items() if is_wanted(key, value, required)}
+        arguments = {key: value for key, value in json.loads(text).items() if key in required or is_said(value)}
     await aici.FixedTokens(json.dumps({"name": name, "arguments": arguments}), following=begin)
 
 

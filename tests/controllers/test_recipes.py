@@ -7,6 +7,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,6 +120,28 @@ def test_what_is_extracted_is_converted_by_code(run: Run) -> None:
 def test_a_call_is_one_of_the_functions_or_none(run: Run) -> None:
     call = json.loads(run("call.py").text.rpartition("?")[2])
     assert call["name"] in ("get_weather", "none") and set(call["arguments"]) <= {"city", "unit"}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_said"),
+    [
+        ("Oslo", True),
+        ("Bergen", False),
+        (12.0, True),
+        (12.5, False),
+        (["oslo", 12], True),
+        (["oslo", "Bergen"], False),
+        ([], False),
+        ({"city": "Oslo"}, True),
+    ],
+)
+def test_an_argument_stays_if_the_question_contains_it(value: object, is_said: bool) -> None:
+    source = (FOLDER / "call.py").read_text(encoding="utf-8").partition("async def main")[0]
+    source = re.sub(r"(?m)^.*pyaici.*$", "", source)
+    space: dict[str, Any] = {}
+    exec(source, space)
+    space["QUESTION"] = "Book 12 nights in Oslo"
+    assert space["is_said"](value) == is_said
 
 
 def test_forks_vote(run: Run) -> None:
