@@ -26,7 +26,7 @@ async def main() -> None:
     begin, kept = aici.Label(), ""
     for attempt in range(MAX_TRIES):
         await aici.FixedTokens(kept, following=begin)
-        rest = await aici.gen_text(stop_at="```", max_tokens=160, temperature=0.6 if attempt else 0.0)
+        rest = await aici.gen_text(stop_at="```", max_tokens=300, temperature=0.6 if attempt else 0.0)
         code = PROGRAM + (kept + rest).partition("```")[0]
         result = await aici.tool("python", {"code": code}).json()
         if result["error"] is None:
