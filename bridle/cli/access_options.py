@@ -27,7 +27,7 @@ class AccessOptions:
     no_auth: Annotated[bool, Parameter(negative="")] = False
     "Accept requests from other machines without keys."
     trusted_proxy: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    "Address or network of a proxy whose `x-user-id` and `x-user-role` headers are trusted. Repeatable."
+    "Address or network of a proxy whose `x-user-id`, `x-user-role` and `x-user-group` headers are trusted. Repeatable."
     allowed_host: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Additional host name that requests may use if there are no keys; `.example.com` includes subdomains. Repeatable."
     cors_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()

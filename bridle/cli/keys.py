@@ -28,7 +28,9 @@ app = App(
 
 
 @app.command
-def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False, keys: File = None) -> int:
+def add(
+    user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False, group: str = "", keys: File = None
+) -> int:
     """Make a key and print it. Only its hash is stored, so it cannot be shown again.
 
     Parameters
@@ -37,11 +39,13 @@ def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False,
         User who owns the key. A user may have several keys.
     admin
         Let the user manage everything, such as every tag of controllers.
+    group
+        Group of users with whom this key may share prompt caches. Default: none.
     keys
         File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
     """
     with _store(keys, makes=True) as (store, path):
-        key = store.add(user, is_admin=admin)
+        key = store.add(user, is_admin=admin, group=group)
     print(f"A key for {user} in {path}; keep it, it is not shown again:", file=sys.stderr)
     print(key)
     return 0
@@ -49,7 +53,7 @@ def add(user: str, /, *, admin: Annotated[bool, Parameter(negative="")] = False,
 
 @app.command(name="list")
 def list_keys(*, keys: File = None) -> int:
-    """List keys: first characters, user, role, creation time, limits.
+    """List keys: first characters, user, role, creation time, group, limits.
 
     Parameters
     ----------
@@ -61,7 +65,9 @@ def list_keys(*, keys: File = None) -> int:
     for info in found:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.created))
         role = "admin" if info.is_admin else "user"
-        print(f"{info.prefix}...  {info.user:<40} {role:<5}  {when}  {_shown(info.limits)}".rstrip())
+        group = f"group {info.group}" if info.group else ""
+        more = ", ".join(filter(None, (group, _shown(info.limits))))
+        print(f"{info.prefix}...  {info.user:<40} {role:<5}  {when}  {more}".rstrip())
     if not found:
         print(f"no keys in {path}: `bridle keys add USER` makes one", file=sys.stderr)
     return 0

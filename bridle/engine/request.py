@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from bridle.engine.guardrails.guardrails import Guardrails
@@ -118,24 +118,34 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The first `num_tokens` tokens of a prompt, whose KV the users of `group` share because `owner`, a user, shares
+    it with them."""
+
+    group: str
+    owner: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One validated request.
 
     `controller` is in any form that its controller pool accepts. `deadline` is a point of the engine's clock in
-    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant. Waiting requests are
-    taken in order of `priority`, then `place`, then arrival, smaller ones first. `detokenize` False leaves text out of
-    the events. `stopping` are user-defined criteria in addition to those of `sampling`. `tell_resuming` asks for a
-    `Resuming` event when the device is lost. `generated` are tokens that the output got on another engine and that its
-    client has; the output continues after them. It is allowed only for a single output without a controller. `media`
-    are the images of the prompt, `runs` their positions in it. A request that `embeds` asks for the vector of the
-    prompt, and for no token. With `trace` every change of an output gives a `Traced` event. Its controllers may call
-    `tools` (None: all); its client answers `client_tools`. The KV of a request that `parks` is protected from eviction
-    for a while after an output ended by itself; a request that `continues` it uses that KV. Beginnings of the prompt
-    that it `retains` are protected, too, however the output ends. Replicas send requests with the same `cache_key` to
-    the same engine while it is not too busy. `guard` has the operator's
-    rules for its texts. `healing` says how the output begins in place of what was taken from the prompt. `repeats`
-    marks parts of a text that must not come twice. The part of a request that goes to one of several controllers
-    `is_composed`.
+    seconds. `tenant` salts the prefix cache: requests share cached blocks only within one tenant, except those of the
+    `shared` beginning of the prompt. Waiting requests are taken in order of `priority`, then `place`, then arrival,
+    smaller ones first. `detokenize` False leaves text out of the events. `stopping` are user-defined criteria in
+    addition to those of `sampling`. `tell_resuming` asks for a `Resuming` event when the device is lost. `generated`
+    are tokens that the output got on another engine and that its client has; the output continues after them. It is
+    allowed only for a single output without a controller. `media` are the images of the prompt, `runs` their positions
+    in it. A request that `embeds` asks for the vector of the prompt, and for no token. With `trace` every change of an
+    output gives a `Traced` event. Its controllers may call `tools` (None: all); its client answers `client_tools`. The
+    KV of a request that `parks` is protected from eviction for a while after an output ended by itself; a request that
+    `continues` it uses that KV. Beginnings of the prompt that it `retains` are protected, too, however the output ends.
+    Replicas send requests with the same `cache_key` to the same engine while it is not too busy. `guard` has the
+    operator's rules for its texts. `healing` says how the output begins in place of what was taken from the prompt.
+    `repeats` marks parts of a text that must not come twice. The part of a request that goes to one of several
+    controllers `is_composed`.
     """
 
     id: str
@@ -146,6 +156,7 @@ class Request:
     stopping: tuple[StoppingCriteria, ...] = ()
     deadline: float | None = None
     tenant: str = ""
+    shared: SharedPrefix | None = None
     priority: int = 0
     place: float = 0.0
     detokenize: bool = True
@@ -171,6 +182,11 @@ class Request:
     def controller_name(self) -> str | None:
         """Name of the controller, or None."""
         return None if self.controller is None else name_of(self.controller)
+
+    @property
+    def salt(self) -> str | SharedPrefix:
+        """What two requests have in common that may share the first block of their prompts."""
+        return self.tenant if self.shared is None else replace(self.shared, owner="", num_tokens=0)
 
     @property
     def is_plain(self) -> bool:

@@ -298,6 +298,11 @@ class Sequence:
         """Count a draw of an option."""
         self.draws.num_draws += 1
 
+    def owner_of_block(self, number: int) -> str:
+        """Return the user to whom block `number` belongs, once its hash is known."""
+        shared = self.request.shared
+        return self.request.tenant if shared is None or number >= self.kv.num_shared else shared.owner
+
     def fork(self, new_id: int, index: int, branch: int) -> Sequence:
         """A copy for branch `branch` of the fork under way; the caller shares the blocks."""
         kv, control, output = self.kv, self.control, self.output
@@ -317,7 +322,7 @@ class Sequence:
             vectors=self.vectors,
             probes=self.probes,
             allowed=self.allowed,
-            kv=KvState(num_computed=kv.num_computed, block_hashes=kv.block_hashes.copy(), num_hashed=kv.num_hashed),
+            kv=kv.fork(),
             control=ControlState(control.pool, control.max_moves, control.num_moves),
             draws=SamplerState(self.draws.num_draws, mus=self.draws.mus.copy(), was_forked=True),
             output=OutputState(

@@ -105,6 +105,7 @@ class KvState:
     is_prefilling: bool = False  # not all tokens have been computed since it was given room
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
+    num_shared: int = 0  # first of these hashes that a group of users shares
     num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
     num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
     num_retained: int = 0  # tokens that stay protected after the end, as the request asked
@@ -113,6 +114,15 @@ class KvState:
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
     recurrent: RecurrentSlots | None = None  # None in models without recurrent layers
+
+    def fork(self) -> KvState:
+        """Return the state of a fork, without its blocks."""
+        return KvState(
+            num_computed=self.num_computed,
+            block_hashes=self.block_hashes.copy(),
+            num_shared=self.num_shared,
+            num_hashed=self.num_hashed,
+        )
 
     def forget(self) -> None:
         """Note that no KV is left, so that everything is computed again."""

@@ -1,4 +1,5 @@
-"""`/v1/caches`: prompts whose KV a client retains until it deletes them or their time is over."""
+"""`/v1/caches`: prompts whose KV a client retains, for itself or its group, until it deletes them or their time is
+over."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from starlette.responses import Response
 from bridle.chat.cached_prompt import shared_prompt
 from bridle.chat.conversation import Conversation
 from bridle.engine.request import Retention
-from bridle.errors import InvalidRequest
+from bridle.errors import InvalidRequest, Unauthorized
+from bridle.http.errors import RefusedBody
 from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
@@ -20,6 +22,7 @@ from bridle.http.state import http_state, json_response, serving_of
 from bridle.sampling import SamplingParams
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.prompt_caches import DEFAULT_TTL, CacheLimits, PromptCache, PromptCaches, read_ttl
+from bridle.serving.tenancy.keys import Identity
 
 #: The model computes the prompt and draws one token, which is dropped.
 _PREFILL = SamplingParams(max_tokens=1, temperature=0.0)
@@ -37,6 +40,7 @@ class CacheBody(InnerFields):
     tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     ttl: Any = DEFAULT_TTL
+    share: bool = False
 
 
 @router.post("/v1/caches", summary="Retain the KV of a prompt")
@@ -45,15 +49,17 @@ async def create(body: CacheBody, request: Request) -> Response:
     return json_response(await run_while_connected(request.receive, work))
 
 
-@router.get("/v1/caches", summary="The retained prompts of a user")
+@router.get("/v1/caches", summary="The retained prompts of a user, and those shared with the user")
 async def listing(request: Request) -> Response:
-    own = http_state(request).prompt_caches.of_user(identity_of(request).user)
-    return json_response({"object": "list", "data": [cache.fields() for cache in own]})
+    identity = identity_of(request)
+    seen = http_state(request).prompt_caches.visible_to(identity)
+    return json_response({"object": "list", "data": [cache.fields(identity.user) for cache in seen]})
 
 
 @router.get("/v1/caches/{cache_id}", summary="A retained prompt")
 async def read(cache_id: str, request: Request) -> Response:
-    return json_response(http_state(request).prompt_caches.find(identity_of(request).user, cache_id).fields())
+    identity = identity_of(request)
+    return json_response(http_state(request).prompt_caches.find(identity, cache_id).fields(identity.user))
 
 
 @router.post("/v1/caches/{cache_id}/prefetch", summary="Read or compute a retained prompt before it is needed")
@@ -65,7 +71,7 @@ async def prefetch(cache_id: str, request: Request) -> Response:
 @router.delete("/v1/caches/{cache_id}", summary="Retain a prompt no longer")
 async def delete(cache_id: str, request: Request) -> Response:
     http = http_state(request)
-    cache = http.prompt_caches.find(identity_of(request).user, cache_id)
+    cache = _find_own(http.prompt_caches, identity_of(request), cache_id)
     http.prompt_caches.drop(cache)
     for model in http.registry:
         if model.name == cache.model:
@@ -73,14 +79,35 @@ async def delete(cache_id: str, request: Request) -> Response:
     return json_response({"id": cache.id, "object": "cache", "deleted": True})
 
 
+def _find_own(caches: PromptCaches, identity: Identity, cache_id: str) -> PromptCache:
+    """Return a cache that this user may change. Raises `UnknownCache`; the error that answers 403 for one that another
+    user shares."""
+    cache = caches.find(identity, cache_id)
+    if cache.user != identity.user:
+        problem = f"cache {cache_id!r} belongs to another user of the group; only its owner can prefetch or delete it"
+        raise RefusedBody(403, Unauthorized(problem))
+    return cache
+
+
+def _group(body: CacheBody, identity: Identity) -> str:
+    """Return the group that shares a new cache; "" for none."""
+    if body.share and not identity.group:
+        raise InvalidRequest(
+            "share: got true, but this key is in no group. The operator makes one that is: `bridle keys add USER "
+            "--group GROUP`",
+            "share",
+        )
+    return identity.group if body.share else ""
+
+
 async def _create(body: CacheBody, serving: RequestLifecycle, caches: PromptCaches) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: got both or neither of prompt and messages; send one of them", "prompt")
-    ttl = read_ttl(body.ttl)
+    ttl, group = read_ttl(body.ttl), _group(body, serving.identity)
     model = await serving.acquire_model(body.model, body.adapter, must_name=True)
     tokens = await _tokens(body, serving)
     limits = CacheLimits.of(model.info, model.engine)
-    cache = caches.add(serving.user, model.name, serving.adapter, tokens, ttl, limits)
+    cache = caches.add(serving.user, model.name, serving.adapter, tokens, ttl, limits, group)
     try:
         return await _compute(cache, serving)
     except BaseException:
@@ -100,7 +127,7 @@ async def _tokens(body: CacheBody, serving: RequestLifecycle) -> tuple[int, ...]
 
 
 async def _prefetch(cache_id: str, serving: RequestLifecycle, caches: PromptCaches) -> dict[str, Any]:
-    cache = caches.find(serving.user, cache_id)
+    cache = _find_own(caches, serving.identity, cache_id)
     await serving.acquire_model(cache.model, cache.adapter)
     caches.renew(cache)
     return await _compute(cache, serving)
@@ -112,4 +139,4 @@ async def _compute(cache: PromptCache, serving: RequestLifecycle) -> dict[str, A
     generation = await serving.prepare([tuple(cache.tokens)], _PREFILL, run=True, detokenize=False, retains=(wish,))
     usage = generation.usage
     found = {"retained_tokens": usage.retained_tokens, "cached_tokens": usage.cached_tokens}
-    return cache.fields() | {"usage": found}
+    return cache.fields(serving.user) | {"usage": found}

@@ -22,7 +22,6 @@ from bridle.serving.outputs.batch_store import BatchStore
 from bridle.serving.outputs.conversation_store import ConversationStore
 from bridle.serving.outputs.file_store import FileStore
 from bridle.serving.outputs.response_store import ResponseStore
-from bridle.serving.prompt_caches import PromptCaches
 from bridle.serving.state_db import StateDb
 from bridle.serving.tenancy.socket_tickets import SocketTickets
 from bridle.serving.tracing.trace_store import HEADER, wish_of
@@ -33,9 +32,9 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `conversations`, `files`, `batches` and `prompt_caches` of clients, the file `state_db` where all but the
-    passing ones are saved, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets
-    one large body be parsed at a time, so that parsers do not delay other requests.
+    them), `conversations`, `files` and `batches` of clients, the file `state_db` where all but the passing ones are
+    saved, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be
+    parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -48,7 +47,6 @@ class HttpState(AppState):
     conversations: ConversationStore = field(default_factory=ConversationStore)
     files: FileStore = field(default_factory=FileStore)
     batches: BatchStore = field(default_factory=BatchStore)
-    prompt_caches: PromptCaches = field(default_factory=PromptCaches)
     state_db: StateDb | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,7 +1,9 @@
 """Prompts whose KV clients retain by name: created, prefetched, deleted, and over after their time.
 
 A cache is a retention of the engine (`KVRetention`) with a name that only its user knows. The tokens of the prompt are
-kept here, so that they can be computed again wherever their KV is lost. Users see their own caches alone.
+kept here, so that they can be computed again wherever their KV is lost. Users see their own caches, and those that
+others share with their group. The blocks of the latter are in a hash chain of the group, for prompts that begin with
+all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -19,9 +21,11 @@ import msgspec
 from bridle.config import EngineConfig
 from bridle.engine.factory import max_retained_blocks
 from bridle.engine.interfaces import ExecutorInfo
+from bridle.engine.request import SharedPrefix
 from bridle.errors import InvalidRequest, Overloaded, UnknownCache
 from bridle.safe_repr import short_repr
 from bridle.serving.state_db import StateTable
+from bridle.serving.tenancy.keys import Identity
 
 #: Seconds that a cache lives at most, and by default.
 MAX_TTL, DEFAULT_TTL = 86_400.0, 3_600.0
@@ -33,7 +37,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0}
 @dataclass(slots=True)
 class PromptCache:
     """A retained prompt of a user: its model and adapter, its tokens, and until when it lives, for `ttl` seconds.
-    `created` and `until` are Unix times."""
+    `created` and `until` are Unix times. A `group` other than "" shares it."""
 
     user: str
     model: str
@@ -43,9 +47,14 @@ class PromptCache:
     id: str
     created: float
     until: float
+    group: str = ""
 
-    def fields(self) -> dict[str, Any]:
-        """The cache as clients see it."""
+    def is_shared_with(self, identity: Identity) -> bool:
+        """Return whether this user finds the cache because of its group."""
+        return bool(self.group) and self.group == identity.group
+
+    def fields(self, user: str) -> dict[str, Any]:
+        """The cache as a user sees it."""
         return {
             "id": self.id,
             "object": "cache",
@@ -54,6 +63,8 @@ class PromptCache:
             "expires_at": int(self.until),
             "ttl": self.ttl,
             "tokens": len(self.tokens),
+            "shared": bool(self.group),
+            "owned": user == self.user,
         }
 
 
@@ -69,6 +80,7 @@ class _SavedCache:
     id: str
     created: float
     until: float
+    group: str = ""
 
 
 class PromptCaches:
@@ -82,13 +94,20 @@ class PromptCaches:
             self._caches[row.name] = PromptCache(**{**asdict(saved), "tokens": array("q", saved.tokens)})
 
     def add(
-        self, user: str, model: str, adapter: str | None, tokens: Iterable[int], ttl: float, limits: CacheLimits
+        self,
+        user: str,
+        model: str,
+        adapter: str | None,
+        tokens: Iterable[int],
+        ttl: float,
+        limits: CacheLimits,
+        group: str = "",
     ) -> PromptCache:
-        """Register a cache whose KV is then to be computed. Raises `InvalidRequest` that names the limit which it
-        exceeds."""
+        """Register a cache whose KV is then to be computed, and share it with a group if one is given. Raises
+        `InvalidRequest` that names the limit which it exceeds."""
         own, now = self.of_user(user), self._clock()
         made = PromptCache(
-            user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl
+            user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl, group
         )
         limits.check([each for each in own if each.model == model], made)
         if len(self._caches) >= MAX_CACHES:
@@ -108,19 +127,43 @@ class PromptCaches:
             value = msgspec.msgpack.encode(_SavedCache(**{**fields, "tokens": cache.tokens.tobytes()}))
             self._table.put(cache.user, cache.id, cache.ttl, value)
 
-    def of_user(self, user: str) -> list[PromptCache]:
-        """The caches of a user, the oldest first."""
+    def _live(self) -> list[PromptCache]:
         now = self._clock()
         for over in [each.id for each in self._caches.values() if each.until <= now]:
             self.drop(self._caches[over])
-        return [each for each in self._caches.values() if each.user == user]
+        return list(self._caches.values())
 
-    def find(self, user: str, name: str) -> PromptCache:
-        """A cache of a user. Raises `UnknownCache`."""
-        found = next((each for each in self.of_user(user) if each.id == name), None)
+    def of_user(self, user: str) -> list[PromptCache]:
+        """The caches of a user, the oldest first."""
+        return [each for each in self._live() if each.user == user]
+
+    def visible_to(self, identity: Identity) -> list[PromptCache]:
+        """The caches of a user, and those that others share with the user's group, the oldest first."""
+        return [each for each in self._live() if each.user == identity.user or each.is_shared_with(identity)]
+
+    def find(self, identity: Identity, name: str) -> PromptCache:
+        """A cache that a user sees. Raises `UnknownCache`."""
+        found = next((each for each in self.visible_to(identity) if each.id == name), None)
         if found is None:
             raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may be over. Create it again")
         return found
+
+    def shared_prefix(
+        self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int]
+    ) -> SharedPrefix | None:
+        """Return the longest shared cache that a prompt of this user begins with; None if there is none."""
+        if not identity.group:
+            return None
+        prompt = memoryview(array("q", tokens))
+        shared = [
+            each
+            for each in self._live()
+            if each.is_shared_with(identity)
+            and (each.model, each.adapter) == (model, adapter)
+            and prompt[: len(each.tokens)] == memoryview(each.tokens)
+        ]
+        found = max(shared, key=lambda each: len(each.tokens), default=None)
+        return None if found is None else SharedPrefix(found.group, found.user, len(found.tokens))
 
     def drop(self, cache: PromptCache) -> None:
         """Forget a cache."""

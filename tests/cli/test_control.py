@@ -345,6 +345,10 @@ def test_keys_are_listed_without_telling_them(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == "root: 60 requests a minute, weight 2\n"
     assert main(["keys", "list", *flag]) == 0
     assert capsys.readouterr().out.endswith("  60 requests a minute, weight 2\n")
+    assert main(["keys", "add", "root", "--group", "red", *flag]) == 0
+    capsys.readouterr()
+    assert main(["keys", "list", *flag]) == 0
+    assert capsys.readouterr().out.endswith("  group red, 60 requests a minute, weight 2\n")
     assert main(["keys", "remove", "root", *flag]) == 0 and main(["keys", "list", *flag]) == 0
     assert "`bridle keys add USER` makes one" in capsys.readouterr().err
     assert main(["keys", "remove", "nobody", *flag]) == 2

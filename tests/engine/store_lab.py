@@ -52,12 +52,13 @@ class StoreLab(Lab):
 
     def check_tenants(self, stored: StoredBlocks) -> None:
         """What is read was written for the same user."""
-        for loading, key in ((each, key) for each in stored.loads for key in each.missing.keys):
+        loading = [pair for each in stored.loads for pair in zip(each.missing.keys, each.owners, strict=True)]
+        for key, owner in loading:
             segment, position = self.store.store.index.get(key, (None, 0))
             if segment is not None:
                 with contextlib.suppress(FileNotFoundError):
                     header = read_header(segment.path.read_bytes()[position : position + HEADER_BYTES])
-                    assert header is None or header.tenant in (tenant_tag(loading.tenant), ERASED)  # None: damaged
+                    assert header is None or header.tenant in (tenant_tag(owner), ERASED)  # None: damaged
 
     def hashes(self, tokens: list[int]) -> list[bytes]:
         """The hashes of whole blocks of tokens, without adapter and tenant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing
@@ -34,6 +35,26 @@ def test_a_key_finds_its_owner(keys: KeyStore) -> None:
     assert keys.find(root) == Identity("root", True)
     for wrong in ("", "brd-", ann[:-1], ann + "x", ann.upper(), "\ud800", "' OR 1=1 --"):
         assert keys.find(wrong) is None
+
+
+def test_a_key_may_be_in_a_group(keys: KeyStore) -> None:
+    first, second = keys.add("ann", group="red"), keys.add("ann")
+    assert [keys.find(key) for key in (first, second)] == [Identity("ann", False, group="red"), Identity("ann", False)]
+    assert keys.of_user("ann") == Identity("ann", False)  # what all keys of the user have
+    assert [info.group for info in keys.list()] == ["red", ""]
+    with pytest.raises(InvalidRequest, match="group is 'a b'; must be 1 to 40 letters"):
+        keys.add("ann", group="a b")
+
+
+def test_a_file_of_an_older_version_gets_groups(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE keys (hash BLOB PRIMARY KEY, prefix TEXT, user TEXT, is_admin INTEGER, created REAL)")
+        db.execute("INSERT INTO keys VALUES (x'00', 'brd-x', 'old', 0, 1.0)")
+        db.commit()
+    with closing(KeyStore(path)) as keys:
+        assert keys.find(keys.add("ann", group="red")) == Identity("ann", False, group="red")
+        assert [(info.user, info.group) for info in keys.list()] == [("old", ""), ("ann", "red")]
 
 
 def test_the_file_does_not_tell_keys(keys: KeyStore, path: Path) -> None:

@@ -19,6 +19,7 @@ from bridle.errors import InvalidRequest, UnknownCache, UnknownResponse
 from bridle.serving.outputs.response_store import BOUNDS, ResponseStore
 from bridle.serving.prompt_caches import CacheLimits, PromptCaches
 from bridle.serving.state_db import StateDb
+from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tracing.trace_store import TraceStore
 from tests.waiting import until
 
@@ -42,9 +43,9 @@ def test_what_was_kept_is_there_again_for_its_user_alone(tmp_path: Path) -> None
             assert store.response("ada", "r1") == {"id": "r1", "text": "é"}
             assert store.input_items("ada", "r1") == [{"a": 1}]
             store.delete("ada", "r1")
-            assert caches.find("ada", made.id) == made
+            assert caches.find(Identity("ada", False), made.id) == made
             with pytest.raises(UnknownCache):
-                caches.find("eve", made.id)
+                caches.find(Identity("eve", False), made.id)
             caches.drop(made)
         else:
             assert store.response("ada", "r2") == {"id": "r2"}
@@ -117,6 +118,7 @@ import sys
 from pathlib import Path
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.state_db import StateDb
+from bridle.serving.tenancy.keys import Identity
 store = ResponseStore(table=StateDb(Path(sys.argv[1])).table("responses"))
 for number in range(10**9):
     store.keep("u", {"id": f"{number:09d}", "text": str(number) * 300}, [])

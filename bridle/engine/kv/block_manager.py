@@ -9,6 +9,9 @@ free blocks with a hash are the prefix cache. Parked blocks are evicted after al
 The hash of a full block covers all tokens up to its end, the images among them, and the control vectors that they were
 computed with: blake2b over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). At 128
 bits and unforgeable, equal hashes mean equal tokens, images and vectors.
+
+Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after them, or with
+other tokens than the shared ones, is hashed with its tenant, so everything that follows is the tenant's own.
 """
 
 from __future__ import annotations
@@ -43,6 +46,11 @@ def root_hash(*parts: str) -> bytes:
 def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> bytes:
     """Hash of a full block of `tokens` that follows the chain `parent`; `beside` marks its images and vectors."""
     return blake2b(parent + array("q", tokens).tobytes() + beside, digest_size=16).digest()
+
+
+def own_hash(root: bytes, shared: bytes) -> bytes:
+    """Hash that a tenant's own blocks follow behind the last shared block; `root` starts the tenant's chains."""
+    return blake2b(root + shared, digest_size=16, person=b"bridle-kv-own").digest()
 
 
 class BlockManager:
@@ -226,7 +234,7 @@ class BlockManager:
         """Drop the hash of block i, to which only `seq` refers, because it is about to be rewritten."""
         digest = self._hash_of[seq.kv.block_table[i]]
         if self.parking.num_blocks:
-            self.parking.lose(seq.request.tenant, digest)
+            self.parking.lose(digest)
         del self._hash_of[seq.kv.block_table[i]], self._tenant_of[seq.kv.block_table[i]], self._block_of[digest]
         seq.kv.num_hashed = min(seq.kv.num_hashed, i)
 
@@ -281,6 +289,7 @@ class BlockManager:
         num_full = len(seq.tokens) // self.block_size
         del seq.kv.block_hashes[num_full:]
         seq.kv.num_hashed = min(seq.kv.num_hashed, num_full)
+        seq.kv.num_shared = min(seq.kv.num_shared, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """`child` refers to all of `parent`'s blocks; nothing is copied until one of them writes."""
@@ -321,7 +330,7 @@ class BlockManager:
         for i in range(kv.num_hashed, num_full):
             block, digest = kv.block_table[i], kv.block_hashes[i]
             if block not in self._hash_of:
-                self.publish_block(block, digest, seq.request.tenant)
+                self.publish_block(block, digest, seq.owner_of_block(i))
         kv.num_hashed = num_full
 
     def publish_block(self, block: int, digest: bytes, tenant: str) -> None:
@@ -389,7 +398,8 @@ class BlockManager:
             held = published[: wish.num_tokens // self.block_size]
             if self.on_retain is not None:
                 for digest in held:
-                    self.on_retain(self._block_of[digest], digest, request.tenant)
+                    block = self._block_of[digest]
+                    self.on_retain(block, digest, self._tenant_of[block])
             num_blocks = max(num_blocks, self.parking.retain(request.tenant, request.adapter, held, wish, now))
         seq.kv.num_retained = num_blocks * self.block_size
 
@@ -420,13 +430,29 @@ class BlockManager:
     def _extend_hashes(self, seq: Sequence, num_tokens: int) -> None:
         size, hashes = self.block_size, seq.kv.block_hashes
         while (len(hashes) + 1) * size <= num_tokens:
-            request = seq.request
-            parent = hashes[-1] if hashes else root_hash(self.model, request.adapter or "", request.tenant)
+            parent = self._parent_hash(seq)
             start = len(hashes) * size
             beside = marks(seq.runs, start, start + size) if seq.runs else b""
             if seq.vectors is not None:
                 beside += seq.vectors.marks(start, start + size)
             hashes.append(block_hash(parent, seq.tokens[start : start + size], beside))
+
+    def _parent_hash(self, seq: Sequence) -> bytes:
+        """Return what the hash of the next block of `seq` follows, and note whether the block is shared."""
+        hashes, kv, request = seq.kv.block_hashes, seq.kv, seq.request
+        if kv.num_shared < len(hashes):
+            return hashes[-1]
+        parts = self.model, request.adapter or ""
+        if (shared := request.shared) is not None and self._is_shared(seq, len(hashes), shared.num_tokens):
+            kv.num_shared += 1
+            return hashes[-1] if hashes else root_hash(*parts, "", shared.group)
+        root = root_hash(*parts, request.tenant)
+        return own_hash(root, hashes[-1]) if hashes else root
+
+    def _is_shared(self, seq: Sequence, number: int, num_tokens: int) -> bool:
+        """Return whether a block has the tokens of the prompt, of which the first `num_tokens` are shared."""
+        start, end = number * self.block_size, (number + 1) * self.block_size
+        return end <= num_tokens and tuple(seq.tokens[start:end]) == seq.request.prompt[start:end]
 
     # -- checks ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ A client can also ask for a prefix to be retained. Such an entry *stays* when a 
 its time anew, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the
 entry that expires first goes.
 
-This module knows hashes, users and times, but not blocks. Users never share a hash: a user's name begins every chain.
+This module knows hashes, users and times, but not blocks. Users share no hash, except those of prefixes that one of
+them shares with a group.
 """
 
 from __future__ import annotations
@@ -88,12 +89,17 @@ class KVRetention:
         self._user_of: dict[Key, str] = {}
         self._soonest = inf  # nothing expires before
         self._adapters: Counter[str] = Counter()  # of conversations
-        self.num_blocks = 0  # distinct ones; each conversation has at least one
+        self._pins: Counter[bytes] = Counter()  # users that hold each hash; each conversation has at least one
         self.num_hits = self.num_expired = self.num_given_way = 0
 
     def __len__(self) -> int:
         """The number of parked conversations. Safe from any thread."""
         return len(self._user_of)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of distinct blocks that are held. Safe from any thread."""
+        return len(self._pins)
 
     @property
     def is_open(self) -> bool:
@@ -109,11 +115,6 @@ class KVRetention:
         """Release everything and park nothing from now on."""
         self.max_blocks = 0
         self.clear()
-
-    def is_pinned(self, user: str, digest: bytes) -> bool:
-        """Return whether a conversation holds the hash."""
-        known = self.users.get(user)
-        return known is not None and digest in known.pins
 
     # -- coming ------------------------------------------------------------------------------------------
 
@@ -149,8 +150,9 @@ class KVRetention:
         for digest in digests:
             known.pins[digest] += 1
             if known.pins[digest] == 1:
-                self.num_blocks += 1
-                self._on_pin(digest)
+                self._pins[digest] += 1
+                if self._pins[digest] == 1:
+                    self._on_pin(digest)
         if entry.stays:
             known.asked.update(digests)
         known.ends.setdefault(digests[-1], set()).add(key)
@@ -220,7 +222,7 @@ class KVRetention:
         return self.users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
-        """Release one block: the last one of the oldest conversation of the user that parks most."""
+        """Release one block of one user: the last one of the oldest conversation of the user that parks most."""
         if not self.users:
             raise InternalError("a parked block is to be given up although none is parked")
         known = max(self.users.values(), key=lambda each: len(each.pins))
@@ -231,12 +233,10 @@ class KVRetention:
         self._note_given_way(entry)
         self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
-    def lose(self, user: str, digest: bytes) -> None:
+    def lose(self, digest: bytes) -> None:
         """Note that the block of this hash is being rewritten, so that what follows it cannot be used any more."""
-        known = self.users.get(user)
-        for entry in [] if known is None else list(known.parked.values()):
-            assert known is not None
-            if digest in entry.digests:
+        for known in [each for each in self.users.values() if digest in each.pins]:
+            for entry in [each for each in known.parked.values() if digest in each.digests]:
                 self._shorten(known, entry, entry.digests.index(digest))
 
     def drop(self, key: Key) -> None:
@@ -277,8 +277,10 @@ class KVRetention:
             known.pins[digest] -= 1
             if not known.pins[digest]:
                 del known.pins[digest]
-                self.num_blocks -= 1
-                self._on_unpin(digest)
+                self._pins[digest] -= 1
+                if not self._pins[digest]:
+                    del self._pins[digest]
+                    self._on_unpin(digest)
 
     def _forget_adapter(self, adapter: str | None) -> None:
         if adapter is not None:
@@ -290,7 +292,7 @@ class KVRetention:
 
     def digests(self) -> set[bytes]:
         """All hashes that are held, for integrity checks."""
-        return {digest for known in self.users.values() for digest in known.pins}
+        return set(self._pins)
 
     def check_integrity(self) -> None:
         """Raise `InternalError` unless the counts are those of what is parked."""
@@ -304,7 +306,8 @@ class KVRetention:
             if pins != known.pins or asked != known.asked or ends != listed or not is_owned or not entries:
                 raise InternalError(f"the parked KV of user {user!r} is counted wrongly")
         num_entries = sum(len(known.parked) for known in self.users.values())
-        if num_entries != len(self) or self.num_blocks != len(self.digests()) or self.num_blocks > self.max_blocks:
+        held = Counter(digest for known in self.users.values() for digest in known.pins)
+        if num_entries != len(self) or self._pins != held or self.num_blocks > self.max_blocks:
             raise InternalError(f"{self.num_blocks} blocks are parked, {len(self.digests())} are listed")
         parked = [self._entry(key) for key in self._user_of]
         if Counter(each.adapter for each in parked if each.adapter is not None) != self._adapters:

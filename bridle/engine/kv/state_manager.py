@@ -268,7 +268,7 @@ class StateManager:
                 state.base = save
             else:
                 state.tail = hashes[number - 1]
-                self._freeze(state.tail, save, seq.request.tenant)
+                self._freeze(state.tail, save, seq.owner_of_block(number - 1))
         state.pending.clear()
 
     # -- frozen states -----------------------------------------------------------------------------------

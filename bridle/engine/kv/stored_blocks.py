@@ -58,10 +58,10 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Parts that are being read, the blocks before them, the blocks and the state slot that they fill, and the
-    sequences that wait for them."""
+    """Parts that are being read, the users to whom they belong, the blocks before them, the blocks and the state slot
+    that they fill, and the sequences that wait for them."""
 
-    tenant: str
+    owners: list[str]  # of the parts with the keys `missing.keys`
     missing: _Missing
     held: list[int]
     blocks: list[int]
@@ -219,7 +219,9 @@ class StoredBlocks:
         if slot is not None:
             wanted.append(LoadedBlock(missing.keys[-1], device.state_bytes, partial(device.write_state, slot)))
         load = self._store.load(wanted, is_busy)
-        loading = _Loading(seq.request.tenant, missing, held, taken, slot, load, [seq])
+        numbers = range(len(held), len(held) + len(taken))
+        owners = [seq.owner_of_block(number) for number in (*numbers, numbers.stop - 1)[: len(missing.keys)]]
+        loading = _Loading(owners, missing, held, taken, slot, load, [seq])
         seq.queue.awaits_kv = True
         self.loads.append(loading)
         self._loading.update(dict.fromkeys(missing.keys, loading))
@@ -238,11 +240,11 @@ class StoredBlocks:
     def _publish(self, loading: _Loading, num_loaded: int) -> None:
         """Give what was read to the prefix cache: the first `num_loaded` entries."""
         missing, loaded = loading.missing, loading.blocks[:num_loaded]
-        for block, digest in zip(loaded, missing.digests, strict=False):
-            self._blocks.publish_block(block, digest, loading.tenant)
+        for block, digest, owner in zip(loaded, missing.digests, loading.owners, strict=False):
+            self._blocks.publish_block(block, digest, owner)
         if loading.slot is not None:
             state = missing.state if num_loaded == len(missing.keys) else None
-            self._blocks.states.end_load(loading.slot, state, loading.tenant)
+            self._blocks.states.end_load(loading.slot, state, loading.owners[-1])
         self._blocks.release([*loading.held, *loading.blocks])
         self.num_restored_tokens += len(loaded) * self._blocks.block_size
 

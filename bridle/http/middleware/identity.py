@@ -3,7 +3,7 @@ single user of a local server.
 
 With keys, every route but health and the pages for browsers needs one. Without keys the server has a single user (and
 `serve` lets it listen on loopback only); then every client is an admin, as with the original of the controller API. The
-headers `x-user-id` and `x-user-role` count only if they come from a configured proxy's address.
+headers `x-user-id`, `x-user-role` and `x-user-group` count only if they come from a configured proxy's address.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ class Identifier:
         if connection.scope["type"] == "websocket" and "key" in connection.query_params:
             raise Unauthorized(_KEY_IN_ADDRESS)
         if self._proxies and self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
-            if len(user) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
-                raise Unauthorized(f"x-user-id has {len(user)} characters; at most {_MAX_USER_CHARS}")
-            return Identity(user, connection.headers.get("x-user-role") == "admin")
+            group = connection.headers.get("x-user-group", "")
+            for header, name in (("x-user-id", user), ("x-user-group", group)):
+                if len(name) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
+                    raise Unauthorized(f"{header} has {len(name)} characters; at most {_MAX_USER_CHARS}")
+            return Identity(user, connection.headers.get("x-user-role") == "admin", group=group)
         if self._keys is None:
             if self._hosts is not None:
                 for host in connection.headers.getlist("host"):

@@ -64,14 +64,14 @@ class Places(Generic[Engine]):
         place.is_ready = bool(report["is_ready"])
 
     def rank(
-        self, prompt: Sequence[int], tenant: str, adapter: str | None, candidates: Collection[Engine]
+        self, prompt: Sequence[int], salt: object, adapter: str | None, candidates: Collection[Engine]
     ) -> list[Engine]:
         """The candidates, the best first; the best is assumed to get the request."""
         by_slot = {self._places[engine].slot: engine for engine in candidates if engine in self._places}
         loads = self._loads(by_slot)
         if adapter is not None:
             loads = self._prefer(self._homes.get(adapter, set()), loads)
-        choice = self._router.choose(prompt, (tenant, adapter), loads)
+        choice = self._router.choose(prompt, (salt, adapter), loads)
         if choice is None:
             return list(candidates)
         chosen = by_slot.pop(choice.replica)

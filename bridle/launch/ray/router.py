@@ -46,4 +46,4 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
         for replica_id, replica in by_id.items():
             self._places.note_report(replica_id, replica.routing_stats)
         prompt = (*request.prompt, *request.generated)
-        return [[by_id[each]] for each in self._places.rank(prompt, request.tenant, request.adapter, by_id)]
+        return [[by_id[each]] for each in self._places.rank(prompt, request.salt, request.adapter, by_id)]

@@ -34,6 +34,7 @@ from bridle.serving.models.loading import LoadedModel
 from bridle.serving.models.model_registry import ModelRegistry
 from bridle.serving.models.model_slot import Slot
 from bridle.serving.policies import NO_POLICIES, Applied, PolicyContext, PolicyRegistry
+from bridle.serving.prompt_caches import PromptCaches
 from bridle.serving.requests.prompts import tokenize_all
 from bridle.serving.requests.request_builder import EventOptions, check_sampling, make_request
 from bridle.serving.requests.request_limits import make_terms
@@ -62,7 +63,8 @@ class AppState:
     since the server was last idle. `turns` limits the time for clients that are refused or send nothing; all front
     ends share it, because they share one event loop. `classes` are the operator's classes of controllers, by name.
     `traces` stores traces for clients and the operator, `policies` are the operator's policies. A request that sets
-    no limit on its output has at most `default_max_tokens` (None: the default of its API)."""
+    no limit on its output has at most `default_max_tokens` (None: the default of its API). `prompt_caches` are those of
+    clients."""
 
     registry: ModelRegistry
     admission: Admission
@@ -79,6 +81,7 @@ class AppState:
     traces: TraceStore = field(default_factory=TraceStore)
     policies: PolicyRegistry = field(default_factory=PolicyRegistry)
     default_max_tokens: int | None = None
+    prompt_caches: PromptCaches = field(default_factory=PromptCaches)
 
     def __post_init__(self) -> None:
         self.admission.longest_prompt = self.registry.longest_prompt
@@ -331,7 +334,9 @@ class RequestLifecycle(SteersRequests):
         num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
         most = request.sampling.max_tokens  # None: the model decides when it ends
         most = None if most is None else most * request.sampling.n * num_outputs
-        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most))
+        caches = self.host.prompt_caches
+        shared = caches.shared_prefix(self.identity, self.model.name, self.adapter, request.prompt)
+        return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most), shared=shared)
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:

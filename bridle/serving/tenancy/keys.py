@@ -22,14 +22,15 @@ from bridle.errors import InvalidRequest
 from bridle.serving.tenancy.rate_limit import NO_LIMITS, UserLimits
 
 _MAX_FOUND = 4_096  # answers that are remembered, for known keys and unknown ones
-_USER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
     hash BLOB PRIMARY KEY,
     prefix TEXT NOT NULL,
     user TEXT NOT NULL,
     is_admin INTEGER NOT NULL,
-    created REAL NOT NULL
+    created REAL NOT NULL,
+    user_group TEXT NOT NULL DEFAULT ''
 ) STRICT
 """
 _LIMITS_SCHEMA = """
@@ -41,27 +42,31 @@ CREATE TABLE IF NOT EXISTS limits (
     most_urgent INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
-#: A column that files of older versions lack.
-_MOST_URGENT = "ALTER TABLE limits ADD COLUMN most_urgent INTEGER NOT NULL DEFAULT 0"
+#: Columns that files of older versions lack.
+_ADDED = (
+    ("limits", "most_urgent", "INTEGER NOT NULL DEFAULT 0"),
+    ("keys", "user_group", "TEXT NOT NULL DEFAULT ''"),
+)
 
 _FIND = """
-SELECT user, is_admin, requests_per_minute, tokens_per_minute, weight, most_urgent
+SELECT user, is_admin, user_group, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) WHERE hash = ?
 """
-_FIND_USER = _FIND.replace("hash = ?", "user = ? ORDER BY is_admin LIMIT 1")
+_FIND_USER = _FIND.replace("hash = ?", "user = ? ORDER BY is_admin, user_group LIMIT 1")
 _LIST = """
-SELECT prefix, user, is_admin, created, requests_per_minute, tokens_per_minute, weight, most_urgent
+SELECT prefix, user, is_admin, created, user_group, requests_per_minute, tokens_per_minute, weight, most_urgent
 FROM keys LEFT JOIN limits USING (user) ORDER BY created
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """User that sent a request."""
+    """User that sent a request, and the group with which the user may share prompts; "" without one."""
 
     user: str
     is_admin: bool
     limits: UserLimits = NO_LIMITS
+    group: str = ""
 
 
 #: The one user of a server without keys.
@@ -70,14 +75,15 @@ LOCAL_USER = Identity("localhost", True)
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """Metadata of a key: its first characters, its owner and the owner's limits, and its creation time (Unix
-    seconds)."""
+    """Metadata of a key: its first characters, its owner and the owner's limits, its creation time (Unix seconds),
+    and its group."""
 
     prefix: str
     user: str
     is_admin: bool
     created: float
     limits: UserLimits = NO_LIMITS
+    group: str = ""
 
 
 class KeyStore:
@@ -102,21 +108,21 @@ class KeyStore:
 
     def _add_columns(self) -> None:
         """Add the columns that an older version's file lacks; another process may do so at the same time."""
-        if "most_urgent" not in {row[1] for row in self._db.execute("PRAGMA table_info(limits)")}:
-            with contextlib.suppress(sqlite3.OperationalError):
-                self._db.execute(_MOST_URGENT)
+        for table, column, kind in _ADDED:
+            if column not in {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}:
+                with contextlib.suppress(sqlite3.OperationalError):
+                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
-    def add(self, user: str, *, is_admin: bool = False) -> str:
-        """Make a key for `user`; returns its text, which cannot be read again later."""
-        if not _USER.fullmatch(user):
-            raise InvalidRequest(
-                f"user is {user!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter", "user"
-            )
+    def add(self, user: str, *, is_admin: bool = False, group: str = "") -> str:
+        """Make a key for `user`, in a group if one is given; returns its text, which cannot be read again later."""
+        for field, name in (("user", user), ("group", group or "none")):
+            if not _NAME.fullmatch(name):
+                message = f"{field} is {name!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter"
+                raise InvalidRequest(message, field)
         key = "brd-" + secrets.token_urlsafe(32)
+        row = _hash(key), key[:10], user, is_admin, time.time(), group
         with self._lock:
-            self._db.execute(
-                "INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (_hash(key), key[:10], user, is_admin, time.time())
-            )
+            self._db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", row)
         return key
 
     def find(self, key: str) -> Identity | None:
@@ -165,8 +171,8 @@ class KeyStore:
         with self._lock:
             rows = self._db.execute(_LIST).fetchall()
         return [
-            KeyInfo(prefix, user, bool(is_admin), created, _limits(*limits))
-            for prefix, user, is_admin, created, *limits in rows
+            KeyInfo(prefix, user, bool(is_admin), created, _limits(*limits), group)
+            for prefix, user, is_admin, created, group, *limits in rows
         ]
 
     def remove(self, prefix_or_user: str) -> int:
@@ -189,8 +195,8 @@ class KeyStore:
 def _identity(row: tuple[Any, ...] | None) -> Identity | None:
     if row is None:
         return None
-    user, is_admin, *limits = row
-    return Identity(user, bool(is_admin), _limits(*limits))
+    user, is_admin, group, *limits = row
+    return Identity(user, bool(is_admin), _limits(*limits), group)
 
 
 def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> UserLimits:
