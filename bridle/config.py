@@ -58,6 +58,8 @@ _ENGINE_COUNTS = (
     "adapter_host_memory",
     "kv_store_bytes",
 )
+#: Formats of KV in a store.
+KV_STORE_FORMATS = ("exact", "int8")
 #: The share of the KV cache that parked conversations hold at most, by default, and for how many seconds.
 PARKED_SHARE, PARK_SECONDS = 0.25, 300.0
 #: The share of it that a user's retained prefixes hold at most, by default.
@@ -190,7 +192,8 @@ class EngineConfig:
     Blocks of the KV cache that are evicted, and those in memory when the engine closes, are kept in the folder
     `kv_store` (`auto`: one in the user's cache, if the model can use it; None: nowhere), in at most `kv_store_bytes`
     bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file `kv_store_key` they are
-    encrypted.
+    encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV. Blocks of a GPU are kept in
+    `kv_host_bytes` bytes of the host's memory first (0: in none).
 
     Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
 
@@ -228,15 +231,22 @@ class EngineConfig:
     kv_store: str | None = None
     kv_store_bytes: int | None = None
     kv_store_key: str | None = None
+    kv_store_format: str = "exact"
+    kv_host_bytes: int = 0
     unnamed_ids: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(self, _ENGINE_COUNTS)
         if self.park_memory is not None and self.park_memory < 0:
             raise InvalidRequest(f"park_memory is {self.park_memory}; must be at least 0", "park_memory")
-        for name, least in (("max_retained", 0), ("max_retained_tokens", 1)):
+        for name, least in (("max_retained", 0), ("max_retained_tokens", 1), ("kv_host_bytes", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise InvalidRequest(f"{name} is {value}; must be at least {least}", name)
+        if self.kv_store_format not in KV_STORE_FORMATS:
+            raise InvalidRequest(
+                f"kv_store_format is {self.kv_store_format!r}; must be {' or '.join(KV_STORE_FORMATS)}",
+                "kv_store_format",
+            )
         if not 0 <= self.park_seconds <= 86_400:
             raise InvalidRequest(
                 f"park_seconds is {self.park_seconds}; must be at least 0 and at most 86400", "park_seconds"

@@ -188,6 +188,10 @@ class EngineOptions:
     "Maximum size of that folder. Default: 8 GiB, or a tenth of the free disk if that is less."
     kv_store_key: str | None = None
     "File with a key of 64 hexadecimal digits, with which that folder is encrypted."
+    kv_store_format: Literal["exact", "int8"] = "exact"
+    "Format of stored KV: `exact`, or `int8` for less room and approximate KV."
+    kv_host_bytes: Annotated[int, Parameter(converter=byte_size)] = 0
+    "Host memory for KV that leaves a GPU, such as `32GiB`; `0` for none."
     unnamed_ids: bool = False
     "Allow token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True

@@ -61,6 +61,8 @@ def _model(model: Status, earlier: Status | None, seconds: float) -> RenderableT
     blocks = engine.get("num_blocks", 0)
     used = blocks - engine.get("num_free_blocks", 0)
     grid.add_row("cache", _bar(used, blocks), _cache(engine, used))
+    if engine.get("num_host_blocks") or engine.get("num_blocks_in_store"):
+        grid.add_row("stored", "", _stored(engine))
     if held := model.get("kv_blocks"):
         grid.add_row("users", "", _users(held))
     grid.add_row("speed", "", _speeds(engine, old, seconds))
@@ -85,6 +87,14 @@ def _cache(engine: Status, used: int) -> str:
         retained = f", {engine['num_retained']} of these retained" if engine.get("num_retained") else ""
         kept += f" ({engine.get('num_parked_blocks', 0)} of them for {parked} parked{retained})"
     return f"{used} of {engine.get('num_blocks', 0)} blocks in use, {kept}, {share}"
+
+
+def _stored(engine: Status) -> str:
+    """Return what is below the KV cache, and how many tokens were read from there."""
+    host, on_disk = engine.get("num_host_blocks", 0), engine.get("num_blocks_in_store", 0)
+    places = [f"{host} blocks in host memory ({engine.get('num_host_bytes', 0) >> 20} MiB)"] if host else []
+    places += [f"{on_disk} blocks on disk"] if on_disk else []
+    return f"{', '.join(places)}, {engine.get('num_restored_tokens', 0)} tokens read"
 
 
 def _users(held: dict[str, int]) -> Text:

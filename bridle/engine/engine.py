@@ -34,6 +34,7 @@ from bridle.engine.interfaces import (
     find_async,
 )
 from bridle.engine.kv.stored_blocks import StoredBlocks
+from bridle.engine.kv.stored_sequences import StoredSequences
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
 from bridle.engine.outputs.best_of import BestOf
 from bridle.engine.outputs.output_processor import OutputProcessor
@@ -60,9 +61,9 @@ class Engine:
 
     `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
     adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
-    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps blocks of the KV cache on disk, of
-    an executor that has `KVBlocks`. `vectors` are the control vectors of the executor (None: it applies none). Ids that
-    are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
+    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps KV on disk, of an executor that
+    has `KVBlocks` or `SequenceStates`. `vectors` are the control vectors of the executor (None: it applies none). Ids
+    that are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
     """
 
     def __init__(
@@ -94,7 +95,10 @@ class Engine:
         self._scheduler = scheduler = make_scheduler(
             self.info, self.config, self.batching, clock, self._rotation, self._media, speculation
         )
-        self.stored = scheduler.stored = StoredBlocks.over(scheduler.blocks, store, executor)
+        self.stored = scheduler.stored = StoredBlocks.over(
+            scheduler.blocks, store, executor, self.config.kv_store_format
+        )
+        self._sequences = scheduler.sequences = StoredSequences.over(store, executor, self.info.block_size)
         self._progress = progress = OutputProcessor(scheduler, self._statistics, decoder, self._on_finish)
         self._vectors = vectors
         self._live = live = ActiveRequests(self._intake, progress, self._rotation, self._media, vectors)
@@ -279,8 +283,9 @@ class Engine:
             self._rotation.close()
             self._scheduler.speculation.guessing.close()
             self._media.close()
-            if self.stored is not None:
-                self.stored.close()
+            for stored in (self.stored, self._sequences):
+                if stored is not None:
+                    stored.close()
             self._executor.close()
 
     # -- the step ----------------------------------------------------------------------------------------
@@ -453,6 +458,7 @@ class Engine:
             **self._rotation.counts(),
             **self._media.counts(),
             **({} if self.stored is None else self.stored.counts()),
+            **({} if self._sequences is None else self._sequences.counts()),
         )
 
     def check_integrity(self) -> None:

@@ -33,6 +33,8 @@ class EngineStatistics:
     num_store_drops: int = 0  # blocks that were not written: the queue or the disk was full
     num_stored_bytes: int = 0
     num_restored_bytes: int = 0
+    num_host_reads: int = 0  # blocks of a device that were read from the host's memory
+    num_host_evictions: int = 0  # blocks that left the host's memory to make room for others
     num_late_answers: int = 0
     num_failed_steps: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # by finish reason
@@ -66,6 +68,8 @@ class EngineStatistics:
     num_free_states: int = 0
     num_kept_states: int = 0  # from which sequences may continue
     num_blocks_in_store: int = 0
+    num_host_blocks: int = 0  # of a device, in the host's memory
+    num_host_bytes: int = 0  # taken for them
     num_parked: int = 0  # conversations
     num_parked_blocks: int = 0
     num_retained: int = 0  # of those conversations, the prefixes that clients asked to retain

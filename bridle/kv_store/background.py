@@ -1,8 +1,9 @@
 """Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
 
 A block that is offered is copied at once, into a queue of bounded size, from which it can be loaded until it is
-written. If the queue is full, the block is dropped: it is a cache. Threads that write, and those that read while others
-compute, have low priority, so that they take little from a model on the same processors.
+written. If the queue is full, the block is dropped: it is a cache. Blocks of a device go to the host's memory, and from
+there to the disk as well, as far as there is one and its rate allows. Threads that write, and those that read while
+others compute, have low priority, so that they take little from a model on the same processors.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from bridle.kv_store.records import Buffer
+from bridle.kv_store.host_memory import HostMemory
+from bridle.kv_store.records import Buffer, Snapshot, bytes_of, copy_block
 from bridle.kv_store.store import SegmentStore
 
 _log = logging.getLogger(__name__)
@@ -59,22 +62,45 @@ class Load:
 class _Waiting(NamedTuple):
     key: bytes
     tenant: bytes
-    block: Buffer
+    num_bytes: int
+    block: Buffer | Snapshot
+
+
+class _Allowance:
+    """Bytes that may be written: `RATE` per second on average, and `burst` at once after a rest."""
+
+    def __init__(self, burst: int) -> None:
+        self._burst, self._left, self._seen = burst, float(burst), time.monotonic()
+
+    def has(self, num_bytes: int) -> bool:
+        now = time.monotonic()
+        self._left, self._seen = min(self._left + (now - self._seen) * RATE, self._burst), now
+        return num_bytes <= self._left
+
+    def take(self, num_bytes: int) -> bool:
+        """Take so many bytes if they are allowed. Returns whether they are."""
+        is_allowed = self.has(num_bytes)
+        self._left -= num_bytes * is_allowed
+        return is_allowed
 
 
 class BlockStore:
-    """A `SegmentStore` behind threads. `on_change` is called, from any thread, when a load is done. One thread calls
-    all methods."""
+    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. `on_change` is
+    called, from any thread, when a load is done. One thread calls all methods."""
 
     def __init__(
-        self, store: SegmentStore, max_queued_bytes: int = MAX_QUEUED_BYTES, burst_bytes: int = BURST_BYTES
+        self,
+        store: SegmentStore,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        burst_bytes: int = BURST_BYTES,
+        memory: HostMemory | None = None,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self.store = store
+        self.store, self.host = store, memory
         self._max_queued_bytes = max_queued_bytes
-        self._burst_bytes, self._allowance, self._offered = burst_bytes, float(burst_bytes), time.monotonic()
+        self._disk = _Allowance(burst_bytes)
         self._queue: deque[_Waiting] = deque()
-        self._queued: dict[bytes, Buffer] = {}
+        self._queued: dict[bytes, _Waiting] = {}
         self._queued_bytes = 0
         self._changed = threading.Condition()
         self._is_closed = False
@@ -95,11 +121,17 @@ class BlockStore:
 
     def has(self, key: bytes) -> bool:
         """Return whether a block is stored or waits to be written."""
-        return key in self._queued or key in self.store  # in this order: the writer takes it out of the queue last
+        is_kept = key in self._queued or (self.host is not None and key in self.host)
+        return is_kept or key in self.store  # in this order: the writer takes it out of the queue last
+
+    @property
+    def is_lasting(self) -> bool:
+        """Return whether anything outlives this process."""
+        return self.store.limit > 0
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer]) -> bool:
+    def offer(self, key: bytes, tenant: bytes, num_bytes: int, copy: Callable[[], Buffer | Snapshot]) -> bool:
         """Take a copy of a block to write it soon, unless it is stored already. Returns False if it was dropped,
         because the queue is full or too much was offered."""
         if self.has(key):
@@ -107,11 +139,12 @@ class BlockStore:
         if not self.has_room(num_bytes):
             self.num_dropped += 1
             return False
-        self._allowance -= num_bytes
-        waiting = _Waiting(key, tenant, copy())
+        if self.host is None:
+            self._disk.take(num_bytes)
+        waiting = _Waiting(key, tenant, num_bytes, copy())
         with self._changed:
             self._queue.append(waiting)
-            self._queued[key] = waiting.block
+            self._queued[key] = waiting
             self._queued_bytes += num_bytes
             self._changed.notify_all()
         if self._writing is None:
@@ -120,11 +153,8 @@ class BlockStore:
 
     def has_room(self, num_bytes: int) -> bool:
         """Return whether a block of this size can be offered now."""
-        now = time.monotonic()
-        self._allowance = min(self._allowance + (now - self._offered) * RATE, self._burst_bytes)
-        self._offered = now
         is_full = self._queued_bytes + num_bytes > self._max_queued_bytes
-        return not (self._is_closed or is_full or num_bytes > self._allowance)
+        return not (self._is_closed or is_full) and (self.host is not None or self._disk.has(num_bytes))
 
     def _start_writer(self) -> Future[None]:
         from bridle.threads import start_thread
@@ -139,12 +169,26 @@ class BlockStore:
                 if not self._queue:
                     return
                 waiting = self._queue[0]
-            self._append(*waiting)
+            self._keep(waiting)
             with self._changed:
                 self._queue.popleft()
                 del self._queued[waiting.key]
-                self._queued_bytes -= len(waiting.block)
+                self._queued_bytes -= waiting.num_bytes
                 self._changed.notify_all()
+
+    def _keep(self, waiting: _Waiting) -> None:
+        """Write a block to the host's memory, if blocks are kept there, and to the disk."""
+        key, tenant, num_bytes, block = waiting
+        kept: Buffer | None = None
+        try:
+            if self.host is not None:
+                kept = self.host.put(key, tenant, num_bytes, partial(copy_block, block))
+            if self.host is None or (self.is_lasting and self._disk.take(num_bytes)):
+                self._append(key, tenant, bytes_of(block, num_bytes) if kept is None else kept)
+                return
+        except Exception:
+            _log.exception("a block of the KV cache is not copied")
+        self.num_dropped += kept is None
 
     def _append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
         try:
@@ -180,7 +224,7 @@ class BlockStore:
             for number in load.numbers:
                 if number >= min(len(load.blocks), load.failed):
                     break
-                if self._is_closed or not self._read_block(load.blocks[number]):
+                if self._is_closed or not self.read(load.blocks[number]):
                     with self._changed:
                         load.failed = min(load.failed, number)
         except Exception:
@@ -196,10 +240,16 @@ class BlockStore:
             load.is_done = True
         self.on_change()
 
-    def _read_block(self, block: LoadedBlock) -> bool:
+    def read(self, block: LoadedBlock) -> bool:
+        """Read a block in this thread. Returns whether it is there."""
         if (queued := self._queued.get(block.key)) is not None:
-            block.put(memoryview(queued))
+            block.put(memoryview(bytes_of(queued.block, block.num_bytes)))
             return True
+        if self.host is not None:
+            with self.host.lend(block.key, block.num_bytes) as lent:
+                if lent is not None:
+                    block.put(lent)
+                    return True
         memory = self._memory_of(block.num_bytes)
         if not self.store.read(block.key, memory):
             return False

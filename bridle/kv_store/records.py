@@ -11,6 +11,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 #: The last byte is the version of the format.
 MAGIC = b"bridleK\x01"
@@ -23,6 +24,30 @@ _PAGE_WORDS = 512
 MAX_BLOCK_BYTES = 1 << 30
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Snapshot(Protocol):
+    """A copy of a block that a device makes by itself."""
+
+    def copy_into(self, memory: memoryview) -> None:
+        """Wait for the copy, and write it into memory of its size. Safe from any thread."""
+
+
+def copy_block(block: Buffer | Snapshot, memory: memoryview) -> None:
+    """Write a block into memory of its size."""
+    if isinstance(block, bytes | bytearray | memoryview):
+        memory[:] = block
+    else:
+        block.copy_into(memory)
+
+
+def bytes_of(block: Buffer | Snapshot, num_bytes: int) -> Buffer:
+    """Return the bytes of a block of this size."""
+    if isinstance(block, bytes | bytearray | memoryview):
+        return block
+    memory = memoryview(bytearray(num_bytes))
+    block.copy_into(memory)
+    return memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,14 @@ class SegmentStore:
         if self._read(segment, position, key, into):
             segment.note_use()
             return True
-        with self._lock:
-            if self.index.get(key) == place:
-                del self.index[key]
+        self.drop(key, place)
         return False
+
+    def drop(self, key: bytes, place: tuple[Segment, int] | None = None) -> None:
+        """Find a block no longer, so that it can be written anew; with a `place`, only if it is there."""
+        with self._lock:
+            if place is None or self.index.get(key) == place:
+                self.index.pop(key, None)
 
     def _read(self, segment: Segment, position: int, key: bytes, into: memoryview) -> bool:
         if self._cipher is None:
@@ -163,6 +167,23 @@ class SegmentStore:
     def close(self) -> None:
         """Complete the segment of this process. Idempotent."""
         self._end_segment()
+
+
+class NoDisk(SegmentStore):
+    """A store that keeps nothing. Keys have to depend on `root`."""
+
+    def __init__(self, root: str) -> None:
+        self.root, self.limit = root, 0
+        self.index = {}
+
+    def refresh(self) -> None:
+        """Find nothing."""
+
+    def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def list_segments(folder: Path) -> Iterator[tuple[Path, int, float]]:

@@ -8,7 +8,7 @@ forgets all sequences, as in every backend.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, 
 from bridle.errors import BridleError, InternalError, ShardUnavailable
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.library import Cell, Model
+from bridle.llamacpp.slot_states import SlotStates
 from bridle.llamacpp.slots import Slots, SlotSequence
 from bridle.model.executor import check_batch, strike_unnamed
 
@@ -27,7 +28,13 @@ class LlamaExecutor:
     """Implements `bridle.engine.interfaces.Executor` over a model of llama.cpp."""
 
     def __init__(
-        self, info: ExecutorInfo, model: Model, sampler: Sampler, adapters: LlamaAdapters, kv_bytes: int
+        self,
+        info: ExecutorInfo,
+        model: Model,
+        sampler: Sampler,
+        adapters: LlamaAdapters,
+        kv_bytes: int,
+        identity: Callable[[], str] = str,
     ) -> None:
         self.info = info
         self._model: Model | None = model
@@ -35,6 +42,7 @@ class LlamaExecutor:
         self.adapters = adapters
         self._kv_bytes = kv_bytes
         self._slots = Slots(model, info.vocab_size, info.max_model_len)
+        self.sequence_states = SlotStates(model, self._slots, identity)
         self._step: int | None = None
         self.logits: Tensor | None = None  # [R, V] of the last step
         self._rows: list[tuple[int, int]] = []  # sequence and position of each row of logits

@@ -27,7 +27,7 @@ MAX_SLOTS = 256
 MAX_STATES = 64
 _KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 _ERROR = 4
-_PARTIAL = 1  # of a state, the part that is not cells
+_WHOLE, _PARTIAL = 0, 1  # of a state, all, and the part that is not cells
 
 
 class Cell(NamedTuple):
@@ -182,17 +182,29 @@ class Model:
 
     def state(self, slot: int) -> bytes:
         """The recurrent state of a slot."""
-        size = self._lib.llama_state_seq_get_size_ext(self._context, slot, _PARTIAL)
-        held = (ctypes.c_uint8 * size)()
-        if self._lib.llama_state_seq_get_data_ext(self._context, held, size, slot, _PARTIAL) != size:
-            raise InternalError(f"llama.cpp does not give the state of slot {slot}")
-        return bytes(held)
+        return bytes(self.read(slot, _PARTIAL))
 
     def restore(self, slot: int, state: bytes) -> None:
         """Let a slot have a recurrent state that `state` gave."""
-        held = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if self._lib.llama_state_seq_set_data_ext(self._context, held, len(state), slot, _PARTIAL) != len(state):
+        if not self.write(slot, bytearray(state), _PARTIAL):
             raise InternalError(f"llama.cpp does not take a state of {len(state)} bytes for slot {slot}")
+
+    def size_of(self, slot: int, part: int = _WHOLE) -> int:
+        """The bytes of all that a slot holds, or of a part of it."""
+        return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, part))
+
+    def read(self, slot: int, part: int = _WHOLE) -> bytearray:
+        """All that a slot holds, or a part of it."""
+        state = bytearray(self.size_of(slot, part))
+        held = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        if self._lib.llama_state_seq_get_data_ext(self._context, held, len(state), slot, part) != len(state):
+            raise InternalError(f"llama.cpp does not give the state of slot {slot}")
+        return state
+
+    def write(self, slot: int, state: bytearray | memoryview, part: int = _WHOLE) -> bool:
+        """Let a slot have what `read` gave. Returns whether llama.cpp takes it."""
+        held = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        return bool(self._lib.llama_state_seq_set_data_ext(self._context, held, len(state), slot, part) == len(state))
 
     def clear(self) -> None:
         if self._context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from bridle.gguf.settings import find_family, read_config
 from bridle.llamacpp.adapters import LlamaAdapters
 from bridle.llamacpp.executor import LlamaExecutor
 from bridle.llamacpp.library import MAX_SLOTS, Model, library, require_library
+from bridle.llamacpp.slot_states import kv_identity
 from bridle.load_progress import Report, silent
 from bridle.model.checkpoint import inspect_checkpoint
 from bridle.model.hub_lookup import resolve_model
@@ -82,7 +84,8 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
     )
     report("ready", 1.0)
     adapters = LlamaAdapters(model, source, *_known(source))
-    return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes)
+    identity = partial(kv_identity, checkpoint.folder, kv_type, on_gpu)
+    return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes, identity)
 
 
 def check_settings(config: ModelConfig) -> None:

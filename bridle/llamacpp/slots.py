@@ -9,7 +9,7 @@ sequence that is rewound continues from the last copy before, or from its first 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,11 +88,24 @@ class Slots:
         """Bring the sequences up to a plan, their slots cut to what is valid; gives that of each row, in order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
-        self._release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may serve the forks
+        self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may serve the forks
         for fork in plan.forks:
             self._fork(fork)
-        self._release(seq_id for seq_id in plan.freed if seq_id in kin)
+        self.release(seq_id for seq_id in plan.freed if seq_id in kin)
         return [self._update(row) for row in plan.rows]
+
+    def adopt(self, seq_id: int, tokens: Sequence[int], restore: Callable[[int], bool]) -> bool:
+        """Begin a sequence with tokens whose KV `restore` puts into a slot. Returns whether it did. Changes nothing if
+        the sequence is known or no slot is free."""
+        if seq_id in self.held or not self._free:
+            return False
+        held = self._take(seq_id)
+        if not restore(held.slot):
+            self.release([seq_id])
+            return False
+        held.tokens = list(tokens)
+        held.length = held.stored = held.num_prompt = len(tokens)
+        return True
 
     def _take(self, seq_id: int) -> SlotSequence:
         if not self._free:
@@ -100,7 +113,8 @@ class Slots:
         held = self.held[seq_id] = SlotSequence(self._free.pop())
         return held
 
-    def _release(self, seq_ids: Iterable[int]) -> None:
+    def release(self, seq_ids: Iterable[int]) -> None:
+        """Forget sequences, as far as they are known."""
         for seq_id in seq_ids:
             held = self.held.pop(seq_id, None)
             if held is not None:

@@ -25,8 +25,10 @@ from bridle.errors import BridleError, DeviceLost, InternalError, ShardUnavailab
 from bridle.model.adapters import ModelAdapters, check_complete
 from bridle.model.async_sampling import AsyncSampling
 from bridle.model.batch_inputs import PackedStep, pack_step
+from bridle.model.device_blocks import DeviceBlocks
 from bridle.model.h2d_copies import upload_list
 from bridle.model.input_batch import InputBatch
+from bridle.model.int8_blocks import Heads, Int8Blocks, Int8Codec
 from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.layer_taps import ProbeReader, probe_reader, vector_tap
 from bridle.model.media_device import LocalMedia
@@ -72,12 +74,25 @@ class LocalExecutor:
         return self._require_runner()
 
     @property
-    def kv_blocks(self) -> CacheBlocks | None:
-        """The blocks of the KV cache and the recurrent states for a store; None unless they are in host memory."""
-        if self._identity is None or self._device.type != "cpu":
+    def kv_blocks(self) -> CacheBlocks | DeviceBlocks | None:
+        """The blocks of the KV cache and the recurrent states for a store; None on devices of other kinds than CPUs and
+        CUDA."""
+        if self._identity is None or self._device.type not in ("cpu", "cuda"):
             return None
         attention = self._require_runner().attention
-        return CacheBlocks(attention.cache, self._identity, attention.states)
+        kind = CacheBlocks if self._device.type == "cpu" else DeviceBlocks
+        return kind(attention.cache, self._identity, attention.states)
+
+    @property
+    def int8_blocks(self) -> Int8Blocks | None:
+        """The same blocks in 8 bits; None unless they are numbers of more bits."""
+        blocks, cache = self.kv_blocks, self._require_runner().attention.cache
+        layers = [(layer.keys, layer.values) for layer in cache.layers.values()]
+        dtypes = {str(part.dtype).removeprefix("torch.") for parts in layers for part in parts}
+        if blocks is None or len(dtypes) != 1 or not dtypes <= {"float32", "float16", "bfloat16"}:
+            return None
+        heads = [Heads(cache.block_size * part.shape[1], part.shape[2]) for parts in layers for part in parts]
+        return Int8Blocks(blocks, Int8Codec(heads, *dtypes))
 
     @property
     def num_bytes(self) -> int:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bridle.cpu_kernels.isa_targets import MANIFEST
 from bridle.cpu_kernels.library import kernels
@@ -34,9 +35,8 @@ class CacheBlocks:
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
         self.identity = identity
-        parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
-        slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
-        self._parts, self._states = ([part.view(torch.uint8).numpy() for part in each] for each in (parts, slots))
+        both = parts_of(cache, states)
+        self._parts, self._states = ([part.numpy() for part in parts] for parts in both)
         self.block_bytes = sum(part.shape[1] for part in self._parts)
         self.state_bytes = sum(part.shape[1] for part in self._states)
 
@@ -51,6 +51,13 @@ class CacheBlocks:
 
     def write_state(self, slot: int, data: memoryview) -> None:
         _scatter(self._states, slot, data)
+
+
+def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parts of blocks and those of states, each a view [blocks or slots, bytes]."""
+    parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
+    slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
+    return [part.view(torch.uint8) for part in parts], [part.view(torch.uint8) for part in slots]
 
 
 def _gather(parts: _Parts, number: int) -> memoryview:
@@ -79,6 +86,7 @@ def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
         "kv": [sorted(dtypes), cache.block_size],
         "states": repr(loaded.geometry.states),
         "kernels": [found.name, blake2b(MANIFEST.read_bytes()).hexdigest()] if found else [],
+        "device": torch.cuda.get_device_name(cache.device) if cache.device.type == "cuda" else "",
         "versions": {name: _version(name) for name in ("torch", "transformers", NAME)},
     }
     return blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()

@@ -6,6 +6,7 @@ it was taken finds none. The names of tokens in a plan are looked up by the devi
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,47 @@ from typing import Any
 
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StepPlan, StepResult, placeholder_for_row
 from bridle.errors import BridleError
+from bridle.kv_store.records import Snapshot
+from bridle.testing.kv import FakeStates, PagedKV
 from bridle.testing.mirror import require
-from bridle.testing.scripted import Recorded, ScriptedExecutor
+from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
+
+
+class LateCopy:
+    """A copy that the device makes after what was queued before. One that a reset device never made is empty."""
+
+    def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
+        self._device, self._read, self._data = device, read, b""
+        device.later(self._make)
+
+    def _make(self) -> None:
+        self._data = self._read()
+
+    def copy_into(self, memory: memoryview) -> None:
+        self._device.after_all(lambda: memory.__setitem__(slice(None), self._data))
+
+
+class LateBlocks(ScriptedBlocks):
+    """Blocks of a device that answers late. Memory of the host is any."""
+
+    def __init__(self, device: LateScriptedExecutor, paged: PagedKV, states: FakeStates, identity: str) -> None:
+        super().__init__(paged, states, identity)
+        self._device = device
+
+    def read_block(self, block: int) -> Snapshot:
+        return LateCopy(self._device, lambda: self._paged.read_block(block))
+
+    def read_state(self, slot: int) -> Snapshot:
+        return LateCopy(self._device, lambda: self._states.read(slot))
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        self._device.after_all(lambda: self._paged.write_block(block, data))
+
+    def write_state(self, slot: int, data: memoryview) -> None:
+        self._device.after_all(lambda: self._states.write(slot, data))
+
+    def allocate_host(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
 
 
 class LateScriptedExecutor(ScriptedExecutor):
@@ -28,6 +68,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         super().__init__(*args, **options)
         self.num_ahead = self.num_named = 0
         self._queue: deque[Callable[[], None]] = deque()
+        self._working = threading.RLock()  # others than the engine wait for the device, too
         self._batch: SampleBatch | None = None  # drawn, and not taken
         self._result: StepResult | None = None  # of that, if the device has come to it
         self._tokens: list[int] = []  # of the last draw
@@ -59,7 +100,7 @@ class LateScriptedExecutor(ScriptedExecutor):
             require(self._batch is not None, "nothing was drawn that could be taken")
         self._fail(self.device.begin_sample(until=self._draw_done))
         while self._result is None:
-            self._queue.popleft()()
+            self._work()
         result, self._batch, self._result = self._result, None, None
         return result
 
@@ -79,15 +120,36 @@ class LateScriptedExecutor(ScriptedExecutor):
 
     def reset(self) -> None:
         """Forget everything, queued work included."""
-        super().reset()
-        self._queue.clear()
-        self._batch = self._result = None
+        with self._working:
+            super().reset()
+            self._queue.clear()
+            self._batch = self._result = None
 
     # -- the device ----------------------------------------------------------------------------------------
 
+    def _work(self) -> None:
+        """Do the next work that is queued."""
+        with self._working:
+            if self._queue:
+                self._queue.popleft()()
+
     def _catch_up(self) -> None:
-        while self._queue:
-            self._queue.popleft()()
+        with self._working:
+            while self._queue:
+                self._queue.popleft()()
+
+    def after_all(self, work: Callable[[], None]) -> None:
+        """Do `work` after all that was queued, now."""
+        with self._working:
+            self._catch_up()
+            work()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Queue `work`."""
+        self._queue.append(work)
+
+    def _make_blocks(self, identity: str) -> ScriptedBlocks:
+        return LateBlocks(self, self._paged, self._states, identity)
 
     def _fail(self, fault: BridleError | None) -> None:
         if fault is None:

@@ -89,6 +89,13 @@ class Mirrors:
         child.num_prompt = min(child.num_prompt, row.num_tokens)
         self._mirrors[row.child] = child
 
+    def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int]) -> Mirror:
+        """Make the mirror of a sequence whose first tokens are there already."""
+        require(seq_id not in self, f"sequence {seq_id} is adopted, and exists")
+        digests = list(self.model.extend(self.model.root(adapter), tokens))
+        made = self._mirrors[seq_id] = Mirror(seq_id, adapter, list(tokens), digests)
+        return made
+
     def free(self, seq_id: int) -> None:
         """Forget one sequence. A sequence that ended before its first row was never known, which is no error."""
         self._mirrors.pop(seq_id, None)

@@ -17,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from bridle.engine.control.decision import mask_words
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.sampling.padded_vocab import PaddedVocab
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, ScoreRun, StepPlan, StepResult
 from bridle.errors import BridleError, InternalError, ShardUnavailable
+from bridle.kv_store.records import Buffer, Snapshot
 from bridle.outputs import Logprob
 from bridle.testing.clock import Clock
 from bridle.testing.device import PlayedDevice
@@ -52,17 +55,51 @@ class ScriptedBlocks:
     def identity(self) -> str:
         return self._identity
 
-    def read_block(self, block: int) -> bytes:
+    def read_block(self, block: int) -> Buffer | Snapshot:
         return self._paged.read_block(block)
 
     def write_block(self, block: int, data: memoryview) -> None:
         self._paged.write_block(block, data)
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int) -> Buffer | Snapshot:
         return self._states.read(slot)
 
     def write_state(self, slot: int, data: memoryview) -> None:
         self._states.write(slot, data)
+
+
+class ScriptedSequences:
+    """KV of whole sequences of the fake cache, for a store. It can be cut, unless `is_cuttable` is set to False."""
+
+    def __init__(self, mirrors: Mirrors, cells: SequenceKV, identity: str) -> None:
+        self._mirrors, self._cells, self._identity = mirrors, cells, identity
+        self.is_cuttable = True
+
+    def identity(self) -> str:
+        return self._identity
+
+    def size_of(self, seq_id: int, num_tokens: int) -> int:
+        length = self._cells.length(seq_id)
+        fits = length >= num_tokens if self.is_cuttable else length == num_tokens
+        return 16 * length if seq_id in self._mirrors and fits else 0
+
+    def read(self, seq_id: int) -> bytes:
+        tokens, digests = self._cells.read(seq_id, self._cells.length(seq_id))
+        return tokens.tobytes() + digests.tobytes()
+
+    def free(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self._mirrors.free(seq_id)
+            self._cells.free(seq_id)
+
+    def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int], state: memoryview) -> bool:
+        held, digests = np.frombuffer(state, np.int64).reshape(2, -1)
+        require(self.is_cuttable or len(held) == len(tokens), "KV that cannot be cut is cut")
+        if seq_id in self._mirrors or self._cells.num_cells + len(tokens) > self._cells.capacity:
+            return False
+        self._mirrors.adopt(seq_id, adapter, tokens)
+        self._cells.append(seq_id, held[: len(tokens)].tolist(), digests[: len(tokens)].view(np.uint64).tolist())
+        return True
 
 
 class ScriptedExecutor:
@@ -126,10 +163,15 @@ class ScriptedExecutor:
         self._paged = PagedKV(num_blocks, block_size)
         self._by_sequence = SequenceKV(num_blocks * block_size)
         self._states = FakeStates(num_states)
-        self.kv_blocks = ScriptedBlocks(self._paged, self._states, f"scripted {vocab_size} {block_size} {seed}")
+        identity = f"scripted {vocab_size} {block_size} {seed}"
+        self.kv_blocks = self._make_blocks(identity)
+        self.sequence_states = ScriptedSequences(self._mirrors, self._by_sequence, identity)
         self._rows: list[_LogitsRow] = []
         self._step = -1
         self._is_sampled = True
+
+    def _make_blocks(self, identity: str) -> ScriptedBlocks:
+        return ScriptedBlocks(self._paged, self._states, identity)
 
     @property
     def num_forwards(self) -> int:

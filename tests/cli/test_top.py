@@ -68,6 +68,14 @@ def test_users_are_listed_with_their_blocks() -> None:
     assert "blocks of" not in shown(status(), None, "here")
 
 
+def test_kv_below_the_cache_is_shown_where_there_is_some() -> None:
+    stored = {"num_blocks_in_store": 40, "num_restored_tokens": 320}
+    assert "40 blocks on disk, 320 tokens read" in shown(status(engine=stored), None, "here")
+    host = {"num_host_blocks": 9, "num_host_bytes": 64 << 20}
+    assert "9 blocks in host memory (64 MiB), 40 blocks on disk" in shown(status(engine=stored | host), None, "here")
+    assert "stored" not in shown(status(engine={"num_blocks_in_store": 0}), None, "here")
+
+
 def test_the_runtime_of_policies_is_told_apart() -> None:
     both = {"control": {"is_up": True, "restarts": 0}, "policy_control": {"is_up": False, "restarts": 3}}
     assert "up, of policies down, 3 restarts, 0 outputs wait" in shown(status(model=both), None, "here")

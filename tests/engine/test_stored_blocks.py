@@ -17,7 +17,6 @@ from bridle.kv_store import Load, LoadedBlock, forget_tenant
 from bridle.kv_store.records import HEADER_BYTES, state_key
 from bridle.outputs import Finished
 from bridle.serving.models.kv_store import open_store
-from bridle.testing.async_executor import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.random_labs import SEED
 from tests.engine.store_lab import BLOCK, StoreLab, flood, num_cached, prompt_of
@@ -292,11 +291,16 @@ def test_a_forgotten_user_computes_again_and_others_do_not(tmp_path: Path, num_s
     lab.engine.close()
 
 
+class Unstored(ScriptedExecutor):
+    """A model in another process."""
+
+    kv_blocks = property(lambda self: None, lambda self, blocks: None)  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("executor", "config", "problem"),
     [
-        (ScriptedExecutor(kv="sequences"), {}, "needs a model that torch computes on a CPU"),
-        (LateScriptedExecutor(), {}, "needs a model that torch computes on a CPU"),
+        (Unstored(), {}, "needs a model in the process of its engine"),
         (ScriptedExecutor(), {"enable_prefix_caching": False}, "prefix caching"),
         (ScriptedExecutor(), {"kv_store_bytes": 100}, "kv_store_bytes is 100; a store of this model needs at least"),
     ],

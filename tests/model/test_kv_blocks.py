@@ -12,7 +12,9 @@ import torch
 
 from bridle import LLM
 from bridle.config import ModelConfig
+from bridle.kv_store.records import bytes_of
 from bridle.model import weights_digest
+from bridle.model.device_blocks import DeviceBlocks
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kv_blocks import CacheBlocks
@@ -37,16 +39,31 @@ def parts_of(cache: KVCache) -> list[torch.Tensor]:
     return [part for layer in cache.layers.values() for part in layer.parts]
 
 
+#: Blocks in the host's memory, and those of a device, which copies them by itself.
+KINDS = [
+    pytest.param("cpu", CacheBlocks, id="host"),
+    pytest.param("cpu", DeviceBlocks, id="device"),
+    pytest.param("cuda", DeviceBlocks, id="cuda", marks=pytest.mark.gpu),
+]
+
+
+def bytes_read(blocks: CacheBlocks | DeviceBlocks, block: int) -> memoryview:
+    return memoryview(bytes_of(blocks.read_block(block), blocks.block_bytes))
+
+
+@pytest.mark.parametrize(("device", "kind"), KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-def test_a_block_comes_back_bit_by_bit_and_touches_no_other(dtype: torch.dtype) -> None:
+def test_a_block_comes_back_bit_by_bit_and_touches_no_other(
+    dtype: torch.dtype, device: str, kind: type[CacheBlocks | DeviceBlocks]
+) -> None:
     shapes = {0: LayerGeometry(2, 1, 8, 8, 1.0), 3: LayerGeometry(4, 2, 8, 16, 1.0)}
-    first, second = (KVCache(Geometry(shapes, 10), 5, 4, dtype, torch.device("cpu")) for _ in range(2))
+    first, second = (KVCache(Geometry(shapes, 10), 5, 4, dtype, torch.device(device)) for _ in range(2))
     for part in parts_of(first):
         part.view(torch.uint8).random_(0, 256)
     for part in parts_of(second):
         part.view(torch.uint8).zero_()
-    source, target = (CacheBlocks(cache, str) for cache in (first, second))
-    data = source.read_block(3)
+    source, target = (kind(cache, str) for cache in (first, second))
+    data = bytes_read(source, 3)
     assert len(data) == source.block_bytes == first.num_bytes // 5
     target.write_block(1, data)
     for have, want in zip(parts_of(second), parts_of(first), strict=True):
@@ -56,20 +73,47 @@ def test_a_block_comes_back_bit_by_bit_and_touches_no_other(dtype: torch.dtype) 
         assert not bits[8:].any()
 
 
-def test_a_state_comes_back_bit_by_bit_and_touches_no_other() -> None:
+def test_a_device_and_the_host_have_one_format() -> None:
+    cache = KVCache(Geometry({0: LayerGeometry(2, 1, 8, 8, 1.0)}, 10), 5, 4, torch.int8, torch.device("cpu"))
+    for part in parts_of(cache):
+        part.view(torch.uint8).random_(0, 256)
+    assert bytes_read(DeviceBlocks(cache, str), 2) == bytes_read(CacheBlocks(cache, str), 2)
+
+
+@pytest.mark.gpu
+def test_a_copy_is_of_the_time_when_it_was_asked_for() -> None:
+    """Steps that come later overwrite the block before the host has its copy."""
+    device = torch.device("cuda")
+    cache = KVCache(Geometry({0: LayerGeometry(2, 1, 64, 64, 1.0)}, 10), 5, 16, torch.float32, device)
+    blocks = DeviceBlocks(cache, str)
+    for number in range(50):
+        for part in parts_of(cache):
+            part.fill_(number)
+        copy = blocks.read_block(1)
+        for part in parts_of(cache):
+            part.fill_(-1)
+        memory = blocks.allocate_host(blocks.block_bytes)
+        copy.copy_into(memory)
+        assert (torch.frombuffer(memory, dtype=torch.float32) == number).all()
+
+
+@pytest.mark.parametrize(("device", "kind"), KINDS)
+def test_a_state_comes_back_bit_by_bit_and_touches_no_other(
+    device: str, kind: type[CacheBlocks | DeviceBlocks]
+) -> None:
     shapes = {
         n: {("conv", 0): StateShape((3, n), torch.bfloat16), ("recurrent", 0): StateShape((2,), torch.float32)}
         for n in (1, 4)
     }
-    first, second = (StatePool(shapes, 3, torch.device("cpu")) for _ in range(2))
+    first, second = (StatePool(shapes, 3, torch.device(device)) for _ in range(2))
     for number, pool in enumerate((first, second)):
         for part in tensors_of(pool):
             part.view(torch.uint8).fill_(0) if number else part.view(torch.uint8).random_(0, 256)
-    cache = KVCache(Geometry({}, 10), 5, 4, torch.float32, torch.device("cpu"))
-    source, target = (CacheBlocks(cache, str, pool) for pool in (first, second))
-    assert (source.block_bytes, len(source.read_block(2))) == (0, 0)  # no attention
-    target.write_block(1, source.read_block(2))
-    data = source.read_state(2)
+    cache = KVCache(Geometry({}, 10), 5, 4, torch.float32, torch.device(device))
+    source, target = (kind(cache, str, pool) for pool in (first, second))
+    assert source.block_bytes == 0  # no attention
+    target.write_block(1, bytes_read(source, 2))
+    data = memoryview(bytes_of(source.read_state(2), source.state_bytes))
     assert len(data) == source.state_bytes == first.num_bytes // 3
     target.write_state(0, data)
     for have, want in zip(tensors_of(second), tensors_of(first), strict=True):

@@ -23,14 +23,18 @@ from bridle.engine.interfaces.controllers import (
 )
 from bridle.engine.interfaces.executor import (
     AsyncExecutor,
+    DeviceKVBlocks,
     Embedder,
     Executor,
     ExecutorInfo,
     KVBlocks,
+    SequenceStates,
     SupportsReconnect,
     Task,
     find_async,
+    find_device_blocks,
     find_kv_blocks,
+    find_sequence_states,
 )
 from bridle.engine.interfaces.sampler import AsyncSampler, HistoryLookup, PendingSample, Sampler
 from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore, VectorStore
@@ -50,7 +54,9 @@ __all__ = [
     "Executor",
     "ExecutorInfo",
     "HistoryLookup",
+    "DeviceKVBlocks",
     "KVBlocks",
+    "SequenceStates",
     "SupportsReconnect",
     "AsyncExecutor",
     "MediaDevice",
@@ -63,7 +69,9 @@ __all__ = [
     "TextState",
     "check_pools",
     "find_async",
+    "find_device_blocks",
     "find_kv_blocks",
+    "find_sequence_states",
     "VectorStore",
 ]
 

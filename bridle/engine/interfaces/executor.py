@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast, runtime_checkable
 
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
 from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.kv_store.records import Buffer, Snapshot
 
 #: What a model is for: text, vectors of texts, or labels of texts.
 Task = Literal["generate", "embed", "classify"]
@@ -94,7 +95,8 @@ class AsyncExecutor(Executor, Protocol):
 
 class KVBlocks(Protocol):
     """The blocks of an executor's KV cache and its slots of recurrent states, as bytes. What no plan refers to may be
-    written from any thread, also while steps run."""
+    written from any thread, also while steps run. Where steps may be under way when the engine asks, a copy is a
+    `Snapshot` of the time after them, and a write comes after them."""
 
     @property
     def block_bytes(self) -> int:
@@ -108,24 +110,68 @@ class KVBlocks(Protocol):
         """Return a text that is the same only if equal tokens give the same bytes: it stands for weights, number types
         and layout. May read all weights."""
 
-    def read_block(self, block: int) -> bytes | bytearray | memoryview:
+    def read_block(self, block: int) -> Buffer | Snapshot:
         """Return a copy of a block."""
 
     def write_block(self, block: int, data: memoryview) -> None:
         """Fill a block with bytes that `read_block` has returned."""
 
-    def read_state(self, slot: int) -> bytes | bytearray | memoryview:
+    def read_state(self, slot: int) -> Buffer | Snapshot:
         """Return a copy of a slot."""
 
     def write_state(self, slot: int, data: memoryview) -> None:
         """Fill a slot with bytes that `read_state` has returned."""
 
 
-def find_kv_blocks(executor: Executor) -> KVBlocks | None:
-    """Return the blocks of an executor that gives access to them, else None. The blocks of an asynchronous executor
-    may be in use by a step that is under way."""
-    blocks: KVBlocks | None = getattr(executor, "kv_blocks", None)
-    return blocks if executor.info.kv == "paged" and find_async(executor) is None else None
+class DeviceKVBlocks(KVBlocks, Protocol):
+    """Blocks in the memory of a device, that can be kept in the host's memory."""
+
+    def allocate_host(self, num_bytes: int) -> memoryview:
+        """Return memory of the host that the device copies from and to by itself. Raises `RuntimeError` if there is
+        none."""
+
+
+class SequenceStates(Protocol):
+    """The KV of whole sequences as bytes, of a backend that keeps it by sequence."""
+
+    is_cuttable: bool
+    "Whether a sequence can begin with KV of more tokens than it has."
+
+    def identity(self) -> str:
+        """As that of `KVBlocks`."""
+
+    def size_of(self, seq_id: int, num_tokens: int) -> int:
+        """Return the bytes that `read` would give for a sequence; 0 if the backend does not know it or its KV is not
+        that of its first `num_tokens` tokens."""
+
+    def read(self, seq_id: int) -> Buffer:
+        """Return the KV of a sequence."""
+
+    def free(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences, as a plan that names them does."""
+
+    def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int], state: memoryview) -> bool:
+        """Begin a sequence that no plan has named with the KV of these tokens, from what `read` has returned for them
+        and perhaps more tokens. Returns whether it was begun."""
+
+
+def find_sequence_states(executor: Executor) -> SequenceStates | None:
+    """Return the KV of an executor's sequences if it gives access to them, else None."""
+    states: SequenceStates | None = getattr(executor, "sequence_states", None)
+    return states if executor.info.kv == "sequences" and find_async(executor) is None else None
+
+
+def find_kv_blocks(executor: Executor, kind: str = "exact") -> KVBlocks | None:
+    """Return the blocks of an executor that gives access to them, else None. `kind` is the format of their bytes: exact
+    or int8."""
+    blocks: KVBlocks | None = getattr(executor, "kv_blocks" if kind == "exact" else f"{kind}_blocks", None)
+    return blocks if executor.info.kv == "paged" else None
+
+
+def find_device_blocks(executor: Executor, kind: str = "exact") -> DeviceKVBlocks | None:
+    """Return the blocks of an executor if they are in the memory of a device, else None."""
+    blocks = find_kv_blocks(executor, kind)
+    return cast(DeviceKVBlocks, blocks) if hasattr(blocks, "allocate_host") else None
 
 
 def find_async(executor: Executor) -> AsyncExecutor | None:

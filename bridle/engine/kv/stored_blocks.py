@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from bridle.engine.interfaces import Executor, KVBlocks, find_kv_blocks
 from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.sequence import Sequence
-from bridle.kv_store import BlockStore, Load, LoadedBlock
-from bridle.kv_store.records import Buffer, state_key, tenant_tag
+from bridle.kv_store import BlockStore, HostMemory, Load, LoadedBlock, Snapshot
+from bridle.kv_store.records import Buffer, bytes_of, state_key, tenant_tag
 
 #: How many loads run at once.
 MAX_LOADS = 4
@@ -39,7 +40,7 @@ class _Entry(NamedTuple):
     key: bytes
     tenant: bytes
     num_bytes: int
-    copy: Callable[[], Buffer]
+    copy: Callable[[], Buffer | Snapshot]
 
 
 class _Missing(NamedTuple):
@@ -86,9 +87,9 @@ class StoredBlocks:
         blocks.model = store.store.root
 
     @staticmethod
-    def over(blocks: BlockManager, store: BlockStore | None, executor: Executor) -> StoredBlocks | None:
-        """Return the store with the blocks of an executor; None without a store."""
-        device = None if store is None else find_kv_blocks(executor)
+    def over(blocks: BlockManager, store: BlockStore | None, executor: Executor, kind: str) -> StoredBlocks | None:
+        """Return the store with the blocks of an executor in the format `kind`; None without a store."""
+        device = None if store is None else find_kv_blocks(executor, kind)
         return None if store is None or device is None else StoredBlocks(blocks, store, device)
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -128,16 +129,23 @@ class StoredBlocks:
         """Write what memory holds, for at most `SAVE_SECONDS` and as far as the store has room. The engine computes
         nothing any more, so it writes it itself."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
-        for entry in self._unsaved():
+        for entry in chain(self._unsaved(), self._unsaved_on_host()):
             num_bytes += entry.num_bytes
             if time.monotonic() >= deadline or num_bytes > self._store.store.limit // 2:
                 break  # more would push out what was written first
-            self._store.write(entry.key, entry.tenant, entry.copy())
+            self._store.write(entry.key, entry.tenant, bytes_of(entry.copy(), entry.num_bytes))
+
+    def _unsaved_on_host(self) -> Iterator[_Entry]:
+        """Yield what the host's memory holds and the disk lacks."""
+        host, on_disk = self._store.host, self._store.store
+        for key, tenant, block in () if host is None else host.newest():
+            if key not in on_disk:
+                yield _Entry(key, tenant, len(block), partial(_same, block))
 
     def rest(self, now: float) -> float | None:
         """Write some of what is in memory if the engine has been idle for long enough, so that it outlives a crash.
         Returns the seconds until the next call; None if there is nothing to write."""
-        if self._num_saved == self._num_published:
+        if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
         if self._idle_since is None:
             self._idle_since = now
@@ -195,10 +203,10 @@ class StoredBlocks:
 
     def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
         """Return what leads to the last state at the end of one of these blocks."""
-        states, stored = self._blocks.states, self._store.store
+        states, has = self._blocks.states, self._store.has
         for number in range(len(digests), 0, -1):
             last = digests[number - 1]
-            if last in states or state_key(last) in stored:
+            if last in states or has(state_key(last)):
                 state = None if last in states else last
                 return _Missing(digests[: min(num_held, number)], digests[num_held:number], state)
         return _Missing([], [])
@@ -276,4 +284,18 @@ class StoredBlocks:
             "num_stored_bytes": store.written_bytes,
             "num_restored_bytes": store.read_bytes,
             "num_blocks_in_store": len(store.store),
+            **({} if store.host is None else _host_counts(store.host)),
         }
+
+
+def _host_counts(host: HostMemory) -> dict[str, int]:
+    return {
+        "num_host_blocks": len(host),
+        "num_host_bytes": host.num_bytes,
+        "num_host_reads": host.num_read,
+        "num_host_evictions": host.num_evicted,
+    }
+
+
+def _same(block: memoryview) -> memoryview:
+    return block

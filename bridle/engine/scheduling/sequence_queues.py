@@ -12,6 +12,7 @@ from typing import Literal
 
 from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.kv.stored_blocks import StoredBlocks
+from bridle.engine.kv.stored_sequences import StoredSequences
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
 from bridle.engine.multimodal.multimodal_inputs import align_to_item
 from bridle.engine.scheduling.step_plan import ForkRow
@@ -33,6 +34,7 @@ class SequenceQueues:
     ) -> None:
         self.blocks, self.media, self.speculation = blocks, media, speculation
         self.stored: StoredBlocks | None = None  # the store below the prefix cache, if there is one
+        self.sequences: StoredSequences | None = None  # that of a backend which keeps KV by sequence
         self._clock = clock
         self._by_sequence = kv == "sequences"
         self.running: dict[int, Sequence] = {}
@@ -72,6 +74,8 @@ class SequenceQueues:
             self.blocks.retain(seq, self._clock())
         if seq.queue.status is SequenceStatus.RUNNING:
             del self.running[seq.id]
+            if self.sequences is not None:
+                self.sequences.end(seq)
         elif seq.queue.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
         self.blocks.free(seq)
@@ -99,7 +103,10 @@ class SequenceQueues:
         seq.queue.status, seq.kv.is_prefilling = SequenceStatus.RUNNING, True
         if seq.queue.seconds is None and seq.queue.queued_at is not None:
             seq.queue.seconds = self._clock() - seq.queue.queued_at
-        if not (seq.output.prompt_sent or seq.kv.num_mirrored_tokens):  # else it was computed before
+        was_computed = seq.output.prompt_sent or seq.kv.num_mirrored_tokens
+        if self.sequences is not None:
+            self._restore(seq, self.sequences)
+        if not was_computed:
             num_cached = min(seq.kv.num_computed, seq.num_prompt)
             self.num_cached_tokens += num_cached - seq.kv.num_cached
             seq.kv.num_cached = num_cached
@@ -107,6 +114,16 @@ class SequenceQueues:
             self._in_order = False
         self.running[seq.id] = seq
         return True
+
+    def _restore(self, seq: Sequence, sequences: StoredSequences) -> None:
+        """Let an admitted sequence begin with KV from the store, which may be none. What ended before leaves room
+        first, unless it was forked in this step."""
+        kin = {seq_id for fork in self._forks for seq_id in (fork.parent, fork.child)}
+        sequences.free([seq_id for seq_id in self._freed if seq_id not in kin])
+        self._freed = [seq_id for seq_id in self._freed if seq_id in kin]
+        if length := sequences.begin(seq):
+            self.blocks.allocate(seq, length)
+            seq.kv.num_computed = seq.kv.num_mirrored_tokens = length
 
     def _raise_to(self, level: int, seq: Sequence) -> None:
         """Give an admitted sequence the urgency of the most urgent sequence that it has overtaken."""

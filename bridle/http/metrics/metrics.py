@@ -43,7 +43,7 @@ _GAUGES = frozenset(
         *("num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"),
         *("num_parked", "num_parked_blocks", "num_prefilling", "num_states", "num_free_states", "num_kept_states"),
         *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
-        *("num_traced", "num_blocks_in_store", "num_retained"),
+        *("num_traced", "num_blocks_in_store", "num_host_blocks", "num_host_bytes", "num_retained"),
     }
 )
 

@@ -1,4 +1,4 @@
-"""Opens the store for the KV blocks of a model, where its executor has blocks that can be stored."""
+"""Opens the store for the KV blocks of a model, and the host's memory above it, where its executor has such blocks."""
 
 from __future__ import annotations
 
@@ -8,27 +8,59 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from bridle.config import EngineConfig
-from bridle.engine.interfaces import Executor, find_kv_blocks
+from bridle.engine.interfaces import Executor, find_device_blocks, find_kv_blocks, find_sequence_states
+from bridle.engine.kv.stored_sequences import PIECE_BYTES
 from bridle.errors import InvalidRequest
-from bridle.kv_store import BlockStore, SegmentStore
+from bridle.kv_store import BlockStore, HostMemory, NoDisk, SegmentStore
 from bridle.kv_store.records import HEADER_BYTES
 from bridle.kv_store.segment import HAS_LOCKS
 from bridle.kv_store.settings import AUTO, StoreSettings, read_settings
 from bridle.kv_store.store import NUM_SEGMENTS
 
 if TYPE_CHECKING:
-    from bridle.engine.interfaces import KVBlocks
+    from bridle.engine.interfaces import KVBlocks, SequenceStates
 
 _log = logging.getLogger(__name__)
 
+#: Bytes of a backend's sequences that wait to be written. A longer sequence is not stored.
+MAX_SEQUENCE_BYTES = 512 << 20
+
 
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
-    """Open the store that `config` asks for; None if it asks for none. With `auto`, a model that cannot use a store has
-    none. Otherwise that raises `InvalidRequest`."""
+    """Open what `config` asks for: a store, the host's memory, or both; None if it asks for neither. Raises
+    `InvalidRequest` for a model that cannot use them."""
+    memory = _host_memory(executor, config) if config.kv_host_bytes else None
+    store = _open_disk(executor, config)
+    device = find_kv_blocks(executor, config.kv_store_format)
+    if store is None and memory is not None and device is not None:
+        store = NoDisk(blake2b(device.identity().encode(), digest_size=16).hexdigest())
+    if store is None or find_sequence_states(executor) is None:
+        return None if store is None else BlockStore(store, memory=memory)
+    return BlockStore(store, MAX_SEQUENCE_BYTES)
+
+
+def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
+    device, limit = find_device_blocks(executor, config.kv_store_format), config.kv_host_bytes
+    if device is None or not config.enable_prefix_caching:
+        raise InvalidRequest(
+            f"kv_host_bytes is {limit}; it needs a model on a GPU in the process of its engine, with prefix caching. "
+            "On a CPU the KV cache is in the host's memory already: give it more with kv_memory",
+            "kv_host_bytes",
+        )
+    if limit < (least := max(device.block_bytes, device.state_bytes)):
+        raise InvalidRequest(f"kv_host_bytes is {limit}; a block of this model takes {least}", "kv_host_bytes")
+    return HostMemory(limit, device.allocate_host)
+
+
+def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
+    """Open the store on disk; None if none is asked for. With `auto`, a model that cannot use a store has none, and
+    neither has one on a GPU. Otherwise that raises `InvalidRequest`."""
     settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
     if settings is None:
         return None
-    device, problem = find_kv_blocks(executor), _problem(executor, config)
+    device, problem = _find(executor, config.kv_store_format), _problem(executor, config)
+    if config.kv_store == AUTO and find_device_blocks(executor) is not None:
+        problem = "its KV is on a GPU; name a folder to store it"
     if problem is None and device is not None:
         problem = _too_small(device, settings)
     if problem is not None or device is None:
@@ -43,7 +75,11 @@ def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
     store = SegmentStore(settings.folder, f"{name}-{identity}", settings.limit, settings.cipher)
     room = settings.limit >> 20
     _log.info("kv_store: %d blocks in %s, at most %d MiB for all models", len(store), settings.folder, room)
-    return BlockStore(store)
+    return store
+
+
+def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
+    return find_kv_blocks(executor, kind) or (find_sequence_states(executor) if kind == "exact" else None)
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:
@@ -52,15 +88,18 @@ def _problem(executor: Executor, config: EngineConfig) -> str | None:
         return "this system has no file locks; leave kv_store out"
     if not config.enable_prefix_caching:
         return "without prefix caching nothing would be found in it; turn one of them off"
-    if find_kv_blocks(executor) is None:
+    if find_kv_blocks(executor) is None and find_sequence_states(executor) is None:
+        return "it needs a model in the process of its engine; leave out kv_store, or isolate_model and shards"
+    if _find(executor, config.kv_store_format) is None:
         return (
-            "it needs a model that torch computes on a CPU in the process of its engine; leave out kv_store, or "
-            "isolate_model, shards and the llamacpp backend"
+            f"kv_store_format is {config.kv_store_format!r}; it needs a KV cache of floating-point numbers that torch "
+            "computes. Leave it out: KV in 8 bits and that of llamacpp is stored as it is"
         )
     return None
 
 
-def _too_small(device: KVBlocks, settings: StoreSettings) -> str | None:
+def _too_small(device: KVBlocks | SequenceStates, settings: StoreSettings) -> str | None:
     overhead = HEADER_BYTES + (0 if settings.cipher is None else settings.cipher.overhead)
-    least, limit = NUM_SEGMENTS * (max(device.block_bytes, device.state_bytes) + overhead), settings.limit
+    sizes = (getattr(device, "block_bytes", PIECE_BYTES), getattr(device, "state_bytes", 0))
+    least, limit = NUM_SEGMENTS * (max(sizes) + overhead), settings.limit
     return None if limit >= least else f"kv_store_bytes is {limit}; a store of this model needs at least {least}"

@@ -1,0 +1,122 @@
+"""Blocks of a device in the host's memory, between the device and a disk: fast to read, bounded, and lost at the end.
+
+Memory is taken in large pieces, since pinning it is slow, and never given back. The least recently used blocks give
+way. A block that is being read stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+#: Most bytes that are taken at once.
+PIECE_BYTES = 64 << 20
+#: Most blocks in them.
+_MAX_COUNT = 4_096
+
+
+@dataclass(slots=True)
+class _Held:
+    """A block, its tenant's tag, and how many threads read it."""
+
+    memory: memoryview
+    tenant: bytes
+    num_readers: int = 0
+
+
+class HostMemory:
+    """At most `limit` bytes of blocks. `allocate` returns memory of a size that the device reads and writes by itself.
+    One thread calls `put`; all others are safe from any thread."""
+
+    def __init__(self, limit: int, allocate: Callable[[int], memoryview]) -> None:
+        self.limit, self._allocate = limit, allocate
+        self._lock = threading.Lock()
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # the least recently used first
+        self._free: dict[int, list[memoryview]] = {}  # by size
+        self.num_bytes = 0
+        self.num_evicted = self.num_read = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def put(self, key: bytes, tenant: bytes, num_bytes: int, fill: Callable[[memoryview], None]) -> memoryview | None:
+        """Keep a block that `fill` writes, unless it is here already. Returns its memory, which is valid until the next
+        call; None if there is no room."""
+        with self._lock:
+            if (held := self._held.get(key)) is not None:
+                return held.memory
+            memory = self._take(num_bytes)
+        if memory is None:
+            return None
+        try:
+            fill(memory)
+        except BaseException:
+            with self._lock:
+                self._free[num_bytes].append(memory)
+            raise
+        with self._lock:
+            self._held[key] = _Held(memory, tenant)
+        return memory
+
+    def _take(self, num_bytes: int) -> memoryview | None:
+        free = self._free.setdefault(num_bytes, [])
+        if not free:
+            self._grow(num_bytes, free)
+        if not free:
+            self._evict(num_bytes, free)
+        return free.pop() if free else None
+
+    def _grow(self, num_bytes: int, free: list[memoryview]) -> None:
+        size = max(num_bytes, 1)  # blocks of a model without attention are empty
+        count = min(max(PIECE_BYTES // size, 1), (self.limit - self.num_bytes) // size, _MAX_COUNT)
+        if count <= 0:
+            return
+        try:
+            piece = self._allocate(count * size)
+        except (MemoryError, RuntimeError) as error:
+            _log.warning("kv_host_bytes: no more than %d bytes are used: %s", self.num_bytes, error)
+            self.limit = self.num_bytes
+            return
+        self.num_bytes += count * size
+        free += [piece[at : at + num_bytes] for at in range(0, count * size, size)]
+
+    def _evict(self, num_bytes: int, free: list[memoryview]) -> None:
+        """Drop the block of this size that was not used for the longest time, unless each is being read."""
+        for key, held in self._held.items():
+            if len(held.memory) == num_bytes and not held.num_readers:
+                del self._held[key]
+                free.append(held.memory)
+                self.num_evicted += 1
+                return
+
+    @contextmanager
+    def lend(self, key: bytes, num_bytes: int) -> Iterator[memoryview | None]:
+        """Give the bytes of a block, valid inside the `with` block; None if it is not here."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None and len(held.memory) == num_bytes:
+                held.num_readers += 1
+                self._held.move_to_end(key)
+            else:
+                held = None
+        try:
+            yield None if held is None else held.memory
+        finally:
+            if held is not None:
+                with self._lock:
+                    held.num_readers -= 1
+                    self.num_read += 1
+
+    def newest(self) -> Iterator[tuple[bytes, bytes, memoryview]]:
+        """Yield key, tenant's tag and bytes of each block, the last used first, once nothing else runs."""
+        for key, held in reversed(self._held.items()):
+            yield key, held.tenant, held.memory

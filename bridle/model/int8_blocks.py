@@ -1,0 +1,106 @@
+"""Blocks of a KV cache in 8 bits, for a store that is to take less room: a scale for each head of a token.
+
+Each number is within half a step of its scale, 1/254 of the largest number of its head. Recurrent states stay exact,
+since their errors would add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.engine.interfaces import KVBlocks
+from bridle.kv_store.records import Buffer, Snapshot, bytes_of
+
+_Floats = NDArray[np.float32]
+_SCALE = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A part of a block: vectors [count, width] of numbers of 2 or 4 bytes."""
+
+    count: int
+    width: int
+
+
+class Int8Codec:
+    """Blocks that consist of these parts, of numbers of `dtype`: float32, float16 or bfloat16."""
+
+    def __init__(self, parts: Sequence[Heads], dtype: str) -> None:
+        self._dtype = dtype
+        self._item_size = 4 if dtype == "float32" else 2
+        #: Parts side by side whose vectors have one width.
+        self._runs = [Heads(sum(each.count for each in run), width) for width, run in groupby(parts, lambda p: p.width)]
+        self.num_bytes = sum(run.count * (run.width + _SCALE.itemsize) for run in self._runs)
+
+    def encode(self, block: Buffer) -> bytes:
+        """Return a block in 8 bits: of each run the numbers, then the scales."""
+        pieces, at = [], 0
+        for run in self._runs:
+            size = run.count * run.width * self._item_size
+            rows = _widen(np.frombuffer(block, np.uint8, size, at), self._dtype).reshape(run.count, run.width)
+            scales = np.maximum(np.abs(rows).max(axis=1) / np.float32(127), np.float32(1e-12))
+            pieces += [np.rint(rows / scales[:, None]).astype(np.int8).tobytes(), scales.astype(_SCALE).tobytes()]
+            at += size
+        return b"".join(pieces)
+
+    def decode(self, data: memoryview) -> bytes:
+        """Return the block that these bytes stand for."""
+        pieces, at = [], 0
+        for run in self._runs:
+            size = run.count * run.width
+            numbers = np.frombuffer(data, np.int8, size, at).reshape(run.count, run.width)
+            scales = np.frombuffer(data, _SCALE, run.count, at + size)
+            pieces.append(_narrow(numbers.astype(np.float32) * scales[:, None], self._dtype))
+            at += size + run.count * _SCALE.itemsize
+        return b"".join(pieces)
+
+
+def _widen(data: NDArray[np.uint8], dtype: str) -> _Floats:
+    if dtype == "bfloat16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return data.view(dtype).astype(np.float32)
+
+
+def _narrow(numbers: _Floats, dtype: str) -> bytes:
+    if dtype == "bfloat16":  # to the nearest, and of two the even one
+        bits = numbers.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+    return numbers.astype(dtype).tobytes()
+
+
+class _Encoded:
+    """A copy of a block that is encoded by the thread that needs it."""
+
+    def __init__(self, block: Buffer | Snapshot, num_bytes: int, codec: Int8Codec) -> None:
+        self._block, self._num_bytes, self._codec = block, num_bytes, codec
+
+    def copy_into(self, memory: memoryview) -> None:
+        memory[:] = self._codec.encode(bytes_of(self._block, self._num_bytes))
+
+
+class Int8Blocks:
+    """Implements `bridle.engine.interfaces.KVBlocks` over exact blocks."""
+
+    def __init__(self, exact: KVBlocks, codec: Int8Codec) -> None:
+        self._exact, self._codec = exact, codec
+        self.block_bytes, self.state_bytes = codec.num_bytes, exact.state_bytes
+        self.read_state, self.write_state = exact.read_state, exact.write_state
+
+    def identity(self) -> str:
+        return f"{self._exact.identity()} int8"
+
+    def read_block(self, block: int) -> Snapshot:
+        return _Encoded(self._exact.read_block(block), self._exact.block_bytes, self._codec)
+
+    def write_block(self, block: int, data: memoryview) -> None:
+        self._exact.write_block(block, memoryview(self._codec.decode(data)))
+
+    def __getattr__(self, name: str) -> Any:  # memory of the host, if blocks are those of a device
+        return getattr(self._exact, name)
