@@ -48,6 +48,8 @@ class ShardOptions:
     "Keep a spare process for `--isolate-model`, so that a restart is faster."
     replicas: int = 1
     "Number of engines for each model, each in its own process with its own weights."
+    front_ends: int = 1
+    "Number of processes that write streams to clients, the server included. Not with TLS."
     shard: str | None = None
     "Address of a running `bridle shard` that computes the model: `host:port` or `unix:/path`."
     shard_ca: Path | None = None
@@ -60,6 +62,7 @@ class ShardOptions:
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with the loader that these options ask for."""
         self._check()
+        settings = replace(settings, front_ends=self.front_ends)
         num_shards = self.shards or int(self.isolate_model)
         if self.replicas > 1:
             from bridle.launch.replicas import ReplicaLoader

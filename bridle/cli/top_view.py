@@ -45,6 +45,10 @@ def _headline(now: Status, where: str) -> Text:
     line = Text("bridle ", style="bold")
     line.append(f"{_plain(now['version'])} at {_plain(where)}  up {_duration(now['uptime'])}  ")
     line.append(f"{flight['requests']}/{flight['max_requests']} requests in flight, {flight['refused']} refused")
+    if writers := now.get("front_ends"):  # the server is one, too
+        num_up = 1 + sum(each["is_up"] for each in writers)
+        style = "" if num_up > len(writers) else "bold red"
+        line.append(f"  {num_up}/{1 + len(writers)} front ends", style=style)
     if now["is_draining"]:
         line.append("  shutting down", style="bold yellow")
     return line

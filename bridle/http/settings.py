@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
@@ -36,6 +37,8 @@ _COUNTS = (
 )
 
 
+#: More processes than that could not be fed by one.
+MAX_FRONT_ENDS = 64
 #: The largest body of a request, unless a setting says otherwise: of text, and with pictures.
 BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 
@@ -124,7 +127,8 @@ class ServeSettings:
     keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
     variables name, if any). `tools` are what controllers may call. `restarts` says when an engine hangs, and how often
-    it is started again. `make_loader` creates the loader of models; by default they are loaded in this process.
+    it is started again. `front_ends` processes write streams to clients, the server included. `make_loader` creates the
+    loader of models; by default they are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -150,6 +154,7 @@ class ServeSettings:
     otlp_endpoint: str | None = None
     tools: ToolExecutor | None = None
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
+    front_ends: int = 1
     make_loader: Callable[[EngineConfig, ControlSettings], ModelLoader] = EngineLoader
 
     def __post_init__(self) -> None:
@@ -160,6 +165,22 @@ class ServeSettings:
             raise InvalidRequest("keys and no_auth exclude each other: drop one of them", "no_auth")
         if self.otlp_endpoint is not None:
             check_endpoint(self.otlp_endpoint)
-        for name in ("max_connections", "max_header_bytes", "max_message_bytes"):
+        for name in ("max_connections", "max_header_bytes", "max_message_bytes", "front_ends"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}; must be at least 1", name)
+        if self.front_ends > 1:
+            self._check_front_ends()
+
+    def _check_front_ends(self) -> None:
+        """Raise `InvalidRequest` where other processes cannot write to clients."""
+        if self.front_ends > MAX_FRONT_ENDS:
+            raise InvalidRequest(f"front_ends is {self.front_ends}; must be at most {MAX_FRONT_ENDS}", "front_ends")
+        if self.tls is not None:
+            raise InvalidRequest(
+                f"front_ends is {self.front_ends}, but only one process can encrypt a connection: drop front_ends, or "
+                "end TLS at a proxy before the server",
+                "front_ends",
+            )
+        if sys.platform == "win32":
+            message = f"front_ends is {self.front_ends}; on Windows only 1 is possible, since sockets cannot be shared"
+            raise InvalidRequest(message, "front_ends")

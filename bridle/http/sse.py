@@ -33,6 +33,9 @@ DIRECT_BODY = "bridle.direct_body"
 class DirectBody(Protocol):
     """Writes parts of a response's body past the layers of the application, once the response has started."""
 
+    def begin(self) -> None:
+        """Prepare for a stream, before its response starts."""
+
     def write(self, data: bytes) -> bool:
         """Write without waiting. Returns whether the client has room for more."""
 
@@ -161,8 +164,10 @@ class SseResponse(Response):
         self._ping = ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         direct = (scope.get("extensions") or {}).get(DIRECT_BODY)
+        if direct is not None:
+            direct.begin()
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         with contextlib.closing(SseWriter(send, self._settings.send_timeout, direct)) as writer:
             if await self._tell(writer, call_of(scope), receive):
                 await send({"type": "http.response.body", "body": writer.rest, "more_body": False})

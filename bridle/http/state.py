@@ -16,6 +16,7 @@ from bridle.http.metrics.metrics import Metrics
 from bridle.http.middleware.request_context import RequestContext, call_of, run_while_connected
 from bridle.http.server.websocket_frontend import WebSocketFrontend
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES, HttpSettings
+from bridle.http.writers.pool import WriterPool
 from bridle.serving import LoadedModel
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.outputs.batch_store import BatchStore
@@ -32,9 +33,9 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `conversations`, `files` and `batches` of clients, the file `state_db` where all but the passing ones are
-    saved, WebSocket `fronts` and their `tickets`. `started` is a Unix time in seconds. `parsing` lets one large body be
-    parsed at a time, so that parsers do not delay other requests.
+    them), `conversations`, `files`, `batches` and `prompt_caches` of clients, the file `state_db` where all but the
+    passing ones are saved, WebSocket `fronts` and their `tickets`, the `writers` of streams. `started` is a Unix time
+    in seconds. `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -51,6 +52,7 @@ class HttpState(AppState):
     started: int = field(default_factory=lambda: int(time.time()))
     parsing: asyncio.Lock = field(default_factory=asyncio.Lock)
     tickets: SocketTickets = field(default_factory=SocketTickets)
+    writers: WriterPool | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -62,6 +64,11 @@ class HttpState(AppState):
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
         return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES
+
+    def add_writers(self, writers: WriterPool) -> None:
+        """Show the state of the processes that write streams."""
+        self.writers = writers
+        self.metrics.add(writers.collect)
 
     def end(self, call: RequestContext, seconds: float) -> None:
         """A call is over."""

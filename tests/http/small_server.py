@@ -1,6 +1,7 @@
 """A server process for tests of signals: a real engine over scripted bytes, slow until a line comes on standard input.
 
-Arguments: the grace period in seconds, and for HTTPS the files of a certificate and its key, or else one of policies.
+Arguments: the grace period in seconds, the number of front ends, and for HTTPS the files of a certificate and its key,
+or else one of policies.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def load(settings: ServeSettings) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    files = [Path(name) for name in sys.argv[2:]]
+    files = [Path(name) for name in sys.argv[3:]]
     tls = TlsFiles(*files) if len(files) == 2 else None
     http = HttpSettings(policies=PolicyRegistry(files[0]) if len(files) == 1 else None)
-    serve(ServeSettings(port=0, grace_period=float(sys.argv[1]), log_format="json", tls=tls, http=http), load)
+    grace, number = float(sys.argv[1]), int(sys.argv[2])
+    serve(ServeSettings(port=0, grace_period=grace, log_format="json", tls=tls, http=http, front_ends=number), load)
 ROOT = Path(__file__).parents[2]
 
 
@@ -85,9 +87,9 @@ def _readline(stream: IO[str] | None) -> str:
 
 
 @contextlib.contextmanager
-def small_server(grace: float, *files: Path) -> Iterator[Server]:
+def small_server(grace: float, *files: Path, front_ends: int = 1) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.http.small_server", str(grace), *map(str, files)],
+        [sys.executable, "-m", "tests.http.small_server", str(grace), str(front_ends), *map(str, files)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

@@ -23,6 +23,7 @@ from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.loaded_module import GuestEnvironment
 from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.vocabulary import RuntimeVocabulary
+from bridle.http.writers import process
 from bridle.structured_output import compile_worker
 from bridle.tokenizer import template_engine
 from tests.os_sandbox.attacks import ATTACKS, run_attack
@@ -62,7 +63,21 @@ def grammar(attack: Work) -> None:
         compile_worker.main()
 
 
-KINDS: dict[str, Callable[[Work], None]] = {kind.__name__: kind for kind in (worker, compiler, template, grammar)}
+def writer(attack: Work) -> None:
+    """A process that writes streams to clients."""
+    ours, theirs = socket.socketpair()
+    os.dup2(theirs.fileno(), 0)
+    with (
+        ours,
+        patch.object(sys, "argv", ["", str(os.getppid())]),
+        patch.object(process.Writer, "run", lambda _: attack()),
+    ):
+        process.main()
+
+
+KINDS: dict[str, Callable[[Work], None]] = {
+    kind.__name__: kind for kind in (worker, compiler, template, grammar, writer)
+}
 
 
 def outcome(kind: Callable[[Work], None], name: str) -> str:

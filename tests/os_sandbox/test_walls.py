@@ -48,7 +48,7 @@ def outcomes(*names: str, mode: str = "strict") -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["worker", "compiler", "template", "grammar"])
+@pytest.mark.parametrize("kind", ["worker", "compiler", "template", "grammar", "writer"])
 def test_every_attack_is_refused(kind: str) -> None:
     found = outcomes()[kind]
     assert set(found) == set(ATTACKS)

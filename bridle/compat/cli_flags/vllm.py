@@ -19,6 +19,7 @@ VLLM: tuple[Flag, ...] = (
     *taken("vLLM", "--no-enable-chunked-prefill", "--no-chunked-prefill"),
     *taken("vLLM", "--max-num-queued-reqs", "--max-requests", "waiting and running; further ones get a 429"),
     *taken("vLLM", "--max-num-queued-tokens", "--max-prompt-tokens"),
+    *taken("vLLM", "--api-server-count -asc", "--front-ends", "processes that write streams; one holds all state"),
     *taken("vLLM", "--shutdown-timeout", "--grace-period"),
     *taken("vLLM", "--sse-keep-alive-interval", "--ping-interval"),
     *taken("vLLM", "--uvicorn-log-level", "--log-level"),
@@ -64,7 +65,7 @@ VLLM: tuple[Flag, ...] = (
             # Devices, processes, other machines.
             "--distributed-* --cpu-distributed-timeout-seconds --data-parallel-* -dpn -dpr -dpl -dpa -dpp -dpb -dph "
             "-dpe -dpm --ray-workers-use-nsight --dp-*": reasons.RAY,
-            "--headless --api-server-count -asc": "one process answers; the engines beside it are --replicas",
+            "--headless": "one process answers; the engines beside it are --replicas",
             "--prefill-context-parallel-size -pcp --cp-* --enable-hc-sp --enable-batch-sharded-sampling": reasons.PARTS,
             "--enable-expert-parallel -ep --enable-ep-weight-filter --all2all-backend --enable-dbo --dbo-* "
             "--disable-nccl-for-dp-synchronization --expert-placement-strategy": reasons.EXPERTS,

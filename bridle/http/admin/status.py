@@ -48,6 +48,7 @@ def status_of_server(http: HttpState) -> dict[str, Any]:
             "refused": admission.num_refused,
         },
         "default_max_tokens": http.default_max_tokens,
+        "front_ends": [] if http.writers is None else http.writers.status(),
         "models": [_model(slot) for slot in http.registry.slots],
         "num_requests": len(stories),
         "requests": [_request(story) for story in stories[:MAX_REQUESTS]],

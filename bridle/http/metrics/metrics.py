@@ -68,7 +68,7 @@ class Metrics:
             partial(_of_policies, models, policies or PolicyRegistry()),
             partial(_of_traces, traces or TraceStore()),
         ):
-            self._registry.register(_Scraped(collect))
+            self.add(collect)
         labels = ("route", "model", "status")
         self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
         self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
@@ -84,6 +84,10 @@ class Metrics:
         self._pace = self._histogram("token_seconds", "Mean time per further token.", _TOKEN_SECONDS)
         self._others = (TgiMetrics(self._registry, models), GenAiMetrics(self._registry))
         self.in_flight = Gauge("bridle_http_in_flight", "Requests in flight.", registry=self._registry)
+
+    def add(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Add metrics that are made when somebody asks."""
+        self._registry.register(_Scraped(collect))
 
     def observe(self, call: RequestContext, seconds: float) -> None:
         """Count a call that just ended."""

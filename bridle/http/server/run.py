@@ -36,6 +36,7 @@ from bridle.http.server.websocket_frontend import SocketFrontMaker
 from bridle.http.server.websocket_protocol import bounded_frames
 from bridle.http.settings import ServeSettings
 from bridle.http.state import HttpState
+from bridle.http.writers.pool import WriterPool
 from bridle.load_progress import bar
 from bridle.logs import configure_logs
 from bridle.serving import LoadedModel, ModelRegistry, ModelSet, build_registry
@@ -106,7 +107,9 @@ def run(
     `settings.tls`."""
     tune_process(settings.max_connections)
     app = create_app(registry, settings.http.answering_to(settings.host), keys, fronts, tracing)
-    config = uvicorn_config(app, settings, context)
+    writers = WriterPool(settings.front_ends - 1)
+    app.state.http.add_writers(writers)
+    config = uvicorn_config(app, settings, context, writers)
 
     def on_listening() -> None:
         host, port = listener.getsockname()[:2]
@@ -119,7 +122,7 @@ def run(
     beside = [] if settings.tls is None or context is None else [partial(settings.tls.keep_fresh, context)]
     app.state.http.awaits_parked = settings.drain_parked == "wait"
     server = DrainingServer(config, app.state.http, settings.grace_period, on_listening, beside)
-    beside += [registry.supervisor(settings.restarts, server.fail).run, app.state.batches.run]
+    beside += [registry.supervisor(settings.restarts, server.fail).run, app.state.batches.run, writers.run]
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
@@ -139,8 +142,13 @@ def start_tracing(endpoint: str | None) -> OtelTracing | None:
     return OtelTracing(provider)
 
 
-def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
-    """The configuration with which uvicorn serves bridle's application."""
+def uvicorn_config(
+    app: FastAPI,
+    settings: ServeSettings,
+    context: ssl.SSLContext | None = None,
+    writers: WriterPool | None = None,
+) -> uvicorn.Config:
+    """The configuration with which uvicorn serves bridle's application. `writers` write its streams."""
     return uvicorn.Config(
         app,
         http=bounded_protocol(
@@ -150,6 +158,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, context: ssl.SSLContex
             app.state.refuse,
             app.state.door,
             app.state.http.turns,
+            writers,
         ),
         log_config=None,
         access_log=False,

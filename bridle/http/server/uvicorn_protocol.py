@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -30,6 +31,8 @@ from bridle.http.middleware.request_context import MODEL_ROUTES
 from bridle.http.server.early_reject import DoorAnswer, EarlyRejector
 from bridle.http.settings import HttpSettings
 from bridle.http.sse import DIRECT_BODY
+from bridle.http.writers.pool import WriterPool
+from bridle.http.writers.transport import WriterTransport
 from bridle.serving.tenancy.loop_throttle import LoopThrottle
 
 _PROBES = (b"/health", b"/ping")
@@ -47,9 +50,11 @@ def bounded_protocol(
     refuse: Refuse,
     door: EarlyRejector,
     turns: LoopThrottle,
+    writers: WriterPool | None = None,
 ) -> type[asyncio.Protocol]:
     """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection beyond the
-    limit. `door` answers requests that need not reach the application, as often as `turns` allows."""
+    limit. `door` answers requests that need not reach the application, as often as `turns` allows. `writers` are
+    processes that write streams."""
     crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +70,7 @@ def bounded_protocol(
         for_crowds = staticmethod(refuse_all)
         answers = door
         shares = turns
+        pool = writers
 
     return BoundedProtocol
 
@@ -77,6 +83,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     for_crowds: Any  # an application that refuses
     answers: EarlyRejector
     shares: LoopThrottle
+    pool: WriterPool | None
     _is_held = False  # until it is its user's turn
     _held_as = ""  # that user
     _is_dropping = False  # the request has its answer, and its body is dropped
@@ -129,7 +136,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         elif not self._answer_at_door():
             super().on_headers_complete()
             if self.scope["method"] == "POST":
-                body: Any = DirectBody(self.cycle)
+                body: Any = DirectBody(self.cycle, self.hand_over)
                 self.scope["extensions"] = {DIRECT_BODY: body}
 
     def on_body(self, body: bytes) -> None:
@@ -153,6 +160,17 @@ class _BoundedProtocol(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         self._is_in_head = True
+
+    def hand_over(self, running: RequestResponseCycle) -> None:
+        """Let a front-end process write to this connection from now on, if there is one. `running` is the request that
+        is answered; those behind it wait."""
+        if self.pool is None or isinstance(self.transport, WriterTransport):
+            return
+        taken = self.pool.take(self.transport, self)
+        if taken is not None:
+            self.transport = running.transport = self.cycle.transport = taken
+            for cycle, _ in self.pipeline:
+                cycle.transport = taken
 
     # -- at the door -----------------------------------------------------------------------------------------
 
@@ -258,10 +276,13 @@ class _BoundedProtocol(HttpToolsProtocol):
 class DirectBody:
     """Writes to the connection of one request, as uvicorn does. Implements `bridle.http.sse.DirectBody`."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_begin", "_cycle")
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    def __init__(self, cycle: RequestResponseCycle, begin: Callable[[RequestResponseCycle], None]) -> None:
+        self._cycle, self._begin = cycle, begin
+
+    def begin(self) -> None:
+        self._begin(self._cycle)
 
     def write(self, data: bytes) -> bool:
         cycle = self._cycle

@@ -1,0 +1,215 @@
+"""The server's end of the channel to one writer process. What an iteration of the event loop has for its connections
+goes to the process in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from itertools import count
+from typing import Protocol
+
+from bridle.http.writers.frames import MAX_DESCRIPTORS, FrameReader, Orders, Reports, frame
+
+#: While more bytes than this wait for a process, its connections do not write.
+MAX_QUEUED = 1 << 20
+_MAX_READ = 1 << 16
+
+
+class Connection(Protocol):
+    """A connection that a process writes to, as the link sees it."""
+
+    def fill(self, is_full: bool) -> None:
+        """Note whether many bytes wait for the client."""
+
+    def settle(self) -> None:
+        """Note that the link has stalled, or has room again."""
+
+    def finish(self) -> None:
+        """Close the connection: all is written, and the process has closed its descriptor."""
+
+    def lose(self) -> None:
+        """Close the connection now: it is broken, or the process is gone."""
+
+
+class WriterLink:
+    """A channel, of the event loop alone. `ended` is done when the process has ended, or after `shut`; its connections
+    are closed then. `is_answering` says whether the last ping was answered."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.is_stalled = False
+        self.is_answering = True
+        self._has_answered = self._is_blocked = False
+        self._transports: dict[int, Connection] = {}
+        self._numbers = count()
+        self._orders, self._descriptors = Orders(), list[int]()
+        self._is_scheduled = False
+        self._queue: deque[tuple[memoryview, list[int]]] = deque()
+        self._num_queued = 0
+        self._frames = FrameReader(Reports)
+        self._loop.add_reader(channel.fileno(), self._read)
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the process has begun its work."""
+        return self._has_answered and not self.ended.done()
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether the process keeps up with what it is sent."""
+        return self.is_up and not self.is_stalled
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._transports)
+
+    # -- for transports ----------------------------------------------------------------------------------------
+
+    def open(self, transport: Connection, descriptor: int) -> int:
+        """Send a connection to the process; returns its number."""
+        if len(self._descriptors) == MAX_DESCRIPTORS:
+            self._flush()
+        number = next(self._numbers)
+        self._descriptors.append(os.dup(descriptor))  # the number of a closed one would soon be another's
+        self._orders.opened.append(number)
+        self._transports[number] = transport
+        self._schedule()
+        return number
+
+    def write(self, number: int, data: bytes) -> None:
+        self._orders.targets.append(number)
+        self._orders.parts.append(data)
+        if not self._is_scheduled:
+            self._schedule()
+
+    def end(self, number: int) -> None:
+        """Send nothing more to a client after what was written."""
+        self._orders.ended.append(number)
+        self._schedule()
+
+    def close(self, number: int) -> None:
+        """Close a connection after what was written."""
+        if number in self._transports:
+            self._orders.closed.append(number)
+            self._schedule()
+
+    def drop(self, number: int) -> None:
+        """Close a connection now."""
+        if self._transports.pop(number, None) is not None:
+            self._orders.dropped.append(number)
+            self._schedule()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self.is_answering = False
+        self._orders.ping = True
+        self._schedule()
+
+    def shut(self) -> None:
+        """End the channel, and with it the process and its connections. Idempotent."""
+        if self.ended.done():
+            return
+        self._loop.remove_reader(self._channel.fileno())
+        self._block(False)
+        self._channel.close()
+        for descriptors in (self._descriptors, *(descriptors for _, descriptors in self._queue)):
+            _close_all(descriptors)
+        self._queue.clear()
+        self.ended.set_result(None)
+        transports, self._transports = self._transports, {}
+        for transport in transports.values():
+            transport.lose()
+
+    # -- the channel -------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Put what there is into one frame, and send it."""
+        self._is_scheduled = False
+        if self.ended.done():
+            return
+        data = memoryview(frame(self._orders))
+        is_first = not self._queue
+        self._queue.append((data, self._descriptors))
+        self._num_queued += len(data)
+        self._orders, self._descriptors = Orders(), []
+        if is_first:
+            self._send()
+        if self._num_queued > MAX_QUEUED:
+            self._stall(True)
+
+    def _send(self) -> None:
+        """Send frames until the channel is full; the rest follows when it has room."""
+        while self._queue:
+            data, descriptors = self._queue.popleft()
+            try:
+                sent = socket.send_fds(self._channel, [data], descriptors) if descriptors else self._channel.send(data)
+            except BlockingIOError:
+                self._queue.appendleft((data, descriptors))
+                self._block(True)
+                return
+            except OSError:
+                self._queue.appendleft((data, descriptors))
+                self.shut()
+                return
+            _close_all(descriptors)
+            self._num_queued -= sent
+            if sent < len(data):
+                self._queue.appendleft((data[sent:], []))
+        self._block(False)
+        self._stall(False)
+
+    def _block(self, is_blocked: bool) -> None:
+        if is_blocked and not self._is_blocked:
+            self._loop.add_writer(self._channel.fileno(), self._send)
+        elif self._is_blocked and not is_blocked:
+            self._loop.remove_writer(self._channel.fileno())
+        self._is_blocked = is_blocked
+
+    def _stall(self, is_stalled: bool) -> None:
+        if is_stalled != self.is_stalled:
+            self.is_stalled = is_stalled
+            for transport in [*self._transports.values()]:
+                transport.settle()
+
+    def _read(self) -> None:
+        try:
+            data = self._channel.recv(_MAX_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.shut()
+        for reports in self._frames.feed(data):
+            self._note(reports)
+
+    def _note(self, reports: Reports) -> None:
+        if reports.pong:
+            self.is_answering = self._has_answered = True
+        for is_full, numbers in ((True, reports.full), (False, reports.ready)):
+            for number in numbers:
+                if (transport := self._transports.get(number)) is not None:
+                    transport.fill(is_full)
+        for number in reports.closed:
+            if (transport := self._transports.pop(number, None)) is not None:
+                transport.finish()
+        for number in reports.lost:
+            if (transport := self._transports.pop(number, None)) is not None:
+                transport.lose()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -1,0 +1,170 @@
+"""A process that writes streams to clients: `python -m bridle.http.writers.process PARENT`.
+
+Its standard input is a socket, over which the server sends connections and bytes for them. Reading from clients, and
+everything that is known of requests, stays with the server. When the server ends, so does this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import sys
+from array import array
+from collections import deque
+
+from bridle import os_sandbox
+from bridle.distributed.child_process import die_with_parent
+from bridle.http.writers.frames import MAX_DESCRIPTORS, FrameReader, Orders, Reports, frame
+
+#: A connection is full when more bytes wait for its client, and has room again when fewer do; as in asyncio.
+_HIGH, _LOW = 64 << 10, 16 << 10
+_MAX_READ = 1 << 18  # bytes taken from the server at once
+_DESCRIPTOR_BYTES = array("i").itemsize
+
+
+class _Client:
+    """One connection, and the bytes that wait for its client to read."""
+
+    __slots__ = ("is_closing", "is_ending", "is_full", "is_waiting", "number", "rest", "sock")
+
+    def __init__(self, number: int, descriptor: int) -> None:
+        self.number = number
+        # Its family does not matter here, and to ask for it fails where the client has left. It does not block.
+        self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
+        self.rest = bytearray()
+        self.is_full = self.is_waiting = self.is_ending = self.is_closing = False
+
+
+class Writer:
+    """Writes what comes over `channel` until that ends."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel, selectors.EVENT_READ)
+        self._frames = FrameReader(Orders)
+        self._descriptors: deque[int] = deque()
+        self._clients: dict[int, _Client] = {}
+        self._changed: set[_Client] = set()  # became full, or have room again
+        self._reports = Reports()
+        self._has_news = False
+
+    def run(self) -> None:
+        """Work until the server ends the channel."""
+        is_open = True
+        while is_open:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    is_open = self._take_orders()
+                elif key.data.number in self._clients:  # else it was dropped just now
+                    self._flush(key.data)
+            if self._has_news:
+                self._tell()
+
+    def _tell(self) -> None:
+        """Send what happened, of each connection its state now."""
+        reports, self._reports, self._has_news = self._reports, Reports(), False
+        for client in self._changed:
+            (reports.full if client.is_full else reports.ready).append(client.number)
+        self._changed.clear()
+        self._channel.sendall(frame(reports))
+
+    def _take_orders(self) -> bool:
+        """Read what the server has sent so far, and write each connection's part of it in one go. Returns whether more
+        may come."""
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
+        data, extras, flags, _ = self._channel.recvmsg(_MAX_READ, space)
+        for _, _, content in extras:
+            self._descriptors.extend(array("i", content[: len(content) - len(content) % _DESCRIPTOR_BYTES]))
+        if flags & socket.MSG_CTRUNC:
+            raise OSError("descriptors are missing: too many files are open")
+        touched: dict[_Client, None] = {}
+        for orders in self._frames.feed(data):
+            self._follow(orders, touched)
+        for client in touched:
+            (self._watch if client.is_waiting else self._flush)(client)
+        return bool(data)
+
+    def _follow(self, orders: Orders, touched: dict[_Client, None]) -> None:
+        for number in orders.opened:
+            self._clients[number] = _Client(number, self._descriptors.popleft())
+        for number, part in zip(orders.targets, orders.parts, strict=True):
+            if (client := self._clients.get(number)) is not None:  # else it was lost meanwhile
+                client.rest += part
+                touched[client] = None
+        for is_closing, numbers in ((False, orders.ended), (True, orders.closed)):
+            for number in numbers:
+                if (client := self._clients.get(number)) is not None:
+                    client.is_ending, client.is_closing = True, is_closing
+                    touched[client] = None
+        for number in orders.dropped:
+            if (client := self._clients.get(number)) is not None:
+                touched.pop(client, None)
+                self._forget(client)
+        if orders.ping:
+            self._reports.pong = self._has_news = True
+
+    def _flush(self, client: _Client) -> None:
+        """Send as much as the kernel takes."""
+        try:
+            if client.rest:
+                del client.rest[: client.sock.send(client.rest)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._forget(client, self._reports.lost)
+            return
+        self._watch(client)
+        if client.is_ending and not client.rest:
+            self._end(client)
+
+    def _watch(self, client: _Client) -> None:
+        """Look when there is room again for what waits, and report if that is much."""
+        is_waiting = bool(client.rest)
+        if is_waiting != client.is_waiting:
+            client.is_waiting = is_waiting
+            if is_waiting:
+                self._selector.register(client.sock, selectors.EVENT_WRITE, client)
+            else:
+                self._selector.unregister(client.sock)
+        is_full = len(client.rest) > (_LOW if client.is_full else _HIGH)
+        if is_full != client.is_full:
+            client.is_full, self._has_news = is_full, True
+            self._changed.add(client)
+
+    def _end(self, client: _Client) -> None:
+        """All was sent."""
+        client.is_ending = False
+        if client.is_closing:
+            self._forget(client, self._reports.closed)
+        else:
+            with contextlib.suppress(OSError):  # the client has left
+                client.sock.shutdown(socket.SHUT_WR)
+
+    def _forget(self, client: _Client, told: list[int] | None = None) -> None:
+        """Close this process's descriptor of the connection, and add it to what is `told`. The server has another
+        descriptor."""
+        if told is not None:
+            told.append(client.number)
+            self._has_news = True
+        self._changed.discard(client)
+        if client.is_waiting:
+            self._selector.unregister(client.sock)
+        del self._clients[client.number]
+        client.sock.close()
+
+
+def main() -> None:
+    """Write until the server ends. Signals that end a server are for the server, which drains first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(int(sys.argv[1]))
+    os_sandbox.enter()
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=0) as channel:
+        Writer(channel).run()
+
+
+if __name__ == "__main__":
+    main()

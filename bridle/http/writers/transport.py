@@ -1,0 +1,117 @@
+"""A connection that the server reads and a writer process writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import Any
+
+from bridle.http.writers.link import WriterLink
+
+
+class WriterTransport(asyncio.Transport, asyncio.Protocol):
+    """The transport of a connection whose bytes go through `link`, as the server's protocol sees it. To the transport
+    that reads, `plain`, it is the protocol."""
+
+    def __init__(self, plain: asyncio.Transport, protocol: asyncio.Protocol, link: WriterLink) -> None:
+        super().__init__()
+        self._plain, self._protocol, self._link = plain, protocol, link
+        self._is_closing = self._is_full = self._is_paused = False
+        self.number = link.open(self, self.fileno())
+        plain.set_protocol(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return int(self._plain.get_extra_info("socket").fileno())
+
+    # -- what the protocol sees ------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        if not self._is_closing:
+            self._link.write(self.number, bytes(data))
+
+    def write_eof(self) -> None:
+        self._link.end(self.number)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Close once all is written; meanwhile, nothing more is read."""
+        if not self.is_closing():
+            with contextlib.suppress(RuntimeError):  # the connection is closing already
+                self._plain.pause_reading()
+            self._link.close(self.number)
+        self._is_closing = True
+
+    def abort(self) -> None:
+        """Close now."""
+        self._link.drop(self.number)
+        self.lose()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._plain.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._plain.get_extra_info(name, default)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        assert isinstance(protocol, asyncio.Protocol)
+        self._protocol = protocol
+
+    def is_reading(self) -> bool:
+        return self._plain.is_reading()
+
+    def pause_reading(self) -> None:
+        self._plain.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_closing:
+            self._plain.resume_reading()
+
+    # -- what the transport that reads sees --------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the writer; if the client closed its side, what waits is still written."""
+        (self._link.close if exc is None else self._link.drop)(self.number)
+        self._is_closing = True
+        self._protocol.connection_lost(exc)
+
+    # -- what the link sees ------------------------------------------------------------------------------------
+
+    def fill(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the protocol write, or not, as the client and the link have room."""
+        is_paused = self._is_full or self._link.is_stalled
+        if is_paused != self._is_paused and not self.is_closing():
+            self._is_paused = is_paused
+            (self._protocol.pause_writing if is_paused else self._protocol.resume_writing)()
+
+    def finish(self) -> None:
+        self._is_closing = True
+        self._plain.close()
+
+    def lose(self) -> None:
+        self._is_closing = True  # a process that hangs still has a descriptor, so it is not enough to close ours
+        if not self._plain.is_closing():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+        self._plain.abort()
