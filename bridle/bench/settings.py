@@ -26,6 +26,7 @@ class BenchSettings:
     llama_bench: Path | None = None
     num_cases: int | None = None  # of each recipe
     minutes: float | None = None  # that a server is under traffic
+    front_ends: int = 1  # processes that write streams
 
 
 def set_up(settings: BenchSettings, threads: int | None = None) -> None:

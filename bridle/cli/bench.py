@@ -59,6 +59,8 @@ class BenchOptions:
     "For `recipes`: number of cases of each recipe. Default: 100; 4 with --quick."
     minutes: float | None = None
     "For `soak`: minutes of traffic. Default: 10; half a minute with --quick."
+    front_ends: int = 1
+    "For `frontend`: number of processes that write streams, as of `bridle serve`."
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
     "Print all results as one line of JSON at the end."
 
@@ -80,6 +82,7 @@ class BenchOptions:
             self.llama_bench or (self.llama_server and self.llama_server.with_name("llama-bench")),
             self.cases,
             self.minutes,
+            self.front_ends,
         )
 
 

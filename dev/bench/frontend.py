@@ -1,9 +1,10 @@
 """Processor time of the front end, per streamed token and per request, over a device that computes nothing.
 
 The server is `bridle serve` in a process of its own. Its main thread is the front end: HTTP, templates, tokens to
-events. The engine's thread does the rest. Both are measured as processor time, which other work on the machine disturbs
-little. Clients stream short and long answers: the difference is made of tokens alone. Steps of the device take so long
-that the server keeps up, so nearly every token is an event of its own.
+events. The engine's thread does the rest. With `--front-ends` further processes write the streams. All are measured as
+processor time, which other work on the machine disturbs little. Clients stream short and long answers: the difference
+is made of tokens alone. Steps of the device take so long that the server keeps up, so nearly every token is an event of
+its own.
 
 Beside it stands `llama-server`, if it is given with a model. Its threads do not tell HTTP from the model: with a model
 of one small layer, the sum is near to what bridle's two threads take together.
@@ -22,10 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from bridle.bench.load import models, started_server
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.bench.subprocesses import announced_port, end_process
+from dev.bench.engine_pace import pace_of_server, step_seconds_alone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,18 +52,22 @@ _MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
 
 @dataclass(slots=True)
 class FrontendFigure:
-    """One API with a number of streams. Processor time in microseconds: of the front end and of the engine's thread."""
+    """One API with a number of streams. Processor time in microseconds: of the front end's thread, of the engine's, and
+    of the processes that write streams, all together. Steps of the engine beside the front end, and without one."""
 
     api: str
     streams: int
     token_microseconds: float
     engine_token_microseconds: float
+    writer_token_microseconds: float
     request_microseconds: float
     events_per_token: float
+    step_milliseconds: float
+    step_milliseconds_alone: float
 
     @property
     def tokens_per_second(self) -> float:
-        """How many tokens one core streams."""
+        """How many tokens the core of the front end's thread streams."""
         return 1e6 / max(self.token_microseconds, 1e-3)
 
 
@@ -67,10 +75,14 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
     """Measure each API with each number of streams. Prints a table."""
     figures = []
     for batch in settings.batches or _BATCHES:
-        with instant_server(max(_STEP_SECONDS, batch * _TOKEN_SECONDS)) as (port, pid):
+        device_seconds, num_tokens = max(_STEP_SECONDS, batch * _TOKEN_SECONDS), _num_tokens(settings, batch)
+        with phases.part(f"engine alone, {batch} streams"):
+            alone = 1e3 * step_seconds_alone(device_seconds, batch, num_tokens)
+        with instant_server(device_seconds, settings.front_ends) as (port, pid):
             for api in _chosen(settings):
                 with phases.part(f"{api}, {batch} streams"):
-                    figures.append(_measure(port, pid, api, batch, _num_tokens(settings, batch)))
+                    figures.append(_measure(port, pid, api, batch, num_tokens))
+                    figures[-1].step_milliseconds_alone = alone
         if settings.llama_server is not None:
             with phases.part(f"llama-server, {batch} streams"):
                 figures.append(_measure_peer(settings, batch))
@@ -85,7 +97,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
         steps = 2 * (_num_tokens(settings, batch) + 2 * _SHORT)
         wait = steps * max(_STEP_SECONDS, batch * _TOKEN_SECONDS) + limits.python(batch * 3 * 5e-3)
         peer = ["llama-server"] if settings.llama_server is not None else []
-        seconds |= {f"{api}, {batch} streams": wait for api in (*_chosen(settings), *peer)}
+        seconds |= {f"{name}, {batch} streams": wait for name in ("engine alone", *_chosen(settings), *peer)}
     return seconds
 
 
@@ -100,9 +112,9 @@ def _num_tokens(settings: BenchSettings, batch: int) -> int:
 
 
 @contextmanager
-def instant_server(step_seconds: float) -> Iterator[tuple[int, int]]:
+def instant_server(step_seconds: float, front_ends: int = 1) -> Iterator[tuple[int, int]]:
     """A server whose steps take `step_seconds`; gives its port and process id."""
-    command = [sys.executable, "-m", "dev.bench.instant_server", str(step_seconds)]
+    command = [sys.executable, "-m", "dev.bench.instant_server", str(step_seconds), str(front_ends)]
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         log = Path(folder, "server.log")
         with log.open("wb") as output:
@@ -115,18 +127,14 @@ def instant_server(step_seconds: float) -> Iterator[tuple[int, int]]:
 
 def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> FrontendFigure:
     asyncio.run(_streams(port, api, batch, _SHORT))  # what is made lazily is made now
-    short, short_engine, _ = _timed(port, pid, api, batch, _SHORT)
-    long, long_engine, num_events = _timed(port, pid, api, batch, num_tokens)
+    short, _ = _timed(port, pid, api, batch, _SHORT)
+    before = pace_of_server(port) if api in _APIS else None
+    long, num_events = _timed(port, pid, api, batch, num_tokens)
+    step = 0.0 if before is None else 1e3 * pace_of_server(port).per_step(before)
     more = batch * (num_tokens - _SHORT)
-    token = 1e6 * (long - short) / more
-    return FrontendFigure(
-        api,
-        batch,
-        token,
-        1e6 * (long_engine - short_engine) / more,
-        max(1e6 * short / batch - _SHORT * token, 0.0),
-        num_events / (batch * num_tokens),
-    )
+    token, engine, writers = (1e6 * (b - a) / more for a, b in zip(short, long, strict=True))
+    request = max(1e6 * short[0] / batch - _SHORT * token, 0.0)
+    return FrontendFigure(api, batch, token, engine, writers, request, num_events / (batch * num_tokens), step, 0.0)
 
 
 def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
@@ -137,24 +145,26 @@ def _measure_peer(settings: BenchSettings, batch: int) -> FrontendFigure:
         tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder,
         started_server(model, "llama-server", Path(folder), settings, *context) as peer,
     ):
-        figure = _measure(peer.port, peer.process.pid, "completions", batch, num_tokens)
-    figure.api = "llama-server"
-    return figure
+        return _measure(peer.port, peer.process.pid, "llama-server", batch, num_tokens)
 
 
-def _timed(port: int, pid: int, api: str, batch: int, num_tokens: int) -> tuple[float, float, int]:
-    """Seconds of processor time of the front end and of the other threads, and the number of events."""
-    main, others = _cpu_seconds(pid)
+def _timed(port: int, pid: int, api: str, batch: int, num_tokens: int) -> tuple[list[float], int]:
+    """Seconds of processor time, as `_cpu_seconds` has them, and the number of events."""
+    before = _cpu_seconds(pid)
     num_events = asyncio.run(_streams(port, api, batch, num_tokens))
-    main_after, others_after = _cpu_seconds(pid)
-    return main_after - main, others_after - others, num_events
+    return [b - a for a, b in zip(before, _cpu_seconds(pid), strict=True)], num_events
 
 
-def _cpu_seconds(pid: int) -> tuple[float, float]:
-    """Processor time so far of the main thread, and of all others together."""
+def _cpu_seconds(pid: int) -> tuple[float, float, float]:
+    """Processor time so far of the main thread, of all other threads together, and of the processes that write."""
+    used = _thread_seconds(pid)
+    writers = [each.pid for each in psutil.Process(pid).children() if "bridle.http.writers.process" in each.cmdline()]
+    return used[pid], sum(used.values()) - used[pid], sum(sum(_thread_seconds(each).values()) for each in writers)
+
+
+def _thread_seconds(pid: int) -> dict[int, float]:
     tasks = {int(task.name): task for task in Path(f"/proc/{pid}/task").iterdir()}
-    used = {tid: int((task / "schedstat").read_text().split()[0]) / 1e9 for tid, task in tasks.items()}
-    return used[pid], sum(used.values()) - used[pid]
+    return {tid: int((task / "schedstat").read_text().split()[0]) / 1e9 for tid, task in tasks.items()}
 
 
 async def _streams(port: int, api: str, batch: int, num_tokens: int) -> int:
@@ -163,7 +173,7 @@ async def _streams(port: int, api: str, batch: int, num_tokens: int) -> int:
 
 
 async def _stream(port: int, api: str, num_tokens: int) -> int:
-    path, further, mark = _APIS[api]
+    path, further, mark = _APIS.get(api) or _APIS["completions"]
     limit = {"responses": "max_output_tokens"}.get(api, "max_tokens")
     body: dict[str, Any] = {"model": "instant", "stream": True, **further}
     if api in ("chat", "messages"):
@@ -191,9 +201,9 @@ def _print_table(console: Console, figures: Sequence[FrontendFigure]) -> None:
     from rich.table import Table
 
     table = Table(title="processor time of the front end")
-    for heading in ("API", "streams", "us per token", "tokens/s per core", "engine us per token", "us per request"):
+    columns = ["us per token", "tokens/s per core", "engine us per token", "writers us per token", "us per request"]
+    for heading in ("API", "streams", *columns, "events per token", "ms per step", "alone"):
         table.add_column(heading, justify="left" if heading == "API" else "right")
-    table.add_column("events per token", justify="right")
     for each in figures:
         table.add_row(
             each.api,
@@ -201,7 +211,10 @@ def _print_table(console: Console, figures: Sequence[FrontendFigure]) -> None:
             f"{each.token_microseconds:.1f}",
             f"{each.tokens_per_second:,.0f}",
             f"{each.engine_token_microseconds:.1f}",
+            f"{each.writer_token_microseconds:.1f}",
             f"{each.request_microseconds:.0f}",
             f"{each.events_per_token:.2f}",
+            f"{each.step_milliseconds:.2f}",
+            f"{each.step_milliseconds_alone:.2f}",
         )
     console.print(table)

@@ -1,8 +1,9 @@
 """`bridle serve` over a device that computes nothing: what remains is the front end and the engine's own Python.
 
-    python -m dev.bench.instant_server SECONDS
+    python -m dev.bench.instant_server SECONDS FRONT_ENDS
 
-Each step takes SECONDS, in which the device's thread lets others run, as one that waits for a GPU does.
+Each step takes SECONDS, in which the device's thread lets others run, as one that waits for a GPU does. FRONT_ENDS
+processes write streams.
 """
 
 from __future__ import annotations
@@ -32,19 +33,25 @@ class WritingDevice(TimedDevice):
         self.info = replace(self.info, vocab_size=vocab_size)
 
 
-def main() -> None:
-    """Serve until a signal comes."""
-    seconds = float(sys.argv[1])
+def instant_engine(seconds: float) -> tuple[AsyncEngine, Tokenizer]:
+    """A running engine whose steps take `seconds`, and its tokenizer."""
     tokenizer = Tokenizer.load(str(resolve_model("demo")))
     token = tokenizer.encode_inside(" and")[0]
     device = WritingDevice(seconds, token, tokenizer.vocab_size)
     engine = Engine(device, EngineConfig(), decoder=Detokenizer(tokenizer))
-    client = AsyncEngine(engine).start()
+    return AsyncEngine(engine).start(), tokenizer
+
+
+def main() -> None:
+    """Serve until a signal comes."""
+    seconds, front_ends = float(sys.argv[1]), int(sys.argv[2])
+    client, tokenizer = instant_engine(seconds)
 
     def load(settings: ServeSettings) -> LoadedModel:
         return LoadedModel("instant", client, tokenizer, shutdown=client.close)
 
-    serve(ServeSettings(port=0, log_format="json", log_level="warning"), load, [websocket_front(LmtpSettings())])
+    settings = ServeSettings(port=0, log_format="json", log_level="warning", front_ends=front_ends)
+    serve(settings, load, [websocket_front(LmtpSettings())])
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ from dev.bench import frontend
 @pytest.mark.slow
 def test_every_api_streams_its_tokens() -> None:
     screen = io.StringIO()
-    settings = BenchSettings(quick=True, batches=(2,))
+    settings = BenchSettings(quick=True, batches=(2,), front_ends=2)
     report, phases = measured(frontend, settings, Console(file=screen, width=200))
     figures = {each["api"]: each for each in report["figures"]}
     assert set(figures) == {"completions", "chat", "responses", "messages", "ollama"}
     for api, each in figures.items():
         assert each["streams"] == 2 and each["token_microseconds"] > 0 and each["engine_token_microseconds"] > 0
+        assert each["writer_token_microseconds"] > 0
+        assert each["step_milliseconds"] > 0 and each["step_milliseconds_alone"] > 0
         assert 0.5 < each["events_per_token"] < 1.3, api
     assert "messages" in screen.getvalue() and phases.spent > 0

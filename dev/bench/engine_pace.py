@@ -1,0 +1,55 @@
+"""How long a step of the engine takes beside a front end, and without one.
+
+The device is the same: it takes its time and computes nothing. What a step takes longer beside a front end is what the
+engine's thread waits for its turn (the interpreter's lock, and processors that others use), and what it does for the
+front end's sake.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import NamedTuple
+
+
+class Pace(NamedTuple):
+    """Steps so far, and the seconds that they took together."""
+
+    num_steps: int
+    seconds: float
+
+    def per_step(self, before: Pace) -> float:
+        """Return the mean seconds of a step since `before`."""
+        return (self.seconds - before.seconds) / max(self.num_steps - before.num_steps, 1)
+
+
+def pace_of_server(port: int) -> Pace:
+    """Ask a server for the counters of its only engine."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/v1/status")
+    engine = json.loads(connection.getresponse().read())["models"][0]["engine"]
+    connection.close()
+    return Pace(engine["num_steps"], engine["step_seconds"])
+
+
+def step_seconds_alone(device_seconds: float, batch: int, num_tokens: int) -> float:
+    """Return the mean seconds of a step in this process, whose other threads do nothing. Nobody reads the events."""
+    from bridle.engine.request import Request
+    from bridle.sampling import SamplingParams
+    from dev.bench.instant_server import instant_engine
+
+    client, tokenizer = instant_engine(device_seconds)
+    prompt = tuple(tokenizer.encode("Hello"))
+    sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    paces = []
+    try:
+        for count in (16, num_tokens):
+            streams = [client.submit(Request(str(i), prompt, sampling.with_(max_tokens=count))) for i in range(batch)]
+            for stream in streams:
+                for _ in stream:
+                    pass
+            statistics = client.statistics()
+            paces.append(Pace(statistics.num_steps, statistics.step_seconds))
+    finally:
+        client.close()
+    return paces[1].per_step(paces[0])
