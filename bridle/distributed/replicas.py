@@ -382,7 +382,8 @@ class ReplicaSet:
 
 def _salt(request: Request) -> object:
     """Return the salt; requests share blocks only under an equal one."""
-    return (request.salt, request.adapter, *(medium.key for medium in request.media))
+    scales = sorted(request.sampling.control_vectors.items())
+    return (request.salt, request.adapter, *scales, *(medium.key for medium in request.media))
 
 
 def _with_number(on_loss: Callable[[int, int], None], number: int) -> Callable[[int, str], None]:

@@ -33,7 +33,7 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `conversations`, `files`, `batches` and `prompt_caches` of clients, the file `state_db` where all but the
+    them), `conversations`, `files` and `batches` of clients, the file `state_db` where all but the
     passing ones are saved, WebSocket `fronts` and their `tickets`, the `writers` of streams. `started` is a Unix time
     in seconds. `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
     """
