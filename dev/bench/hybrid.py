@@ -79,6 +79,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1856,
         "moe_shared_expert_intermediate_size": 3712,
         "routed_scaling_factor": 2.5,
+        "time_step_min": 1e-9,  # files do not have another one
     },
     "qwen3.5-small": {
         "model_type": "qwen3_5_text",
