@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText
 
 from bridle.config import ModelConfig
 from bridle.cpu_kernels.kernels import Kernels
@@ -26,11 +28,15 @@ from bridle.model.geometry import Geometry
 from bridle.model.hybrid_layers import CannotDescribe, norm_weight
 from bridle.model.hybrid_model import HybridModel
 from bridle.model.loading import load_executor
+from bridle.multimodal import open_reader
+from bridle.tokenizer import Tokenizer
 from tests.conftest import examples
-from tests.fakes import tiny_checkpoints
+from tests.fakes import tiny_checkpoints, vision_checkpoints
 from tests.gguf.kit import pair
 from tests.gguf.later_models import RECURRENT
 from tests.lora.kit import write_adapter
+from tests.model.driver import skip_older
+from tests.model.image_prompts import DELTA_LIMIT, Eyes, error, make_ready, run_packed
 from tests.model.oracle import Oracle, check_run, run
 from tests.waiting import PATIENCE
 
@@ -218,6 +224,23 @@ def test_taps_see_every_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(found[True]) == len(found[False]) > 2
     for have, want in zip(found[False], found[True], strict=True):
         torch.testing.assert_close(have, want, atol=1e-3, rtol=1e-3)
+
+
+def test_images_are_seen(tmp_path: Path) -> None:
+    """Positions of their rows have three parts."""
+    skip_older("qwen3_5")
+    folder = vision_checkpoints.make_seeing("qwen3_5", tmp_path, head_dim=16)
+    whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    reader = open_reader(folder)
+    assert reader is not None
+    mine = Eyes("qwen3_5", folder, whole, reader, Tokenizer.load(folder))
+    executor = load_executor(ModelConfig(str(folder), dtype="float32", num_blocks=64, block_size=BLOCK))
+    assert isinstance(executor, LocalExecutor) and executor.runner.hybrid is not None
+    prompt = mine.prompt("look ", mine.picture(1), " and ", mine.picture(2), " say")
+    make_ready(executor, prompt.media)
+    for chunks in ((300,), (5, 1, 9, 2)):
+        assert error(run_packed(executor, [prompt], chunks)[0], mine.logits(prompt)) < DELTA_LIMIT
+    executor.close()
 
 
 @pytest.mark.parametrize("changed", ["delta_net", "norm_weight"])
