@@ -25,7 +25,7 @@ def in_process(column: str, recipe: Recipe, llm: LLM, cases: Sequence[Case]) -> 
     if column == "steering" and recipe.steer is not None:
         answers = recipe.steer(llm, cases)
     else:
-        given = {"alone": _alone, "mask": _masked, "steering": _steered}[column](recipe, cases)
+        given = {"alone": _alone, "mask": _masked, "steering": steered}[column](recipe, cases)
         messages = [list(case.messages) for case in cases]
         outputs = llm.chat(messages, temperature=0, max_tokens=recipe.max_tokens, use_tqdm=False, **given)
         answers = [answer_of(output) for output in outputs]
@@ -47,7 +47,8 @@ def _masked(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
     return {"constraint": [case.form for case in cases]}
 
 
-def _steered(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
+def steered(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
+    """The arguments of `LLM.chat` that run the recipe's script with the constants of each case."""
     interpreter = "jsctrl" if recipe.file.endswith(".js") else "pyctrl"
     return {"controller": [WasmController(interpreter, recipe.script(case)) for case in cases], "ignore_eos": True}
 

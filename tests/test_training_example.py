@@ -1,0 +1,66 @@
+"""The training loop of the examples runs, and its adapter changes from round to round while the model stays loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle import LLM
+from bridle.model import resolve_model
+from dev.recipes import calculator
+
+pytest.importorskip("peft", reason="PEFT is not here: pip install 'bridle-llm[bench]'")
+from examples.training.improve_recipe import NAME, Learner, Plan, improve
+
+PLAN = Plan(rounds=2, questions=3, samples=2, held_out=2)
+#: Answers of the demo model seldom solve anything; those with an even number of characters are about a half.
+TASK = replace(calculator.RECIPE, max_tokens=24, is_right=lambda case, text: len(text) % 2 == 0)
+
+
+class Watched(Learner):
+    """A learner that keeps what it has saved, and what it was taught."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(str(resolve_model("demo")), out, learning_rate=1e-2, batch=2)
+        self.saved: list[bytes] = []
+        self.taught: list[Any] = []
+
+    def learn(self, samples: Any) -> float:
+        self.taught += samples
+        loss = super().learn(samples)
+        self.saved.append((self.out / "adapter_model.safetensors").read_bytes())
+        return loss
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", control=True, adapters={}, kv_memory=32 << 20) as loaded:
+        yield loaded
+
+
+def score(llm: LLM, tokens: tuple[int, ...], adapter: str | None) -> float:
+    """The log-probability of all tokens but the first."""
+    output = llm.generate([list(tokens)], max_tokens=1, prompt_logprobs=0, adapter=adapter, use_tqdm=False)[0]
+    return sum(one.logprob for one in output.prompt_logprobs or () if one is not None)
+
+
+def test_the_loop_trains_and_replaces_an_adapter(llm: LLM, tmp_path: Path) -> None:
+    learner, lines = Watched(tmp_path / "adapter"), list[str]()
+    before, after = improve(llm, learner, TASK, PLAN, lines.append)
+    assert 0 <= before <= 1 and 0 <= after <= 1
+    assert [line.partition(":")[0] for line in lines] == ["before", "round 1", "round 2", "after"]
+    assert len(learner.saved) == 2 and learner.saved[0] != learner.saved[1]
+    assert [info.name for info in llm.adapters] == [NAME]
+    assert learner.taught and all(sample.is_right for sample in learner.taught)
+    sample = learner.taught[-1]
+    tokens = (*sample.prompt, *sample.answer)
+    assert score(llm, tokens, NAME) > score(llm, tokens, None), "what was taught is no likelier than before"
+
+
+def test_a_task_without_right_answers_is_refused(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="round 1: none of 6 answers is right; take an easier recipe"):
+        improve(llm, Watched(tmp_path), replace(TASK, is_right=lambda case, text: False), PLAN, list[str]().append)
