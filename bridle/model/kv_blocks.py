@@ -24,7 +24,7 @@ from bridle.model.weights_digest import weights_digest
 #: The version of the layout below.
 _EDITION = 1
 
-_Parts = Sequence[NDArray[np.uint8]]  # each [blocks or slots, bytes], views
+_Parts = Sequence[NDArray[np.uint8]]  # each [parts, blocks or slots, bytes], views
 _NOTHING = np.empty(0, np.uint8)  # the block of a model without attention
 
 
@@ -34,11 +34,11 @@ class CacheBlocks:
     tensors, layer after layer."""
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
-        self.identity = identity
-        both = parts_of(cache, states)
-        self._parts, self._states = ([part.numpy() for part in parts] for parts in both)
-        self.block_bytes = sum(part.shape[1] for part in self._parts)
-        self.state_bytes = sum(part.shape[1] for part in self._states)
+        self.identity, self._held = identity, (cache, states)  # whose memory the views below do not hold
+        self._parts, self._states = map(_stacked, parts_of(cache, states))
+        self.block_bytes, self.state_bytes = (
+            sum(part.shape[0] * part.shape[2] for part in parts) for parts in (self._parts, self._states)
+        )
 
     def read_block(self, block: int) -> memoryview:
         return _gather(self._parts, block)
@@ -60,17 +60,47 @@ def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], li
     return [part.view(torch.uint8) for part in parts], [part.view(torch.uint8) for part in slots]
 
 
+def _stacked(parts: Sequence[Tensor]) -> _Parts:
+    """Return views [parts, blocks or slots, bytes] of parts. Those of one size that lie at one distance, as all do
+    where layers are equal, are one view: it is copied in one go, which holds up no other thread of Python."""
+    found: list[list[NDArray[np.uint8]]] = []
+    for part in (each.numpy() for each in parts):
+        if not (found and _continues(found[-1], part)):
+            found.append([])
+        found[-1].append(part)
+    return [
+        np.lib.stride_tricks.as_strided(run[0], (len(run), *run[0].shape), (_distance(run), *run[0].strides))
+        for run in found
+    ]
+
+
+def _continues(run: Sequence[NDArray[np.uint8]], part: NDArray[np.uint8]) -> bool:
+    first, last = run[0], run[-1]
+    step = _address(part) - _address(last)
+    is_next = part.shape == first.shape and part.strides == first.strides and step >= part.nbytes
+    return is_next and (len(run) == 1 or step == _distance(run))
+
+
+def _distance(run: Sequence[NDArray[np.uint8]]) -> int:
+    return _address(run[1]) - _address(run[0]) if len(run) > 1 else run[0].nbytes
+
+
+def _address(part: NDArray[np.uint8]) -> int:
+    return int(part.__array_interface__["data"][0])
+
+
 def _gather(parts: _Parts, number: int) -> memoryview:
-    whole: Any = np.concatenate([part[number] for part in parts] or [_NOTHING])  # an array is a buffer
+    pieces = [part[:, number].ravel() for part in parts] or [_NOTHING]  # copies
+    whole: Any = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # an array is a buffer
     return memoryview(whole)
 
 
 def _scatter(parts: _Parts, number: int, data: memoryview) -> None:
     content, at = np.frombuffer(data, np.uint8), 0
     for part in parts:
-        size = part.shape[1]
-        part[number] = content[at : at + size]
-        at += size
+        count, _, size = part.shape
+        part[:, number] = content[at : at + count * size].reshape(count, size)
+        at += count * size
 
 
 def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:

@@ -34,13 +34,13 @@ class LayerCache:
     __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")
 
     def __init__(
-        self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, memory: _Memory
     ) -> None:
-        slots, heads = num_blocks * block_size, shape.num_kv_heads
+        slots, heads, device = num_blocks * block_size, shape.num_kv_heads, memory.device
         self.block_size = block_size
         # Uninitialized on purpose: pages are touched only when used, so a large pool costs nothing at start-up.
-        self.keys = _room((slots, heads, shape.key_dim), dtype, device)
-        self.values = _room((slots, heads, shape.value_dim), dtype, device)
+        self.keys = memory.take((slots, heads, shape.key_dim), dtype)
+        self.values = memory.take((slots, heads, shape.value_dim), dtype)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
         self.values_by_head = self.values.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, Dv], a view
         self.key_scales: Tensor | None = None
@@ -101,10 +101,19 @@ class LayerCache:
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
-def _room(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return alloc_huge_pages(prod(shape) * dtype.itemsize).view(dtype).view(shape)
-    return torch.empty(shape, dtype=dtype, device=device)
+class _Memory:
+    """Memory of the keys and values of all layers. On CPUs they lie side by side, so that those of a block are copied
+    at once."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.device = device
+        self._room = alloc_huge_pages(num_bytes) if device.type == "cpu" else None
+
+    def take(self, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+        if self._room is None:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        part, self._room = self._room.tensor_split([prod(shape) * dtype.itemsize])
+        return part.view(dtype).view(shape)
 
 
 def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,8 +138,10 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.device = device
+        slots = num_blocks * block_size
+        memory = _Memory(slots * geometry.numbers_per_token * dtype.itemsize, device)
         self.layers = {
-            number: LayerCache(num_blocks, block_size, shape, dtype, device)
+            number: LayerCache(num_blocks, block_size, shape, dtype, memory)
             for number, shape in geometry.cached.items()
         }
         self._copier, self._pools = copier, None

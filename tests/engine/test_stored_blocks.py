@@ -6,11 +6,13 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 
 from bridle.config import EngineConfig
+from bridle.engine.kv import stored_blocks
 from bridle.engine.kv.stored_blocks import IDLE_SECONDS
 from bridle.errors import InvalidRequest, ShardUnavailable
 from bridle.kv_store import Load, LoadedBlock, forget_tenant
@@ -132,6 +134,39 @@ def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monkey
     held.end()
     assert num_cached(lab.drain()[slow.id]) == 28
     lab.engine.close()
+
+
+@pytest.mark.parametrize("num_states", [0, 8])
+def test_beside_others_a_long_prompt_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_states: int
+) -> None:
+    """So no step copies more than a few blocks that give way. A part that cannot be read ends it."""
+    monkeypatch.setattr(stored_blocks, "MAX_BUSY_BLOCKS", 2)
+    lab = StoreLab(tmp_path, num_blocks=64, num_states=num_states)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    lab.engine.close()
+    for is_damaged, found in ((False, 28), (True, 16 if not num_states else 0)):
+        lab = StoreLab(tmp_path, num_blocks=64, num_states=num_states)
+        loads = Mock(wraps=lab.store.load)
+        monkeypatch.setattr(lab.store, "load", loads)
+        if is_damaged:
+            segment, position = lab.store.store.index[lab.hashes(prompt_of(1))[4]]
+            with segment.path.open("r+b") as file:
+                file.seek(position + HEADER_BYTES)
+                file.write(b"wrong")
+        other, long = (
+            make_request(prompt_of(2 + is_damaged, 9), max_tokens=30),
+            make_request(prompt_of(1), max_tokens=3),
+        )
+        lab.engine.add(other)
+        lab.step()
+        lab.engine.add(long)
+        replays = lab.drain()
+        for request in (other, long):
+            check_against_reference(lab, request, replays[request.id])
+        assert num_cached(replays[long.id]) == found
+        assert max(len(call.args[0]) for call in loads.call_args_list) <= 2 + (num_states > 0)
+        lab.engine.close()
 
 
 def test_the_beginning_in_memory_stays_while_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

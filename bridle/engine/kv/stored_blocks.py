@@ -27,6 +27,8 @@ from bridle.kv_store.records import Buffer, bytes_of, state_key, tenant_tag
 
 #: How many loads run at once.
 MAX_LOADS = 4
+#: Most blocks of a load while others are computed. A step that begins a load copies what gives way to it.
+MAX_BUSY_BLOCKS = 32
 #: For how many seconds an engine that closes writes what is in memory.
 SAVE_SECONDS = 10.0
 #: Seconds after which an engine without work begins to write what is in memory; entries at once, and the pause between.
@@ -50,6 +52,10 @@ class _Missing(NamedTuple):
     held: list[bytes]
     digests: list[bytes]
     state: bytes | None = None
+
+    def first(self, num_blocks: int) -> _Missing:
+        """Return the same, or less if there are more blocks."""
+        return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
     def keys(self) -> list[bytes]:
@@ -186,9 +192,10 @@ class StoredBlocks:
             loading.waiting.append(seq)
             seq.queue.awaits_kv = True
             return True
-        if missing.keys and not self._begin_load(seq, missing, is_busy):
+        part = missing.first(MAX_BUSY_BLOCKS) if is_busy else missing
+        if missing.keys and not self._begin_load(seq, part, is_busy):
             return False
-        seq.kv.is_looked_up = True
+        seq.kv.is_looked_up = part is missing
         return True
 
     def _find(self, seq: Sequence) -> _Missing:
@@ -242,8 +249,10 @@ class StoredBlocks:
                 if self._loading.get(key) is loading:
                     del self._loading[key]
             self._publish(loading, 0 if loading.is_stale else loading.load.num_loaded)
+            is_whole = loading.load.num_loaded == len(loading.missing.keys)
             for seq in loading.waiting:
                 seq.queue.awaits_kv = False
+                seq.kv.is_looked_up |= not is_whole  # what cannot be read is not tried for ever
 
     def _publish(self, loading: _Loading, num_loaded: int) -> None:
         """Give what was read to the prefix cache: the first `num_loaded` entries."""
