@@ -78,7 +78,7 @@ class _Allowance:
         return num_bytes <= self._left
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many bytes if they are allowed. Returns whether they are."""
+        """Take a number of bytes if they are allowed. Returns whether they are."""
         is_allowed = self.has(num_bytes)
         self._left -= num_bytes * is_allowed
         return is_allowed

@@ -93,7 +93,7 @@ def _problem(executor: Executor, config: EngineConfig) -> str | None:
     if _find(executor, config.kv_store_format) is None:
         return (
             f"kv_store_format is {config.kv_store_format!r}; it needs a KV cache of floating-point numbers that torch "
-            "computes. Leave it out: KV in 8 bits and that of llamacpp is stored as it is"
+            "computes. Leave it out: KV in 8 bits and that of llamacpp is stored exactly"
         )
     return None
 
