@@ -65,7 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "model_type": "nemotron_h",
         "vocab_size": 32_768,
         "hidden_size": 2688,
-        "layers_block_type": ["linear_attention", "moe"] * 2 + ["linear_attention", "full_attention", "mlp"],
+        "layers_block_type": ["linear_attention", "moe"] * 2 + ["linear_attention", "full_attention", "moe"],
         "intermediate_size": 1856,
         "num_attention_heads": 32,
         "num_key_value_heads": 2,
