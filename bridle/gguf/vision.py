@@ -22,8 +22,8 @@ Rename = tuple[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TowerFamily:
-    """A kind of tower. `models` are the model types of the whole and of its text, by that of the text alone; `marks`
-    the texts of tokens, by fields of the configuration."""
+    """A kind of tower. `models` are the model types of the whole and of its text, by the architecture of the text's
+    file; `marks` the texts of tokens, by fields of the configuration."""
 
     models: Mapping[str, tuple[str, str]]
     marks: Mapping[str, str]
@@ -56,14 +56,15 @@ def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config
     """The configurations of a model with its tower, and of its image processor. `text` is that of the text alone.
     Raises `UnsupportedModel` if they do not fit each other."""
     family = family_of(tower)
-    names = family.models.get(text["model_type"])
+    arch = model.text("general.architecture") or ""
+    names = family.models.get(arch)
     if names is None:
-        raise UnsupportedModel(f"{tower.path} is for another model than {model.path}, a {text['model_type']!r}")
+        raise UnsupportedModel(f"{tower.path} is for another model than {model.path}, whose architecture is {arch!r}")
     if tower.integer("clip.vision.projection_dim", text["hidden_size"], 1, MAX_SIDE) != text["hidden_size"]:
         raise UnsupportedModel(f"{tower.path} gives rows of another length than {model.path} has")
     whole, own = names
     inner = {**text, "model_type": own}
-    sections = [int(each) for each in model.numbers(f"{model.text('general.architecture')}.rope.dimension_sections")]
+    sections = [int(each) for each in model.numbers(f"{arch}.rope.dimension_sections")]
     if any(sections):
         inner["rope_parameters"] = {**text["rope_parameters"], "mrope_section": sections[:3]}
     config = {
@@ -266,7 +267,7 @@ def _qwen25(tower: GgufModel) -> Config:
 
 
 _GEMMA3 = TowerFamily(
-    models={"gemma3_text": ("gemma3", "gemma3_text")},
+    models={"gemma3": ("gemma3", "gemma3_text")},
     marks={
         "image_token_index": "<image_soft_token>",
         "boi_token_index": "<start_of_image>",
@@ -287,10 +288,10 @@ _IDEFICS3 = TowerFamily(
 )
 _QWEN3 = TowerFamily(
     models={
-        "qwen3": ("qwen3_vl", "qwen3_vl_text"),
-        "qwen3_moe": ("qwen3_vl_moe", "qwen3_vl_moe_text"),
-        "qwen3_5_text": ("qwen3_5", "qwen3_5_text"),
-        "qwen3_5_moe_text": ("qwen3_5_moe", "qwen3_5_moe_text"),
+        "qwen3vl": ("qwen3_vl", "qwen3_vl_text"),
+        "qwen3vlmoe": ("qwen3_vl_moe", "qwen3_vl_moe_text"),
+        "qwen35": ("qwen3_5", "qwen3_5_text"),
+        "qwen35moe": ("qwen3_5_moe", "qwen3_5_moe_text"),
     },
     marks=_QWEN_MARKS,
     vision=_qwen3,
@@ -299,7 +300,7 @@ _QWEN3 = TowerFamily(
     names=_QWEN_NAMES,
 )
 _QWEN2 = TowerFamily(
-    models={"qwen2": ("qwen2_vl", "qwen2_vl_text")},
+    models={"qwen2vl": ("qwen2_vl", "qwen2_vl_text")},
     marks=_QWEN_MARKS,
     vision=_qwen2,
     fields=lambda tower: {},
@@ -307,7 +308,7 @@ _QWEN2 = TowerFamily(
     names=_QWEN_NAMES,
 )
 _QWEN25 = TowerFamily(
-    models={"qwen2": ("qwen2_5_vl", "qwen2_5_vl_text")},
+    models={"qwen2vl": ("qwen2_5_vl", "qwen2_5_vl_text")},
     marks=_QWEN_MARKS,
     vision=_qwen25,
     fields=lambda tower: {},
