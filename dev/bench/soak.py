@@ -1,10 +1,11 @@
 """A server under mixed traffic for minutes, whose processes are killed, stopped and starved meanwhile.
 
 Requests come over several APIs, with grammars, scripts, streams that are left and bodies that are refused. Every few
-seconds a round takes something away: a process of the model or of the controllers (kill -9, or a stop and a
-continuation), room for files (writes fail as on a full disk), or descriptors. After each round the server has to give
-the right answer again. Memory, descriptors, threads, processes, shared memory and temporary files are sampled after the
-rounds; the slope over the second half says what grows.
+seconds a round takes something away: a process of the model, of the controllers or of the front end (kill -9, or a stop
+and a continuation), room for files (writes fail as on a full disk), descriptors, the name service (names of image hosts
+are looked up slowly), or the right time. After each round the server has to give the right answer again. Memory,
+descriptors, threads, processes, shared memory and temporary files are sampled after the rounds; the slope over the
+second half says what grows.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import psutil
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.bench.subprocesses import announced_port, end_process
+from dev.bench.soaked_server import Faults
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +44,8 @@ _PATIENCE = 180.0
 #: Seconds of traffic before each round.
 _PAUSE = 2.0
 _CLIENTS = 4
+#: A host of images that nobody can look up, and how long that takes.
+_IMAGE_HOST, _NAME_SECONDS = "images.invalid", 3.0
 #: Descriptors that a starved server may open: fewer than it has open.
 _FEW_DESCRIPTORS = 8
 _PROBE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
@@ -86,8 +90,8 @@ class SoakOutcome:
 class SoakedServer:
     """A running `bridle serve` with a shard, controllers, a store for KV and a state file."""
 
-    def __init__(self, process: psutil.Process, port: int, folder: Path) -> None:
-        self.process, self.port, self.folder = process, port, folder
+    def __init__(self, process: psutil.Process, port: int, folder: Path, faults: Faults) -> None:
+        self.process, self.port, self.folder, self.faults = process, port, folder, faults
 
     def children(self, words: str) -> list[psutil.Process]:
         """Return the living child processes with `words` in their command lines."""
@@ -122,7 +126,9 @@ def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
     with tempfile.TemporaryDirectory(prefix="bridle-soak-") as name:
         folder, scratch = Path(name), Path(name) / "tmp"
         scratch.mkdir()
-        command = [sys.executable, "-m", "bridle", "serve", "demo", "--port", "0", "--log-format", "json"]
+        faults = Faults(folder / "faults")
+        command = [sys.executable, "-m", "dev.bench.soaked_server", str(folder / "faults"), "demo", "demo-sees"]
+        command += ["--port", "0", "--log-format", "json", "--front-ends", "2", "--allow-image-host", _IMAGE_HOST]
         command += ["--state-db", str(folder / "state.db"), "--control-store", str(folder / "controllers")]
         command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # which a shard does not have
         log = folder / "server.log"
@@ -131,7 +137,7 @@ def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
                 command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(scratch)}
             )
         try:
-            yield SoakedServer(psutil.Process(process.pid), announced_port(process, log), scratch)
+            yield SoakedServer(psutil.Process(process.pid), announced_port(process, log), scratch, faults)
         except BaseException:
             sys.stderr.write(log.read_text(errors="replace")[-4_000:])
             raise
@@ -167,6 +173,24 @@ async def _starve(server: SoakedServer, what: int, few: int) -> None:
     resource.prlimit(server.process.pid, what, before)
 
 
+async def _jump(server: SoakedServer) -> None:
+    """Let the wall clock jump by up to a day, and back."""
+    server.faults.set(clock_seconds=random.uniform(-86_400, 86_400))
+    await asyncio.sleep(_PAUSE)
+    server.faults.set()
+
+
+async def _slow_names(server: SoakedServer) -> None:
+    """Let look-ups of names take seconds, and fail."""
+    server.faults.set(name_seconds=_NAME_SECONDS)
+    picture = {"type": "image_url", "image_url": {"url": f"http://{_IMAGE_HOST}/a.png"}}
+    body = {"model": "demo-sees", "messages": [{"role": "user", "content": [picture]}], "max_tokens": 1}
+    status, _ = await asyncio.to_thread(_send, server.port, "/v1/chat/completions", body)
+    server.faults.set()
+    if status < 400:
+        raise AssertionError(f"an image was there (status {status}) without a name service")
+
+
 #: What each round takes away.
 ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
     "kill -9 of a controller process": lambda server: _kill(server, "bridle.aici.runtime", signal.SIGKILL),
@@ -175,6 +199,10 @@ ROUNDS: dict[str, Callable[[SoakedServer], Any]] = {
     "stop of the shard": lambda server: _kill(server, "bridle shard", signal.SIGSTOP),
     "kill -9 of any child": lambda server: _kill(server, "", signal.SIGKILL),
     "stop of the server": _stop_server,
+    "kill -9 of a front end": lambda server: _kill(server, "bridle.http.writers", signal.SIGKILL),
+    "stop of a front end": lambda server: _kill(server, "bridle.http.writers", signal.SIGSTOP),
+    "clock jump": _jump,
+    "slow name service": _slow_names,
     "full disk": lambda server: _starve(server, resource.RLIMIT_FSIZE, 0),
     "no descriptors": lambda server: _starve(server, resource.RLIMIT_NOFILE, _FEW_DESCRIPTORS),
 }
