@@ -106,6 +106,11 @@ class ControllerManager:
         if control.pool is None:
             return
         control.num_moves += 1
+        is_next = control.num_kept == control.num_told == len(seq.tokens) - 1
+        if sampled is not None and is_next and control.pending_ask is None and not seq.output.changes:  # nearly always
+            control.answer = None
+            control.pending_ask = Ask(seq.id, (seq.tokens[-1],), 0, sampled, candidates, probes=probes)
+            return
         control.answer, news = None, control.pending_ask or Ask(seq.id)
         tokens, backtrack = tuple(seq.tokens[control.num_kept :]), control.num_told - control.num_kept
         known, changes = news.tokens, (*news.changes, *self._progress.policing.take_changes(seq))

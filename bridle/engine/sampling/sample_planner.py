@@ -113,6 +113,10 @@ class SamplePlanner:
     def _branch_one(self, item: Scheduled, out: PlannedSamples) -> None:
         seq = item.seq
         branches = PLAIN if seq.control.pool is None else self._steering.branches(seq)
+        if len(branches) == 1 and self._is_simple(seq, branches[0], item):
+            out.draws.append(PlannedDraw(seq, branches[0], len(out.batch.rows), item))
+            out.batch.rows.append(draw_row(seq, branches[0], seq.id, item.last_logit))
+            return
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
         if spreads:  # a single forced splice needs no row, and was applied before
             branches *= seq.sampling.n
@@ -144,6 +148,12 @@ class SamplePlanner:
                     draw.ways = self._drafted.ways(item)
                     out.batch.rows += drafted_rows(draw)
             out.draws.append(draw)
+
+    def _is_simple(self, seq: Sequence, branch: Branch, item: Scheduled) -> bool:
+        """Return whether a controlled sequence samples from one row, as it does in nearly all steps but its first."""
+        answer = seq.control.answer
+        has_more = item.drafts or seq.sampling.lookahead or answer is None or answer.options is not None
+        return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
         """Return whether the request may have `num_branches - 1` more outputs; if not, the sequence fails."""
