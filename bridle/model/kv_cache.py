@@ -34,7 +34,7 @@ class LayerCache:
     __slots__ = ("block_size", "key_scales", "keys", "keys_by_head", "value_scales", "values", "values_by_head")
 
     def __init__(
-        self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, memory: _Memory
+        self, num_blocks: int, block_size: int, shape: LayerGeometry, dtype: torch.dtype, memory: KVMemory
     ) -> None:
         slots, heads, device = num_blocks * block_size, shape.num_kv_heads, memory.device
         self.block_size = block_size
@@ -101,7 +101,7 @@ class LayerCache:
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
-class _Memory:
+class KVMemory:
     """Memory of the keys and values of all layers. On CPUs they lie side by side, so that those of a block are copied
     at once."""
 
@@ -139,7 +139,7 @@ class KVCache:
         self.block_size = block_size
         self.device = device
         slots = num_blocks * block_size
-        memory = _Memory(slots * geometry.numbers_per_token * dtype.itemsize, device)
+        memory = KVMemory(slots * geometry.numbers_per_token * dtype.itemsize, device)
         self.layers = {
             number: LayerCache(num_blocks, block_size, shape, dtype, memory)
             for number, shape in geometry.cached.items()

@@ -40,7 +40,7 @@ def run(llm: LLM) -> Run:
             script = script.replace(old, new)
         name = "jsctrl" if file.endswith(".js") else "pyctrl"
         controller = WasmController(name, script)
-        (output,) = llm.generate([""], controller=controller, temperature=0, max_tokens=400, ignore_eos=True)
+        (output,) = llm.generate([""], controller=controller, temperature=0, max_tokens=1500, ignore_eos=True)
         assert all(one.finish_reason in BY_ITSELF for one in output.outputs), output.outputs
         return output
 

@@ -13,7 +13,7 @@ from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
 from bridle.model.kernels.paged import CHUNK, JOIN_WARPS, NEWS, TILE
 from bridle.model.kernels.paged_call import AttentionCall
-from bridle.model.kv_cache import LayerCache
+from bridle.model.kv_cache import KVMemory, LayerCache
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 META = torch.device("meta")
@@ -44,7 +44,7 @@ def compile_all(capability: int, dtype: str, shape: Shape) -> Iterator[Any]:
     from bridle.model.kernels import paged_kernels
 
     kind = DTYPES[dtype]
-    cache = LayerCache(2, 16, LayerGeometry(*shape[:4]), kind, META)
+    cache = LayerCache(2, 16, LayerGeometry(*shape[:4]), kind, KVMemory(0, META))
     query = torch.empty(1, shape.num_heads, shape.dim, dtype=kind, device=META)
     out = query.new_empty(1, shape.num_heads, shape.value_dim)
     sinks = torch.empty(shape.num_heads, dtype=kind, device=META) if shape.is_special else None

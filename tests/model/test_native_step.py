@@ -24,7 +24,7 @@ from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.kernels.reference import ReferenceKernel
-from bridle.model.kv_cache import KVCache, LayerCache, round_heads, token_bytes
+from bridle.model.kv_cache import KVCache, KVMemory, LayerCache, round_heads, token_bytes
 from bridle.model.native_step import try_native_step
 from bridle.model.sequence_state import CachedRequestState
 from tests.conftest import examples
@@ -91,7 +91,7 @@ def test_attention_is_that_of_the_reference(
         BLOCK,
         LayerGeometry(group * kv_heads, kv_heads, dim, dim),
         kv,
-        torch.device("cpu"),
+        KVMemory(2 * num_slots * kv_heads * dim * kv.itemsize, torch.device("cpu")),
     )
     for pool in cache.parts:
         pool.fill_(77 if pool.dtype is torch.int8 else float("nan"))
@@ -228,7 +228,8 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
     assert float(integers.abs().max()) == 127
     error = (integers * scale.unsqueeze(-1) - heads).abs()
     assert bool((error <= 0.5001 * scale.unsqueeze(-1)).all())
-    cache = LayerCache(1, 4, LayerGeometry(2, 2, dim, dim), torch.int8, torch.device("cpu"))
+    memory = KVMemory(2 * 4 * 2 * dim, torch.device("cpu"))
+    cache = LayerCache(1, 4, LayerGeometry(2, 2, dim, dim), torch.int8, memory)
     cache.write(torch.tensor([2, 0, 3]), heads, heads)
     assert torch.equal(
         cache.gather(torch.tensor([2, 0, 3]), torch.float32)[0][0].transpose(0, 1), integers * scale[..., None]
