@@ -89,14 +89,32 @@ def make_request(
 ) -> Request:
     """Make a request of checked tokens and sampling parameters, as `prompts.build_request` does."""
     embeds = options.get("embeds", False)
+    if not embeds:
+        check_task(model.info, embeds)
     policies = NO_POLICIES if embeds else options.get("policies", NO_POLICIES)
-    sampling = _fitting(model, len(tokens), sampling, policies, embeds)
-    _check_combinations(sampling, controller)
+    if policies is not NO_POLICIES:
+        sampling = policies.limit(sampling, model.max_sequence_tokens - len(tokens))
+    check_fits(model, len(tokens), 0 if embeds else sampling.max_tokens)
+    if sampling.seed is None:
+        sampling = sampling.with_(seed=new_seed())
+    if sampling.probes:
+        sampling = sampling.with_(speculate=0)  # readings are those of sampled positions
+    if sampling.banned_phrases:
+        _check_rolls_nothing_back(controller, "banned_phrases")
+    if sampling.takes_text_back:
+        _check_rolls_nothing_back(controller, "aligned" if sampling.aligned else "on_constraint_floor")
+    if sampling.describe_constraint:
+        message = "describe_constraint: got true for a prompt. Send messages, or write the form into the prompt."
+        raise InvalidRequest(message, "describe_constraint")
     healing = None
     if sampling.token_healing:
         tokens, controller, healing = heal(model.tokenizer, model.info.vocab_size, tokens, controller)
     if policies is not NO_POLICIES:
         controller = policies.steer(controller)
+    if sampling.keep_best and sampling.logprobs is None:
+        raise InvalidRequest(
+            "keep_best: got no logprobs, by which outputs are compared. Set logprobs to 0.", "keep_best"
+        )
     if sampling.keep_best and _may_go_back(sampling, controller, policies):
         sampling = sampling.with_(keep_best=0)  # sums of log-probabilities may rise, so no output is lost early
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
@@ -131,34 +149,6 @@ def make_request(
         repeats=options.get("repeats"),
         metadata=dict(options.get("metadata") or {}),
     )
-
-
-def _fitting(
-    model: LoadedModel, num_tokens: int, sampling: SamplingParams, policies: Applied, embeds: bool
-) -> SamplingParams:
-    """Check that the model does this task and has room for it. Returns the parameters with what they leave open."""
-    if not embeds:
-        check_task(model.info, embeds)
-    if policies is not NO_POLICIES:
-        sampling = policies.limit(sampling, model.max_sequence_tokens - num_tokens)
-    check_fits(model, num_tokens, 0 if embeds else sampling.max_tokens)
-    if sampling.seed is None:
-        sampling = sampling.with_(seed=new_seed())
-    return sampling.with_(speculate=0) if sampling.probes else sampling  # readings are those of sampled positions
-
-
-def _check_combinations(sampling: SamplingParams, controller: object | None) -> None:
-    """Refuse parameters that need something else of the request."""
-    if sampling.banned_phrases:
-        _check_rolls_nothing_back(controller, "banned_phrases")
-    if sampling.takes_text_back:
-        _check_rolls_nothing_back(controller, "aligned" if sampling.aligned else "on_constraint_floor")
-    if sampling.describe_constraint:
-        message = "describe_constraint: got true for a prompt. Send messages, or write the form into the prompt."
-        raise InvalidRequest(message, "describe_constraint")
-    if sampling.keep_best and sampling.logprobs is None:
-        message = "keep_best: got no logprobs, by which outputs are compared. Set logprobs to 0."
-        raise InvalidRequest(message, "keep_best")
 
 
 def _may_go_back(sampling: SamplingParams, controller: object | None, policies: Applied) -> bool:
