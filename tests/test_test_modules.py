@@ -14,6 +14,7 @@ MODULES = sorted((ROOT / "tests").rglob("*.py"))
 MAX_PRIVATE = 99
 #: Names that the package shares with Python and its libraries.
 FOREIGN = {"_C", "_cuda_endAllocateToPool", "_cuda_releasePool", "_exit", "_getframe", "_replace", "_scaled_mm"}
+FOREIGN |= {"_is_expert_parallel", "_parameters", "_proj"}
 
 
 def private_names() -> set[str]:

@@ -14,7 +14,7 @@ from bridle.model import resolve_model
 from dev.recipes import calculator
 
 pytest.importorskip("peft", reason="PEFT is not here: pip install 'bridle-llm[bench]'")
-from examples.training.improve_recipe import NAME, Learner, Plan, improve
+from examples.training.improve_recipe import NAME, Learner, Plan, Sample, improve
 
 PLAN = Plan(rounds=2, questions=3, samples=2, held_out=2)
 #: Answers of the demo model seldom solve anything; those with an even number of characters are about a half.
@@ -27,7 +27,7 @@ class Watched(Learner):
     def __init__(self, out: Path) -> None:
         super().__init__(str(resolve_model("demo")), out, learning_rate=1e-2, batch=2)
         self.saved: list[bytes] = []
-        self.taught: list[Any] = []
+        self.taught: list[Sample] = []
 
     def learn(self, samples: Any) -> float:
         self.taught += samples
@@ -42,10 +42,14 @@ def llm() -> Iterator[LLM]:
         yield loaded
 
 
-def score(llm: LLM, tokens: tuple[int, ...], adapter: str | None) -> float:
-    """The log-probability of all tokens but the first."""
-    output = llm.generate([list(tokens)], max_tokens=1, prompt_logprobs=0, adapter=adapter, use_tqdm=False)[0]
-    return sum(one.logprob for one in output.prompt_logprobs or () if one is not None)
+def score(llm: LLM, samples: list[Sample], adapter: str | None) -> float:
+    """The log-probability of all answers after their prompts."""
+    prompts = [[*sample.prompt, *sample.answer] for sample in samples]
+    outputs = llm.generate(prompts, max_tokens=1, prompt_logprobs=0, adapter=adapter, use_tqdm=False)
+    parts = [
+        (output.prompt_logprobs or [])[len(sample.prompt) :] for output, sample in zip(outputs, samples, strict=True)
+    ]
+    return sum(one.logprob for part in parts for one in part if one is not None)
 
 
 def test_the_loop_trains_and_replaces_an_adapter(llm: LLM, tmp_path: Path) -> None:
@@ -56,9 +60,8 @@ def test_the_loop_trains_and_replaces_an_adapter(llm: LLM, tmp_path: Path) -> No
     assert len(learner.saved) == 2 and learner.saved[0] != learner.saved[1]
     assert [info.name for info in llm.adapters] == [NAME]
     assert learner.taught and all(sample.is_right for sample in learner.taught)
-    sample = learner.taught[-1]
-    tokens = (*sample.prompt, *sample.answer)
-    assert score(llm, tokens, NAME) > score(llm, tokens, None), "what was taught is no likelier than before"
+    taught = learner.taught
+    assert score(llm, taught, NAME) > score(llm, taught, None), "what was taught is no likelier than before"
 
 
 def test_a_task_without_right_answers_is_refused(llm: LLM, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class BlockStore:
         self.on_change: Callable[[], None] = lambda: None
         self.store, self.host = store, memory
         self._max_queued_bytes = max_queued_bytes
-        self._disk = _Allowance(burst_bytes)
+        self.disk = _Allowance(burst_bytes)
         self._queue: deque[_Waiting] = deque()
         self._queued: dict[bytes, _Waiting] = {}
         self._queued_bytes = 0
@@ -140,7 +140,7 @@ class BlockStore:
             self.num_dropped += 1
             return False
         if self.host is None:
-            self._disk.take(num_bytes)
+            self.disk.take(num_bytes)
         waiting = _Waiting(key, tenant, num_bytes, copy())
         with self._changed:
             self._queue.append(waiting)
@@ -154,7 +154,7 @@ class BlockStore:
     def has_room(self, num_bytes: int) -> bool:
         """Return whether a block of this size can be offered now."""
         is_full = self._queued_bytes + num_bytes > self._max_queued_bytes
-        return not (self._is_closed or is_full) and (self.host is not None or self._disk.has(num_bytes))
+        return not (self._is_closed or is_full) and (self.host is not None or self.disk.has(num_bytes))
 
     def _start_writer(self) -> Future[None]:
         from bridle.threads import start_thread
@@ -183,7 +183,7 @@ class BlockStore:
         try:
             if self.host is not None:
                 kept = self.host.put(key, tenant, num_bytes, partial(copy_block, block))
-            if self.host is None or (self.is_lasting and self._disk.take(num_bytes)):
+            if self.host is None or (self.is_lasting and self.disk.take(num_bytes)):
                 self._append(key, tenant, bytes_of(block, num_bytes) if kept is None else kept)
                 return
         except Exception:

@@ -35,16 +35,16 @@ class CacheBlocks:
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
         self.identity, self._held = identity, (cache, states)  # whose memory the views below do not hold
-        self._parts, self._states = map(_stacked, parts_of(cache, states))
+        self.parts, self._states = map(_stacked, parts_of(cache, states))
         self.block_bytes, self.state_bytes = (
-            sum(part.shape[0] * part.shape[2] for part in parts) for parts in (self._parts, self._states)
+            sum(part.shape[0] * part.shape[2] for part in parts) for parts in (self.parts, self._states)
         )
 
     def read_block(self, block: int) -> memoryview:
-        return _gather(self._parts, block)
+        return _gather(self.parts, block)
 
     def write_block(self, block: int, data: memoryview) -> None:
-        _scatter(self._parts, block, data)
+        _scatter(self.parts, block, data)
 
     def read_state(self, slot: int) -> memoryview:
         return _gather(self._states, slot)

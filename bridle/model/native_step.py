@@ -47,7 +47,7 @@ class NativeStep:
         heads: Heads,
         turned: int | None = None,
     ) -> None:
-        self._found, self._described, self._heads, self._turned = found, list(described), heads, turned
+        self._found, self.described, self._heads, self._turned = found, list(described), heads, turned
         self._numbers, self._parts = list(numbers), list(parts)
         self._num_tables = num_tables(described)
         self._first_kv = next(at for at, layer in enumerate(described) if layer.qkv and layer.mixer is None)
@@ -95,17 +95,17 @@ class NativeStep:
     def first_layers(self) -> Iterator[Sequence[int]]:
         """In this block, compute only the first layer of each kind: a pass takes the same memory, and little time.
         Yields their numbers."""
-        whole = self._described, self._numbers, self._parts
-        kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self._described)])}
+        whole = self.described, self._numbers, self._parts
+        kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())
-        self._described = [self._described[number] for number in few]
+        self.described = [self.described[number] for number in few]
         self._parts = [self._parts[number] for number in few]
         self._numbers = [self._numbers[number] for number in few]
         self._ready = None
         try:
             yield self._numbers
         finally:
-            self._described, self._numbers, self._parts = whole
+            self.described, self._numbers, self._parts = whole
             self._ready = None
 
     def fits(self, cache: KVCache) -> bool:
@@ -143,8 +143,8 @@ class NativeStep:
 
     def _over(self, cache: KVCache, states: StatePool | None) -> Layers:
         if self._ready is None or self._ready[0] is not cache or self._ready[1] is not states:
-            pools = [self._pool(*each, cache, states) for each in zip(self._numbers, self._described, strict=True)]
-            layers = Layers(self._found, self._described, self._heads, pools, self._turned)
+            pools = [self._pool(*each, cache, states) for each in zip(self._numbers, self.described, strict=True)]
+            layers = Layers(self._found, self.described, self._heads, pools, self._turned)
             self._ready = (cache, states, layers)
         return self._ready[2]
 

@@ -20,7 +20,7 @@ SAME = frozenset(
         *("AUDIO", "IMAGE", "VIDEO"),  # that go with a prompt, or with the first turn
         *("CONTROLLER", "CTRL", "JSON", "KEYS", "KV_STORE", "MAX_TOKENS", "POLICIES", "STATS"),
         *("DRAFT_MAX", "NUM_SPECULATIVE_TOKENS", "SPECULATE"),
-        *("DTYPE", "PORT", "SHARDS", "TEMPERATURE", "TOOL_PROMPT", "WARM_UP"),
+        *("DTYPE", "FRONT_ENDS", "PORT", "SHARDS", "TEMPERATURE", "TOOL_PROMPT", "WARM_UP"),
     )
 )
 

@@ -127,7 +127,7 @@ def test_no_other_tenant_finds_a_block_on_the_host(tmp_path: Path, num_states: i
 def test_what_the_host_held_is_on_the_disk_after_the_end(tmp_path: Path) -> None:
     """Also what the disk's rate had not let through."""
     lab = HostLab(tmp_path)
-    lab.store._disk.take(1 << 30)
+    lab.store.disk.take(1 << 30)
     want = lab.run_one(prompt_of(1), max_tokens=4)
     flood(lab)
     lab.settle()

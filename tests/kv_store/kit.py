@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 
-from bridle.kv_store import SegmentStore
+from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore
 from bridle.kv_store.records import HEADER_BYTES
 from bridle.kv_store.records import tenant_tag as tag
 from bridle.kv_store.store import list_segments
+from tests.waiting import until
 
 BLOCK = 5000
 LIMIT = 16 * 4 * (BLOCK + HEADER_BYTES)  # 16 segments of four blocks
@@ -66,3 +68,19 @@ def damage(path: Path, kind: str, seed: int) -> None:
         path.unlink()
     else:
         path.write_bytes(content)
+
+
+def offer(target: BlockStore, number: int) -> bool:
+    return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number))
+
+
+def loaded(target: BlockStore, numbers: range) -> dict[int, bytes]:
+    """The blocks that a load has put, as far as it says that they are there."""
+    put: dict[int, bytes] = {}
+
+    def putter(number: int, data: memoryview) -> None:
+        put[number] = bytes(data)
+
+    load = target.load([LoadedBlock(key_of(number), BLOCK, partial(putter, number)) for number in numbers])
+    until(lambda: load.is_done, "the load")
+    return {number: put[number] for number in numbers[: load.num_loaded]}

@@ -5,35 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore, background
 from bridle.testing.clock import FakeClock
-from tests.kv_store.kit import BLOCK, LIMIT, block_of, found_in, key_of, tag
+from tests.kv_store.kit import BLOCK, LIMIT, block_of, found_in, key_of, loaded, offer, tag
 from tests.waiting import PATIENCE, until
 
 
 def opened(folder: Path, max_queued_bytes: int = 1 << 20) -> BlockStore:
     return BlockStore(SegmentStore(folder, "model", LIMIT), max_queued_bytes)
-
-
-def offer(target: BlockStore, number: int) -> bool:
-    return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number))
-
-
-def loaded(target: BlockStore, numbers: range) -> dict[int, bytes]:
-    """The blocks that a load has put, as far as it says that they are there."""
-    put: dict[int, bytes] = {}
-
-    def putter(number: int, data: memoryview) -> None:
-        put[number] = bytes(data)
-
-    load = target.load([LoadedBlock(key_of(number), BLOCK, partial(putter, number)) for number in numbers])
-    until(lambda: load.is_done, "the load")
-    return {number: put[number] for number in numbers[: load.num_loaded]}
 
 
 def test_what_is_offered_is_written_and_can_be_loaded(tmp_path: Path) -> None:

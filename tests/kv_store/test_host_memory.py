@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from bridle.kv_store import BlockStore, HostMemory, NoDisk, SegmentStore, background, host_memory
 from bridle.kv_store.records import copy_block
-from tests.kv_store.kit import BLOCK, LIMIT, block_of, key_of, tag
-from tests.kv_store.test_background import loaded, offer
+from tests.kv_store.kit import BLOCK, LIMIT, block_of, key_of, loaded, offer, tag
 from tests.waiting import PATIENCE
 
 

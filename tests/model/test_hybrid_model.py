@@ -120,7 +120,7 @@ def test_heads_of_a_packed_file_go_where_its_columns_are() -> None:
 
 
 def mixers_of(short: HybridModel) -> list[Any]:
-    return [layer for layer in short.native._described if layer.mixer is not None]
+    return [layer for layer in short.native.described if layer.mixer is not None]
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8_0"])

@@ -76,9 +76,9 @@ def test_a_block_comes_back_bit_by_bit_and_touches_no_other(
 def test_equal_layers_are_copied_in_one_go() -> None:
     shapes = {number: LayerGeometry(4, 2, 8, 8, 1.0) for number in range(5)}
     cache = KVCache(Geometry(shapes, 10), 5, 4, torch.float32, torch.device("cpu"))
-    assert len(CacheBlocks(cache, str)._parts) == 1
+    assert len(CacheBlocks(cache, str).parts) == 1
     mixed = KVCache(Geometry(shapes | {5: LayerGeometry(4, 2, 8, 16, 1.0)}, 10), 5, 4, torch.float32, cache.device)
-    assert len(CacheBlocks(mixed, str)._parts) == 2
+    assert len(CacheBlocks(mixed, str).parts) == 2
 
 
 def test_a_device_and_the_host_have_one_format() -> None:

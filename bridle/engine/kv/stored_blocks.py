@@ -146,7 +146,7 @@ class StoredBlocks:
         host, on_disk = self._store.host, self._store.store
         for key, tenant, block in () if host is None else host.newest():
             if key not in on_disk:
-                yield _Entry(key, tenant, len(block), partial(_same, block))
+                yield _Entry(key, tenant, len(block), partial(as_it_is, block))
 
     def rest(self, now: float) -> float | None:
         """Write some of what is in memory if the engine has been idle for long enough, so that it outlives a crash.
@@ -306,5 +306,6 @@ def _host_counts(host: HostMemory) -> dict[str, int]:
     }
 
 
-def _same(block: memoryview) -> memoryview:
+def as_it_is(block: Buffer) -> Buffer:
+    """Return what is stored, which is encoded already."""
     return block

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from bridle.engine.interfaces import Executor, SequenceStates, find_sequence_states
 from bridle.engine.kv.block_manager import block_hash, root_hash
+from bridle.engine.kv.stored_blocks import as_it_is
 from bridle.engine.sequence import Sequence
 from bridle.kv_store import BlockStore, LoadedBlock
 from bridle.kv_store.records import Buffer, tenant_tag
@@ -75,7 +76,7 @@ class StoredSequences:
         parts: list[tuple[bytes, Buffer]] = [(_piece(key, at), part) for at, part in _pieces(data)]
         parts += [(key, record), *((_pointer(digest), pointer) for digest in ends)]
         for name, part in parts:
-            if not self._store.offer(name, tenant, len(part), partial(_same, part)):
+            if not self._store.offer(name, tenant, len(part), partial(as_it_is, part)):
                 return
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -158,10 +159,6 @@ class StoredSequences:
             "num_restored_bytes": store.read_bytes,
             "num_blocks_in_store": len(store.store),
         }
-
-
-def _same(part: Buffer) -> Buffer:
-    return part
 
 
 def _is_plain(seq: Sequence) -> bool:
