@@ -106,7 +106,7 @@ class BlockStore:
         self._is_closed = False
         self._writing: Future[None] | None = None
         self._fast = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read")
-        self._nice = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read-nice", initializer=_be_nice)
+        self._nice = ThreadPoolExecutor(1, "bridle-kv-read-nice", initializer=_be_nice)
         self._memory = threading.local()
         self._refreshed = time.monotonic()
         self.num_written = self.num_dropped = self.num_read = 0
@@ -214,9 +214,13 @@ class BlockStore:
 
     def load(self, blocks: Sequence[LoadedBlock], is_behind: bool = False) -> Load:
         """Begin to read blocks, in threads that call their `put`; `is_behind` others that compute."""
-        load, readers = Load(blocks), self._nice if is_behind else self._fast
+        if is_behind:  # one reader: two would contend for Python's lock with what computes
+            load = Load(blocks, num_readers=1)
+            self._nice.submit(self._read, load)
+            return load
+        load = Load(blocks)
         for _ in range(_NUM_READERS):
-            readers.submit(self._read, load)
+            self._fast.submit(self._read, load)
         return load
 
     def _read(self, load: Load) -> None:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 _LENGTHS, _QUICK_LENGTHS = (2_000, 10_000), (500,)
 #: From disk at most this share of computing, at the longest prompt.
 WANTED = 0.05
-_BESIDE = 96  # tokens of the stream beside a prompt that is read
+_BESIDE = 192  # tokens of the stream beside a prompt that is read
+_STREAM_SECONDS = 0.3  # for which the stream runs alone
 _OTHER = 2_000  # tokens of that prompt
 _SPARE = 1_024
 
@@ -94,15 +95,26 @@ def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) 
 
 
 async def _gap(server: StartedServer, prompt: Sequence[int]) -> float:
-    """Return how much longer the gaps of a stream are while `prompt` is read from disk."""
+    """Return how much longer the gaps of a stream are while `prompt` is read from disk than while the same request
+    finds it in memory, within the time from its beginning that the disk takes. A request by itself costs the stream
+    some time: its tokens are checked, hashed and computed."""
+    sent, taken, times = await _beside(server, prompt)
+    disk = _mean_gap(times, sent, sent + taken)
+    sent, _, times = await _beside(server, prompt)
+    return disk / _mean_gap(times, sent, sent + taken)
+
+
+async def _beside(server: StartedServer, prompt: Sequence[int]) -> tuple[float, float, list[float]]:
+    """Send `prompt` beside a stream. Returns when, the seconds to its first token, and the times of the stream."""
     target = ServerTarget("127.0.0.1", server.port)
-    alone = await complete(target, _prompt(16, 5), _BESIDE, never_ends=True)
-    beside = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True))
-    await asyncio.sleep(alone.first + 8 * mean(alone.gaps))
+    stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True))
+    await asyncio.sleep(_STREAM_SECONDS)
     read = _checked(await complete(target, prompt, 1))
-    times = (await beside).event_times
-    during = [b - a for a, b in pairwise(times) if a >= read.sent and b <= read.event_times[0]]
-    return mean(during or [0.0]) / mean(alone.gaps)
+    return read.sent, read.event_times[0] - read.sent, list((await stream).event_times)
+
+
+def _mean_gap(times: Sequence[float], begin: float, end: float) -> float:
+    return mean([b - a for a, b in pairwise(times) if b >= begin and a <= end])
 
 
 def _peer(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
