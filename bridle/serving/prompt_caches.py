@@ -149,21 +149,21 @@ class PromptCaches:
         return found
 
     def shared_prefix(
-        self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int]
+        self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int], block_size: int
     ) -> SharedPrefix | None:
-        """Return the longest shared cache that a prompt of this user begins with; None if there is none."""
+        """Return the longest shared cache whose whole blocks a prompt of this user begins with; None if there is none.
+        The last tokens, which fill no block, may differ: a longer text is often cut into others there."""
         if not identity.group:
             return None
         prompt = memoryview(array("q", tokens))
         shared = [
-            each
+            (len(each.tokens) // block_size * block_size, each)
             for each in self._live()
-            if each.is_shared_with(identity)
-            and (each.model, each.adapter) == (model, adapter)
-            and prompt[: len(each.tokens)] == memoryview(each.tokens)
+            if each.is_shared_with(identity) and (each.model, each.adapter) == (model, adapter)
         ]
-        found = max(shared, key=lambda each: len(each.tokens), default=None)
-        return None if found is None else SharedPrefix(found.group, found.user, len(found.tokens))
+        fitting = [(end, each) for end, each in shared if prompt[:end] == memoryview(each.tokens)[:end]]
+        end, found = max(fitting, key=lambda one: one[0], default=(0, None))
+        return None if found is None else SharedPrefix(found.group, found.user, end)
 
     def drop(self, cache: PromptCache) -> None:
         """Forget a cache."""

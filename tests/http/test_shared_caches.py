@@ -76,6 +76,13 @@ def test_a_group_reads_what_one_of_it_shares_and_nothing_else(tmp_path: Path) ->
         assert [users.listed(user) for user in GROUPS] == [[(True, True)], [(True, False)], [], []]
 
 
+def test_the_tokens_that_fill_no_block_may_differ(tmp_path: Path) -> None:
+    """A prompt that ends within a word is cut otherwise once the word goes on."""
+    with users_of(tmp_path) as users:
+        users.create("ann", prompt=[*RULES, 1, 2, 3], share=True)
+        assert [users.cached(user, [*RULES, 1, 2, 4, 5]) for user in ("ann", "bob")] == [len(RULES)] * 2
+
+
 def test_a_cache_that_is_not_shared_is_found_by_its_user_alone(tmp_path: Path) -> None:
     with users_of(tmp_path) as users:
         assert not users.create("ann")["shared"]

@@ -335,7 +335,8 @@ class RequestLifecycle(SteersRequests):
         most = request.sampling.max_tokens  # None: the model decides when it ends
         most = None if most is None else most * request.sampling.n * num_outputs
         caches = self.host.prompt_caches
-        shared = caches.shared_prefix(self.identity, self.model.name, self.adapter, request.prompt)
+        size = self.model.info.block_size
+        shared = caches.shared_prefix(self.identity, self.model.name, self.adapter, request.prompt, size)
         return replace(request, place=self.ticket.charge(len(tokens) * num_copies, most), shared=shared)
 
 
