@@ -12,8 +12,8 @@ from tests.sources import ROOT
 
 #: `chat/output_marks.py` is one more file since `chat/chat_request.py` outgrew the size that one file may have. It adds
 #: 4 functions, blocks that are matched and published apart from recurrent states 3, constraint reports 2, and the
-#: fields of prompt caches 1. `best_of`, retention and shared prompt caches have a file each since; pauses, the watch over
-#: steps, probes, owners of blocks and live text add 17 more functions.
+#: fields of prompt caches 1. `best_of`, retention and shared prompt caches have a file each since; pauses, the watch
+#: over steps, probes, owners of blocks and live text add 17 more functions.
 MAX_FILES, MAX_FUNCTIONS = 52, 292
 #: Functions that call another file between the route and the engine, and how often the route calls a layer below.
 MAX_STOPS, MAX_DESCENTS = 20, 3
