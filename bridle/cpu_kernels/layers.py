@@ -242,7 +242,7 @@ class Layers:
         )
 
     def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
-        """Where keys and values lie, and the number of their type."""
+        """Return the addresses of keys and values, and the number of their type."""
         if not isinstance(pool, LayerKV):
             require(not layer.qkv or layer.mixer is not None, "attention without a cache")
             return (None,) * 4, 0

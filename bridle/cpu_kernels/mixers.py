@@ -1,5 +1,5 @@
-"""What stands in the place of attention in recurrent layers that the kernels compute whole: short convolutions, gated
-delta nets and Mamba-2, over the states of all sequences of a step. Arguments are checked here.
+"""Mixers of recurrent layers, which stand in the place of attention: short convolutions, gated delta nets and Mamba-2.
+The kernels compute each whole, over the states of all sequences of a step. Arguments are checked here.
 
 The order of the fields is that of sources/mixer.h.
 """

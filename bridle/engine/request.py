@@ -185,7 +185,7 @@ class Request:
 
     @property
     def salt(self) -> str | SharedPrefix:
-        """What two requests have in common that may share the first block of their prompts."""
+        """Return the owner of the first block: two requests may share that block if it is the same."""
         return self.tenant if self.shared is None else replace(self.shared, owner="", num_tokens=0)
 
     @property

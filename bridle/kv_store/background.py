@@ -266,6 +266,28 @@ class BlockStore:
             memory = self._memory.bytes = bytearray(num_bytes)
         return memoryview(memory)
 
+    def counts(self) -> dict[str, int]:
+        """Counters for an engine's statistics. Safe from any thread."""
+        host = self.host
+        of_host = (
+            {
+                "num_host_blocks": len(host),
+                "num_host_bytes": host.num_bytes,
+                "num_host_reads": host.num_read,
+                "num_host_evictions": host.num_evicted,
+            }
+            if host is not None
+            else {}
+        )
+        return {
+            "num_stored_blocks": self.num_written,
+            "num_store_drops": self.num_dropped,
+            "num_stored_bytes": self.written_bytes,
+            "num_restored_bytes": self.read_bytes,
+            "num_blocks_in_store": len(self.store),
+            **of_host,
+        }
+
     # -- life --------------------------------------------------------------------------------------------
 
     def stop(self) -> None:

@@ -37,7 +37,7 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
 
 
 def _init_of(model: Any, path: str) -> Callable[[Any], None]:
-    """What sets the constants of a module: its own method, or that of the nearest model around it."""
+    """Return the method that sets the constants of a module: its own, or that of the nearest model around it."""
     while path:
         if (found := getattr(model.get_submodule(path), "_init_weights", None)) is not None:
             return found  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bridle.engine.interfaces import Executor, KVBlocks, find_kv_blocks
 from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.sequence import Sequence
-from bridle.kv_store import BlockStore, HostMemory, Load, LoadedBlock, Snapshot
+from bridle.kv_store import BlockStore, Load, LoadedBlock, Snapshot
 from bridle.kv_store.records import Buffer, bytes_of, state_key, tenant_tag
 
 #: How many loads run at once.
@@ -285,25 +285,7 @@ class StoredBlocks:
 
     def counts(self) -> dict[str, int]:
         """Counters for the engine's statistics. Safe from any thread."""
-        store = self._store
-        return {
-            "num_stored_blocks": store.num_written,
-            "num_restored_tokens": self.num_restored_tokens,
-            "num_store_drops": store.num_dropped,
-            "num_stored_bytes": store.written_bytes,
-            "num_restored_bytes": store.read_bytes,
-            "num_blocks_in_store": len(store.store),
-            **({} if store.host is None else _host_counts(store.host)),
-        }
-
-
-def _host_counts(host: HostMemory) -> dict[str, int]:
-    return {
-        "num_host_blocks": len(host),
-        "num_host_bytes": host.num_bytes,
-        "num_host_reads": host.num_read,
-        "num_host_evictions": host.num_evicted,
-    }
+        return {"num_restored_tokens": self.num_restored_tokens, **self._store.counts()}
 
 
 def as_it_is(block: Buffer) -> Buffer:

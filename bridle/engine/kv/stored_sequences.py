@@ -150,15 +150,7 @@ class StoredSequences:
 
     def counts(self) -> dict[str, int]:
         """Counters for the engine's statistics. Safe from any thread."""
-        store = self._store
-        return {
-            "num_stored_blocks": store.num_written,
-            "num_restored_tokens": self.num_restored_tokens,
-            "num_store_drops": store.num_dropped,
-            "num_stored_bytes": store.written_bytes,
-            "num_restored_bytes": store.read_bytes,
-            "num_blocks_in_store": len(store.store),
-        }
+        return {"num_restored_tokens": self.num_restored_tokens, **self._store.counts()}
 
 
 def _is_plain(seq: Sequence) -> bool:

@@ -20,7 +20,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Orders(msgspec.Struct, array_like=True):
-    """What a writer is to do with connections, in this order. Each is known by a number.
+    """Orders to a writer about connections, carried out in this order. Each is known by a number.
 
     `opened` connections come as descriptors. The parts of `parts` belong to the connections at the same places of
     `targets`. Connections that are `ended` send no more after what waits, those `closed` are closed after it, and those
@@ -37,8 +37,8 @@ class Orders(msgspec.Struct, array_like=True):
 
 
 class Reports(msgspec.Struct, array_like=True):
-    """What happened to connections: bytes of `full` ones wait, `ready` ones have room again, all bytes of `closed`
-    ones were sent, and `lost` ones have broken. `pong` is the sign of life."""
+    """Reports of a writer about connections: bytes of `full` ones wait, `ready` ones have room again, all bytes of
+    `closed` ones were sent, and `lost` ones have broken. `pong` is the sign of life."""
 
     full: list[int] = []
     ready: list[int] = []
