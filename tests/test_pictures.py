@@ -26,7 +26,7 @@ from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.http.settings import BODY_BYTES, SEEING_BODY_BYTES
 from bridle.lmtp.client import Client, MemoryCarrier
-from bridle.model.loader import MEDIA_MEMORY
+from bridle.model.executor_builder import MEDIA_MEMORY
 from bridle.multimodal import ImageHosts, MediaLimits
 from bridle.multimodal.limits import LEAST_SIDE, MOST_RATIO, MOST_SIDE
 from bridle.multimodal.reader import KEPT_BYTES

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from bridle.aici.client import RuntimePool
     from bridle.structured_output import ConstraintPool
+    from bridle.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -131,22 +132,15 @@ def load_replicated(
     check_backend(config)
     if count < 1:
         raise InvalidRequest(f"replicas is {count}; must be at least 1", "replicas")
-    report, hosts = progress or silent, ImageHosts(config.image_hosts)
+    report = progress or silent
     with watched(report):
         path = resolve_model(config.model, config.revision)
     pooling = read_pooling(path)
-    if pooling is not None:
-        control = None  # there is nothing to steer
-    tokenizer = load_tokenizer(config, path)
-    if (num_ids := guess_num_logits(path)) is not None:
-        check_sizes(tokenizer, num_ids, config.model)
-    own = None
-    if tools is None:
-        tools = own = ToolExecutor()
-    check_limits(tools.limits)
-    elsewhere = ToolsElsewhere(tools.names, tools.of_clients, tools.limits)
-    told = ReplicaConfig(_share(config, count), engine, shards, control or ControlSettings("off"), elsewhere)
-    client, store = _start(told, count, path, report, tools)
+    tokenizer = _checked_tokenizer(config, path)
+    offered = tools or ToolExecutor()
+    steering = control if control is not None and pooling is None else ControlSettings("off")
+    told = ReplicaConfig(_share(config, count), engine, shards, steering, _tools_elsewhere(offered))
+    client, store = _start(told, count, path, report, offered)
     name = name or model_name(config.model)
     constraints = constraint_pool(tokenizer, client.info)
     return LoadedModel(
@@ -157,13 +151,26 @@ def load_replicated(
         control_vectors=client.control_vectors,
         control=store,
         constraints=constraints,
-        pictures=open_reader(path, hosts=hosts),
+        pictures=open_reader(path, hosts=ImageHosts(config.image_hosts)),
         engine=engine,
         defaults=read_defaults(path, config.generation_config),
         pooling=pooling,
-        tools=tools,
-        shutdown=partial(_shut_down, client, constraints, store, own),
+        tools=offered,
+        shutdown=partial(_shut_down, client, constraints, store, None if tools else offered),
     )
+
+
+def _checked_tokenizer(config: ModelConfig, path: Path) -> Tokenizer:
+    """Load the tokenizer; refuse one that has more tokens than the model has logits."""
+    tokenizer = load_tokenizer(config, path)
+    if (num_ids := guess_num_logits(path)) is not None:
+        check_sizes(tokenizer, num_ids, config.model)
+    return tokenizer
+
+
+def _tools_elsewhere(tools: ToolExecutor) -> ToolsElsewhere:
+    check_limits(tools.limits)
+    return ToolsElsewhere(tools.names, tools.of_clients, tools.limits)
 
 
 def _start(

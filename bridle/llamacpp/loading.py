@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -21,9 +22,9 @@ from bridle.llamacpp.library import MAX_SLOTS, Model, library, require_library
 from bridle.llamacpp.slot_states import kv_identity
 from bridle.load_progress import Report, silent
 from bridle.model.checkpoint import inspect_checkpoint
+from bridle.model.executor_builder import STEP_TOKENS
 from bridle.model.hub_lookup import resolve_model
 from bridle.model.kv_budget import CACHED_CONTEXTS, choose_room
-from bridle.model.loader import STEP_TOKENS
 from bridle.model.memory import free_memory, show_bytes
 from bridle.model.sampler import StandardSampler
 
@@ -48,44 +49,71 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
         raise UnsupportedModel(
             f"backend 'llamacpp' reads only GGUF files, and {config.model!r} is not one; `bridle quantize` writes them"
         )
-    arch = source.text("general.architecture")
-    trained = source.integer(f"{arch}.context_length", 2048, 1)
-    kv_type = "float16" if config.dtype == "auto" else config.dtype
-    cell_bytes = _cell_bytes(source, 4 if kv_type == "float32" else 2)
-    max_model_len = _longest(config, trained)
-    block_size = config.block_size or _BLOCK_SIZE
-    num_tokens = _num_tokens(config, max_model_len, cell_bytes, block_size, checkpoint.num_bytes)
-    num_blocks = -(-num_tokens // block_size)
-    num_cells = num_blocks * block_size
-    on_gpu = config.device.startswith("cuda")
-    step_tokens = config.step_tokens or STEP_TOKENS["cuda" if on_gpu else "cpu"]
+    sizes = _sizes_of(config, source, checkpoint.num_bytes)
     report("reading weights", 0.05)
     model = Model(
         source.path,
-        num_cells=num_cells,
-        max_batch=max(step_tokens, MAX_SLOTS),
-        kv_type=kv_type,
+        num_cells=sizes.num_cells,
+        max_batch=max(sizes.step_tokens, MAX_SLOTS),
+        kv_type=sizes.kv_type,
         num_threads=config.num_threads or num_cores(),
-        on_gpu=on_gpu,
+        on_gpu=sizes.on_gpu,
     )
-    info = ExecutorInfo(
+    report("ready", 1.0)
+    info = _info_of(config, model, sizes, checkpoint.eos_token_ids)
+    adapters = LlamaAdapters(model, source, *_known(source))
+    identity = partial(kv_identity, checkpoint.folder, sizes.kv_type, sizes.on_gpu)
+    return LlamaExecutor(
+        info, model, sampler or StandardSampler(), adapters, sizes.num_cells * sizes.cell_bytes, identity
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of the KV cache, of which llama.cpp takes all at once, and of a step. A cell holds one token."""
+
+    kv_type: str
+    cell_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    step_tokens: int
+    on_gpu: bool
+
+    @property
+    def num_cells(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def _sizes_of(config: ModelConfig, source: GgufModel, weight_bytes: int) -> _Sizes:
+    arch = source.text("general.architecture")
+    kv_type = "float16" if config.dtype == "auto" else config.dtype
+    cell_bytes = _cell_bytes(source, 4 if kv_type == "float32" else 2)
+    max_model_len = _longest(config, source.integer(f"{arch}.context_length", 2048, 1))
+    block_size = config.block_size or _BLOCK_SIZE
+    num_tokens = _num_tokens(config, max_model_len, cell_bytes, block_size, weight_bytes)
+    on_gpu = config.device.startswith("cuda")
+    step_tokens = config.step_tokens or STEP_TOKENS["cuda" if on_gpu else "cpu"]
+    num_blocks = -(-num_tokens // block_size)
+    return _Sizes(kv_type, cell_bytes, block_size, num_blocks, max_model_len, step_tokens, on_gpu)
+
+
+def _info_of(config: ModelConfig, model: Model, sizes: _Sizes, eos_token_ids: tuple[int, ...]) -> ExecutorInfo:
+    fits = config.max_model_len is not None or sizes.max_model_len <= sizes.num_cells
+    return ExecutorInfo(
         model=config.model,
         vocab_size=model.vocab_size,
-        max_model_len=max_model_len if config.max_model_len else min(max_model_len, num_cells),
-        num_blocks=num_blocks,
-        block_size=block_size,
+        max_model_len=sizes.max_model_len if fits else sizes.num_cells,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
         kv="sequences",
-        eos_token_ids=checkpoint.eos_token_ids,
-        dtype=kv_type,
-        device="cuda" if on_gpu else "cpu",
-        max_num_batched_tokens=step_tokens,
+        eos_token_ids=eos_token_ids,
+        dtype=sizes.kv_type,
+        device="cuda" if sizes.on_gpu else "cpu",
+        max_num_batched_tokens=sizes.step_tokens,
         max_num_seqs=min(config.step_seqs or model.num_slots // 2, model.num_slots // 2),
         embedding_size=model.hidden_size,
     )
-    report("ready", 1.0)
-    adapters = LlamaAdapters(model, source, *_known(source))
-    identity = partial(kv_identity, checkpoint.folder, kv_type, on_gpu)
-    return LlamaExecutor(info, model, sampler or StandardSampler(), adapters, num_cells * cell_bytes, identity)
 
 
 def check_settings(config: ModelConfig) -> None:

@@ -18,10 +18,11 @@ from bridle.malloc import keep_large_buffers
 from bridle.model import kv_profiling, tensor_parallel
 from bridle.model.device_defaults import choose_kv_dtype
 from bridle.model.executor import LocalExecutor
+from bridle.model.executor_builder import build_executor
 from bridle.model.hub_lookup import folder_of
 from bridle.model.kv_cache import token_bytes
 from bridle.model.loaded_weights import LoadedWeights
-from bridle.model.loader import build_executor, load_weights
+from bridle.model.loader import load_weights
 from bridle.model.model_cache import keep
 from bridle.model.pooling.settings import read_pooling
 from bridle.threads import run_in_thread

@@ -15,8 +15,9 @@ from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.checkpoint import Checkpoint
 from bridle.model.executor import LocalExecutor
+from bridle.model.executor_builder import build_executor
 from bridle.model.kv_cache import token_bytes
-from bridle.model.loader import build_executor, prepare_model
+from bridle.model.loader import prepare_model
 
 _QWEN3: dict[str, Any] = {
     "vocab_size": 151_936,

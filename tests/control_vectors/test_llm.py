@@ -268,7 +268,7 @@ def test_settings_are_checked(given: str) -> None:
 
 
 def test_a_backend_without_them_says_so(vector: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.model.loader.make_control_vectors", lambda *given: None)
+    monkeypatch.setattr("bridle.model.executor_builder.make_control_vectors", lambda *given: None)
     with pytest.raises(UnsupportedFeature, match="got a; this backend applies none"):
         LLM(**settings_of_model(), control_vectors=(f"a={vector}",))
     with LLM(**settings_of_model()) as llm:

@@ -22,7 +22,7 @@ from bridle.engine.request import Request
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http import create_app
 from bridle.model import load_executor
-from bridle.model.loader import STEP_TOKENS
+from bridle.model.executor_builder import STEP_TOKENS
 from bridle.multimodal import open_reader
 from bridle.serving import ModelRegistry
 from bridle.tokenizer import Tokenizer
