@@ -107,7 +107,14 @@ class Engine:
         )
         self._openings = ControllerOpenings(self._intake, steering, progress, self._begin, clock)
         self._branching = SamplePlanner(
-            scheduler, steering, progress, live.outputs, live.ids.__next__, self.config.max_forks, unnamed
+            scheduler,
+            steering,
+            progress,
+            live.outputs,
+            live.ids.__next__,
+            self.config.max_forks,
+            unnamed,
+            max_probes=None if self.info.kv == "paged" else max(self.info.max_num_seqs // 2, 1),
         )
         self._best = BestOf(progress, live.outputs)
         self._recovery = Recovery(executor, scheduler, self._branching, progress)

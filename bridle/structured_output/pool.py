@@ -17,7 +17,7 @@ from contextlib import suppress
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
-from bridle.errors import BridleError, ControllerError, InternalError, UnsupportedFeature
+from bridle.errors import BridleError, ControllerError, InternalError
 from bridle.sampling import SamplingParams
 from bridle.structured_output.canonical import CanonicalDraws
 from bridle.structured_output.compiler import Compiler
@@ -32,8 +32,8 @@ from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.mask_workers import Workers
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.pattern_end import PatternEnd
-from bridle.structured_output.scored_texts import NOTHING_SCORED, scored_texts
-from bridle.structured_output.spec import Choice, Constraint
+from bridle.structured_output.scored_texts import scored_texts
+from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
 #: After this much computing, in seconds, a thread publishes the answers that it has.
@@ -56,13 +56,10 @@ class ConstraintPool(ControllerPool):
         make_vocabulary: Callable[[], GrammarVocabulary],
         limits: ConstraintLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        can_score: bool = True,
     ) -> None:
         limits = limits or ConstraintLimits()
         self.compiler = Compiler(make_vocabulary, limits)
         self._clock = clock
-        self._can_score = can_score
         self._workers = Workers(limits.num_threads)
         self.opened: dict[str, ConstrainedSequence] = {}
         self.live: dict[int, ConstrainedSequence] = {}
@@ -97,10 +94,7 @@ class ConstraintPool(ControllerPool):
         return future
 
     def _opened(self, request: Request, constraint: Constraint, start: Matcher) -> ConstrainedSequence:
-        is_asked = isinstance(constraint, Choice) and constraint.scored is True
-        if is_asked and not self._can_score:
-            raise UnsupportedFeature("choice: this backend scores no options. Leave out scored=true.", "choice")
-        scored = scored_texts(constraint, request, self.compiler, start) if self._can_score else NOTHING_SCORED
+        scored = scored_texts(constraint, request, self.compiler, start)
         how = request.sampling.canonical
         canonical = None if how == "off" else CanonicalDraws(how == "strict")
         return ConstrainedSequence(start, constraint, _end_of(constraint, request.sampling), scored, canonical)

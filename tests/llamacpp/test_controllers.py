@@ -72,7 +72,7 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LLM]]:
     for number, (model, more) in enumerate(settings):
         store = tmp_path_factory.mktemp(f"store{number}")
         control = ControlSettings("on", args=patient, store=store)
-        made.append(LLM(str(model), num_blocks=64, num_threads=1, control=control, **more))
+        made.append(LLM(str(model), num_blocks=640, num_threads=1, control=control, **more))
     yield made
     for llm in made:
         llm.close()
@@ -141,3 +141,11 @@ def test_wasm_controllers_run_on_llama_cpp(backends: list[LLM]) -> None:
         found.append(_tokens(llm, controller=[WasmController(module), WasmController(module)]))
     assert all(80 in output for outputs in found[0] for output in outputs)
     check_same(backends, found)
+
+
+def test_more_options_than_llama_cpp_has_sequences_are_scored(backends: list[LLM]) -> None:
+    letters = "abcdefghijklmnopqrs"
+    options = [f"{one}{two}{three}" for one in letters for two in letters for three in "tu"]  # 361 forks
+    decided = [llm.decide(PROMPTS[0], options) for llm in backends]
+    for other in decided[1:]:
+        assert other.probabilities == pytest.approx(decided[0].probabilities, abs=1e-3)

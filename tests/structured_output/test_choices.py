@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from bridle.engine.sampling.option_draw import draw_option
 from bridle.engine.sampling.token_trie import TokenTrie
+from bridle.errors import InternalError
 from bridle.outputs import FinishReason, Stored
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Choice, Constraint, JsonSchema
@@ -26,10 +28,11 @@ def texts_of(lab: Lab, outputs: list[dict[int, Output]]) -> list[str]:
     return [spell(lab.vocab, output.tokens) for each in outputs for _, output in sorted(each.items())]
 
 
+@pytest.mark.parametrize("kv", ["paged", "sequences"])
 @pytest.mark.parametrize("choice", [CITIES, SHORT])
-def test_the_best_option_as_a_whole_is_chosen(choice: Choice) -> None:
+def test_the_best_option_as_a_whole_is_chosen(choice: Choice, kv: str) -> None:
     for seed in range(12):
-        with Lab(text_vocabulary(), seed=seed) as lab:
+        with Lab(text_vocabulary(), seed=seed, kv=kv) as lab:
             scores = exact(lab, choice.options, PROMPT)
             (output,) = lab.run(lab.request(choice, PROMPT))
             assert texts_of(lab, [output]) == [choice.options[scores.index(max(scores))]]
@@ -47,6 +50,19 @@ def test_options_are_sampled_by_their_whole_probability() -> None:
     expected = [num * weight / sum(weights) for weight in weights]
     pairs = zip(choice.options, expected, strict=True)
     assert sum((found[text] - mean) ** 2 / mean for text, mean in pairs) < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("more", [{}, {"num_blocks": 18}, {"faults": {4: InternalError("lost")}}])
+@pytest.mark.parametrize("max_num_seqs", [2, 5])
+def test_a_backend_with_few_sequences_scores_as_many_at_a_time(max_num_seqs: int, more: dict[str, Any]) -> None:
+    options = {"kv": "sequences", "max_num_seqs": max_num_seqs, "record": True, **more}
+    with Lab(text_vocabulary(), seed=5) as lab:
+        scores = exact(lab, CITIES.options, PROMPT)
+    with Lab(text_vocabulary(), seed=5, **options) as lab:
+        outputs = lab.run(lab.request(CITIES, PROMPT), lab.request(None, (3, 4), max_tokens=12), lab.request(CITIES))
+        assert texts_of(lab, outputs[:1]) == [CITIES.options[scores.index(max(scores))]]
+        assert max(len(plan.forks) for plan in lab.executor.plans) <= max_num_seqs // 2
+        assert all(event.finished is not None for each in outputs for event in each.values())
 
 
 def num_passes(lab: Lab) -> int:

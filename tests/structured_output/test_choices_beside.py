@@ -10,11 +10,11 @@ from bridle.controllers import PythonControllerPool
 from bridle.controllers.composition import compose
 from bridle.controllers.python import Controller, SequenceView
 from bridle.engine.control.decision import Decision
-from bridle.errors import InternalError, UnsupportedFeature
+from bridle.errors import InternalError
 from bridle.outputs import FinishReason
 from bridle.structured_output import Choice, Constraint, JsonSchema
 from bridle.testing.async_executor import LateScriptedExecutor
-from tests.structured_output.kit import Lab, spell, text_vocabulary
+from tests.structured_output.kit import Lab, text_vocabulary
 
 CITIES = Choice(["paris", "rome", "madrid", "madras", "name", "no"])
 THING = JsonSchema(
@@ -81,13 +81,3 @@ def test_a_choice_beside_a_controller_is_masked(constraint: Constraint) -> None:
         output = lab.run_one(compose(Watcher(), constraint))
         assert output.finished is not None and output.finished.reason is FinishReason.CONTROLLER
         assert not any(batch.scores for batch in lab.executor.batches)
-
-
-def test_a_backend_without_forks_masks() -> None:
-    with Lab(text_vocabulary(), kv="sequences", record=True) as lab:
-        text = spell(lab.vocab, lab.run_one(CITIES).tokens)
-        assert text in CITIES.options
-        assert not any(batch.scores for batch in lab.executor.batches)
-        (refused,) = lab.run(lab.request(Choice(CITIES.options, scored=True)))
-        assert refused[0].finished is not None
-        assert isinstance(refused[0].finished.error, UnsupportedFeature)

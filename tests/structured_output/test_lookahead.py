@@ -11,7 +11,6 @@ import pytest
 
 from bridle.controllers.pool import PythonControllerPool
 from bridle.controllers.reasoning_gate import CompiledGrammar, ReasoningThenGrammar
-from bridle.errors import UnsupportedFeature
 from bridle.outputs import FinishReason, TokenEvent
 from bridle.structured_output import Regex
 from bridle.testing.async_executor import LateScriptedExecutor
@@ -31,12 +30,12 @@ def chi_squared(counts: Counter[str], weights: list[float]) -> float:
     return sum((counts[text] - want) ** 2 / want for text, want in zip(TEXTS, expected, strict=True))
 
 
-@pytest.mark.parametrize("scripted", [None, LateScriptedExecutor])
+@pytest.mark.parametrize("options", [{}, {"scripted": LateScriptedExecutor}, {"kv": "sequences", "max_num_seqs": 4}])
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"constraint_report": True}, {"speculate": 4}])
-def test_the_best_whole_text_wins(fields: dict[str, Any], scripted: Any) -> None:
+def test_the_best_whole_text_wins(fields: dict[str, Any], options: dict[str, Any]) -> None:
     num_changed = 0
     for seed in range(6):
-        with Lab(text_vocabulary(), seed=seed, **({} if scripted is None else {"scripted": scripted})) as lab:
+        with Lab(text_vocabulary(), seed=seed, **options) as lab:
             scores = dict(zip(TEXTS, exact(lab, TEXTS, PROMPT), strict=True))
             best = max(TEXTS, key=scores.__getitem__)
             plain = spell(lab.vocab, lab.run_one(FORM).tokens)
@@ -105,9 +104,3 @@ def test_nothing_is_computed_unless_asked_for() -> None:
         with Lab(text_vocabulary(), record=True) as lab:
             lab.run_one(FORM, lookahead=lookahead)
             assert sum(len(batch.rows) for batch in lab.executor.batches) == num_rows
-
-
-def test_a_backend_that_cannot_is_refused() -> None:
-    told = "lookahead: got 2; it needs a backend with a paged KV cache"
-    with Lab(text_vocabulary(), kv="sequences") as lab, pytest.raises(UnsupportedFeature, match=told):
-        lab.engine.check(lab.request(FORM, lookahead=2))

@@ -57,7 +57,6 @@ class ControllerManager:
         self._rules = DecisionValidator(info.vocab_size, info.unnamed)
         self._max_idle_steps = config.max_idle_steps
         self._speculation = speculation
-        self._is_paged = info.kv == "paged"
         self._watch = DeadlockWatch(config.max_noops, clock)
         self.sequences: dict[int, Sequence] = {}  # live and controlled
         self.words = ControllerOutputs(progress, clock, emit)
@@ -70,13 +69,9 @@ class ControllerManager:
     def check_lookahead(self, request: Request) -> None:
         """Raise `UnsupportedFeature` if what the request's controller forces cannot be known ahead."""
         pool = None if request.controller is None else self.pool_for(request.controller)
-        if self._is_paged and (pool is None or "forced_text" in pool.capabilities):
+        if pool is None or "forced_text" in pool.capabilities:
             return
-        why = (
-            "follows a constraint alone, not a controller or one with policies"
-            if self._is_paged
-            else ("needs a backend with a paged KV cache")
-        )
+        why = "follows a constraint alone, not a controller or one with policies"
         raise UnsupportedFeature(f"lookahead: got {request.sampling.lookahead}; it {why}. Leave it out.", "lookahead")
 
     # -- asking ------------------------------------------------------------------------------------------

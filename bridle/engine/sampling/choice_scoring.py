@@ -20,6 +20,7 @@ from bridle.engine.sampling.token_trie import Probe, Tokens, TokenTrie
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
 from bridle.engine.scheduling.step_plan import SampleBatch, ScoreRun
 from bridle.engine.sequence import Sequence, fork_key
+from bridle.engine.sequence_state import SequenceStatus
 from bridle.errors import BridleError
 from bridle.outputs import OPTIONS, FinishReason, Logprob, Stored
 from bridle.sampling import SamplingParams
@@ -48,6 +49,7 @@ class PendingChoice:
     num_tokens: int  # of the prompt, which the options follow
     sampling: SamplingParams | None = None  # the controller's, in place of those of the owners
     probes: dict[int, tuple[Sequence, Probe]] = field(default_factory=dict)
+    unbegun: list[Probe] = field(default_factory=list)  # probes that there was no room for
     take: Callable[[Sequence, Tokens], None] | None = None  # continues an owner by its option; None: it is forced
 
 
@@ -64,7 +66,9 @@ class ChoiceScorer:
         steering: ControllerManager,
         progress: OutputProcessor,
         new_id: Callable[[], int],
+        max_probes: int | None = None,
     ) -> None:
+        self._max_probes = max_probes  # of a backend with a fixed number of sequences; None: no limit
         self._scheduler = scheduler
         self._steering = steering
         self._progress = progress
@@ -109,8 +113,14 @@ class ChoiceScorer:
         self._add_probes(choice, parent)
 
     def _add_probes(self, choice: PendingChoice, parent: Sequence) -> None:
-        probes = choice.trie.probes()
-        if not probes:
+        choice.unbegun = choice.trie.probes()[::-1]
+        self._begin_probes(choice, parent)
+
+    def _begin_probes(self, choice: PendingChoice, parent: Sequence) -> None:
+        """Fork as many of the probes that have not begun as there is room for. A parent that was preempted has no KV
+        to share, so its probes are computed from their first token."""
+        num_free = len(choice.unbegun) if self._max_probes is None else self._max_probes - len(self._by_probe)
+        if not choice.unbegun or num_free < 1:
             return
         bare = replace(parent.request, guard=None, trace=False, detokenize=False)
         sampling = replace(
@@ -123,10 +133,13 @@ class ChoiceScorer:
             lookahead=0,
             aligned=0,
         )
-        for probe in probes:
+        for probe in [choice.unbegun.pop() for _ in range(min(num_free, len(choice.unbegun)))]:
             seq = parent.probe(self._new_id(), bare, sampling)
-            self._scheduler.add_fork(parent, seq)
+            if parent.queue.status is SequenceStatus.RUNNING:
+                self._scheduler.add_fork(parent, seq)
             seq.begin_probing(probe.tokens)
+            if parent.queue.status is not SequenceStatus.RUNNING:
+                self._scheduler.add(seq)
             choice.probes[seq.id] = seq, probe
             self._by_probe[seq.id] = choice
 
@@ -166,8 +179,15 @@ class ChoiceScorer:
             elif own is not None:
                 item.seq.note_scored(item.end + 1)
         for choice in touched:
-            if not choice.probes and choice.owners:
+            if not choice.probes and not choice.unbegun and choice.owners:
                 self._conclude(choice)
+        self._begin_more()
+
+    def _begin_more(self) -> None:
+        """Give the room of probes that ended to those that have not begun, oldest choice first."""
+        if self._max_probes is not None:
+            for choice in dict.fromkeys(self._by_owner.values()):
+                self._begin_probes(choice, choice.owners[0])
 
     def _conclude(self, choice: PendingChoice) -> None:
         scores = choice.trie.scores()
@@ -212,6 +232,7 @@ class ChoiceScorer:
         del self._by_owner[owner.id]
 
     def _drop_probes(self, choice: PendingChoice) -> None:
+        choice.unbegun.clear()
         for seq, _ in [*choice.probes.values()]:
             self._remove(choice, seq)
 
@@ -222,8 +243,8 @@ class ChoiceScorer:
 
 def can_choose(seq: Sequence, options: Options) -> bool:
     """Return whether `seq` can choose among these options of its controller now. They must fit, and be scored: no
-    policy reads the text, no single tokens are restricted, and the device keeps blocks that probes can share."""
-    if len(seq.tokens) + options.longest > seq.max_len or not seq.kv.block_table:
+    policy reads the text, and no single tokens are restricted."""
+    if len(seq.tokens) + options.longest > seq.max_len:
         return False
     return seq.request.guard is None and not any(getattr(seq.sampling, name) for name in RESTRICTING)
 

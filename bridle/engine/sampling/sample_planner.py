@@ -75,6 +75,7 @@ class SamplePlanner:
         new_id: Callable[[], int],
         max_outputs: int,
         unnamed: PaddedVocab = NONE_UNNAMED,
+        max_probes: int | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._steering = steering
@@ -83,7 +84,7 @@ class SamplePlanner:
         self._new_id = new_id
         self._max_outputs = max_outputs
         self._unnamed = unnamed
-        self.choices = ChoiceScorer(scheduler, steering, progress, new_id)
+        self.choices = ChoiceScorer(scheduler, steering, progress, new_id, max_probes)
         self._drafted = DraftVerifier(scheduler, steering, progress, self._accept)
 
     # -- before sampling ---------------------------------------------------------------------------------

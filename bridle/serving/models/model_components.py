@@ -62,4 +62,4 @@ def constraint_pool(tokenizer: Tokenizer, info: ExecutorInfo) -> ConstraintPool:
     from bridle.structured_output import ConstraintPool, vocabulary_of
 
     make = partial(vocabulary_of, tokenizer, info.vocab_size, info.eos_token_ids)
-    return ConstraintPool(make, can_score=info.kv == "paged")
+    return ConstraintPool(make)
