@@ -137,14 +137,14 @@ class MaskReader:
     """The engine's view of a D2 region. It relies on what a reply says, and never reads the header."""
 
     def __init__(self, region: Any) -> None:
-        self._region = memoryview(region)
+        self._region = region
 
     def row(self, first: int, stride: int, index: int) -> memoryview:
         """Raw bytes of a row. Raises `ProtocolError` if it is outside the region."""
         start = first + stride * index
         if min(first, stride, index) < 0 or start + stride > len(self._region):
             raise ProtocolError(f"mask row {index} of {stride} bytes at {start} is outside the region")
-        return self._region[start : start + stride]
+        return memoryview(self._region)[start : start + stride]  # no view stays, so that the region can be closed
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
         """Return a row of any type as a bit row of `ceil(V/32)` words for the engine's sampler. Raises
@@ -159,6 +159,3 @@ class MaskReader:
             raise ProtocolError(f"mask row of {len(row)} bytes of type {dtype!r} is none of {vocab_size} tokens")
         values = np.frombuffer(row, kind, count=vocab_size)
         return np.packbits(values == 0, bitorder="little").tobytes().ljust(size, b"\0")
-
-    def close(self) -> None:
-        self._region.release()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -292,6 +294,38 @@ def test_a_runtime_that_dies_while_nothing_runs_is_back_for_the_next_request(tok
         assert not leftovers()
     finally:
         pool.shutdown()
+
+
+def test_runtimes_that_end_while_nothing_runs_leave_neither_memory_nor_threads(tokenizer: Path, store: Path) -> None:
+    links, threads = mapped_links(), num_listening()
+    pool = make_pool(tokenizer, store)
+    woken = threading.Event()
+    pool.wake = woken.set
+    try:
+        steered = Steered(pool)
+        steered.add("a", SHORT)
+        steered.run()
+        for _ in range(3):
+            lost = pool.runtime_pid
+            kill_runtime(pool)
+            with pool.keeper.changed:
+                assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+        assert woken.wait(PATIENCE)
+        steered.run()  # an engine that was woken takes a step, though it has no request
+        until(lambda: len(mapped_links() - links) == 1, "that lost runtimes are closed")
+        until(lambda: num_listening() == threads + 1)
+    finally:
+        pool.shutdown()
+    assert mapped_links() <= links
+
+
+def mapped_links() -> set[str]:
+    """The links to runtimes that this process has mapped, by their prefixes."""
+    return set(re.findall(rf"/bridle-{os.getpid()}-\w+-", Path("/proc/self/maps").read_text()))
+
+
+def num_listening() -> int:
+    return sum(thread.name == "bridle-aici-listen" for thread in threading.enumerate())
 
 
 def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> None:

@@ -70,9 +70,9 @@ class RuntimePool(ControllerPool):
         self.held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
         self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
         self._stray_ids = count(_STRAYS)
-        self.keeper = RuntimeSupervisor(config, vocab_size)
+        self.keeper = RuntimeSupervisor(config, vocab_size, lambda: self.wake())
         self.instances = Instances(config, self.keeper, self._first_words, lambda: self.wake())
-        self.life: RuntimeInstance | None = self.keeper.current  # the one that `_live` live in
+        self.life: RuntimeInstance | None = self.keeper.take()  # the one that `_live` live in
 
     # -- life of the runtime -----------------------------------------------------------------------------
 
@@ -109,6 +109,7 @@ class RuntimePool(ControllerPool):
         """Return the current runtime. Sequences of an earlier one fail."""
         current, mine = self.keeper.current, self.life
         if current is not mine:
+            current = self.keeper.take()
             if mine is not None:
                 self._fail_all(mine)
                 threading.Thread(target=mine.close, name="bridle-aici-bury", daemon=True).start()
@@ -129,8 +130,11 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a reply is due, or freed instances were not reported to the runtime yet."""
+        """Return whether a reply is due, freed instances were not reported to the runtime yet, or a lost runtime was
+        replaced and is still to be closed."""
         life = self.life
+        if self.keeper.current is not life and self.is_ready:
+            return True
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:

@@ -1,8 +1,8 @@
 """Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
-A `RuntimeInstance` is one process with its channels. The thread that uses the main channel closes them, because no
-thread may wait in a channel that is being closed. All other methods may be called from any thread. This module does not
-know sequences.
+A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed, so the thread
+that uses the main channel takes an instance, and closes it. One that ends before it is taken is closed here. All other
+methods may be called from any thread. This module does not know sequences.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bridle.aici.client.dialect1 import Dialect1
@@ -29,13 +30,14 @@ _LIVED_WELL = 10.0
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One process of the runtime. `error` is the reason of its end."""
+    """One process of the runtime. `error` is the reason of its end. It `is_taken` by the user of its main channel."""
 
     process: RuntimeProcess
     side: SideChannel
     exchange: StepExchange
     listener: ReplyReader
     error: str = ""
+    is_taken: bool = False
     born: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
@@ -46,11 +48,13 @@ class RuntimeInstance:
 
 
 class RuntimeSupervisor:
-    """Owns the runtime process. The first start happens in the constructor, which raises its error."""
+    """Owns the runtime process. The first start happens in the constructor, which raises its error. `on_restart` is
+    called, from another thread, when a lost runtime has been replaced."""
 
-    def __init__(self, config: RuntimeConfig, vocab_size: int) -> None:
+    def __init__(self, config: RuntimeConfig, vocab_size: int, on_restart: Callable[[], None] = lambda: None) -> None:
         self.config = config
         self.num_restarts = 0
+        self._on_restart = on_restart
         self._vocab_size = vocab_size
         self.changed = threading.Condition()
         self._closed = False
@@ -86,6 +90,13 @@ class RuntimeSupervisor:
         side.start()
         return life
 
+    def take(self) -> RuntimeInstance | None:
+        """Return the current runtime, if there is one. The caller will use its main channel, and close it."""
+        with self.changed:
+            if self.current is not None:
+                self.current.is_taken = True
+            return self.current
+
     def wait(self, timeout: float) -> RuntimeInstance:
         """Wait for a runtime that is up, and return it. Raises `ControllerUnavailable` after `timeout` seconds."""
         with self.changed:
@@ -112,6 +123,8 @@ class RuntimeSupervisor:
 
     def _restart(self, lost: RuntimeInstance) -> None:
         lost.process.kill()
+        if not lost.is_taken:
+            lost.close()
         attempt = max(self._early_deaths - 1, 0)
         while not self._rest(BACK_OFF[min(attempt, len(BACK_OFF) - 1)]):
             attempt += 1
@@ -122,6 +135,7 @@ class RuntimeSupervisor:
             except Exception:  # a bug; without this thread no runtime would ever start again
                 _log.exception("the control runtime cannot be restarted")
             else:
+                self._on_restart()
                 return
 
     def _rest(self, seconds: float) -> bool:
