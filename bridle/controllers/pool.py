@@ -113,11 +113,14 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
             instance = self._live.get(ask.seq_id)
             if instance is None:
                 continue
-            if instance.is_waiting and ask == Ask(ask.seq_id, turns=ask.turns):
+            if instance.awaited and instance.is_waiting and ask == Ask(ask.seq_id, turns=ask.turns):
                 self._held[ask.seq_id] = ask
-            else:
+                continue
+            if self._held:
                 self._held.pop(ask.seq_id, None)
-                self._answers[ask.seq_id] = self._go_on(instance, ask)
+            self._answers[ask.seq_id] = (
+                self._go_on(instance, ask) if instance.ahead or instance.seconds_ahead else _call(instance, ask)
+            )
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
         """Call the controller, or the copy that was shown the first tokens before they were sampled."""
@@ -233,6 +236,8 @@ def _call(instance: _Instance, ask: Ask) -> Answer:
             if not isinstance(decision, Decision):
                 raise ControllerError(f"next() returned {decision!r}; it must return a Decision")
             instance.awaited = decision.awaited
+        if not (view._logs or view._stored):  # mostly
+            return Answer(decision)
         log, stored = view.take_logs()
         return Answer(decision, log=log, stored=stored)
     except Exception as error:
@@ -249,7 +254,7 @@ def _update(view: SequenceView, ask: Ask) -> None:
     view.tokens.extend(ask.tokens)
     view.new_tokens, view.num_rewound = ask.tokens, ask.backtrack
     view.sampled, view.candidates, view.may_force = ask.sampled, ask.candidates, ask.may_force
-    view.rewritten_by = ask.rewritten_by
+    view.rewritten_by = ask.rewritten_by if ask.changes else ""
     if view._probe_names:
         view.probes = dict(zip(view._probe_names, ask.probes, strict=False))
 

@@ -94,8 +94,6 @@ class SequenceView:
 
     def take_logs(self) -> tuple[str, tuple[StoredValue, ...]]:
         """Logs and variables since the last call."""
-        if not (self._logs or self._stored):  # mostly
-            return "", ()
         logs, stored = "".join(self._logs), tuple(self._stored)
         self._logs.clear()
         self._stored.clear()

@@ -173,7 +173,7 @@ class SamplerState:
     """Counts of random numbers and of forks. Written by `SamplePlanner`.
 
     `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then. `is_plain` says that
-    its sampling parameters alone decide how a token is sampled, apart from bans.
+    its sampling parameters alone decide how a token is sampled, apart from bans and its controller's decision.
     """
 
     num_draws: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from bridle.engine.control.controller_output import ControllerOutputs
-from bridle.engine.control.decision import Branch
+from bridle.engine.control.decision import DRAW, Branch
 from bridle.engine.control.decision_validator import DecisionValidator
 from bridle.engine.interfaces import Ask
 from bridle.engine.outputs.output_processor import OutputProcessor
@@ -18,7 +18,7 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.speculation import Speculation
 
 #: How a sequence without a controller goes on.
-PLAIN = (Branch(),)
+PLAIN = DRAW.branches
 
 
 class ControllerLookahead:

@@ -7,8 +7,10 @@ answered when the row is ready, its sequence is left out of that step. This modu
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 from bridle.config import EngineConfig
 from bridle.engine.control.controller_lookahead import ControllerLookahead
@@ -135,32 +137,29 @@ class ControllerManager:
         """Ask about all sequences with changes in this step; a parent and its forks are in the same call. A waiting
         controller is asked again once its answer was applied. If a sequence is over except for its scores, its
         controller is asked for its last logs."""
-        asks: dict[ControllerPool, list[Ask]] = {}
+        asks = defaultdict[ControllerPool, list[Ask]](list)
         self._watch.next_round()
         for seq in self.sequences.values():
             control = seq.control
             if control.is_suspended and not (control.pending_ask or control.awaits_answer or control.answer):
                 control.pending_ask = Ask(seq.id, turns=self._watch.turns_due(seq))
-            if control.pending_ask is None or control.pool is None or seq.is_choosing:
+            ask = control.pending_ask
+            if ask is None or control.pool is None or seq.is_choosing:
                 continue
             if seq.output.ending is not None:
-                control.pending_ask, control.final_ask_sent = replace(control.pending_ask, final=True), True
-            asks.setdefault(control.pool, []).append(control.pending_ask)
-            control.num_told = control.num_kept = (
-                control.num_told + len(control.pending_ask.tokens) - control.pending_ask.backtrack
-            )
+                ask, control.final_ask_sent = replace(ask, final=True), True
+            asks[control.pool].append(ask)
+            control.num_told = control.num_kept = control.num_told + len(ask.tokens) - ask.backtrack
             control.pending_ask, control.awaits_answer = None, True
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
             self._watch.note_ask(seq)
         for seq in self.words.pending_final_asks:
             if seq.control.pool is not None:
-                asks.setdefault(seq.control.pool, []).append(
-                    replace(seq.control.pending_ask or Ask(seq.id), final=True)
-                )
+                asks[seq.control.pool].append(replace(seq.control.pending_ask or Ask(seq.id), final=True))
         self.words.pending_final_asks.clear()
         for pool, batch in asks.items():
-            batch.sort(key=lambda ask: ask.seq_id)
+            batch.sort(key=attrgetter("seq_id"))
             if "remote_lookahead" in pool.capabilities and pool.is_told_ahead:
                 batch = self.foresight.with_drafts(batch)
             pool.ask(batch)
@@ -240,7 +239,10 @@ class ControllerManager:
 
     @staticmethod
     def _is_early(seq: Sequence) -> bool:
-        return seq.control.answer is not None and not seq.is_choosing
+        control = seq.control
+        if control.answer is DRAW and not control.num_idle_steps:  # nearly always
+            return False
+        return control.answer is not None and not seq.is_choosing
 
     def _apply_early(self, seq: Sequence) -> bool:
         """Apply one answer if it needs no logits row; returns whether tokens were forced."""
@@ -305,6 +307,12 @@ class ControllerManager:
             self._progress.fail(seq, ControllerTimeout(message))
 
     # -- checking ----------------------------------------------------------------------------------------
+
+    def just_draws(self, seq: Sequence) -> bool:
+        """Return whether the controller of `seq` has said in time that the next token is sampled as usual."""
+        control = seq.control
+        is_usual = control.answer is DRAW and not control.num_idle_steps
+        return is_usual and control.num_moves < control.max_moves and not seq.probes
 
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
         """Return the branches by which the controller of `seq` continues it. There are no branches if the sequence

@@ -46,17 +46,19 @@ class DeadlockWatch:
         self._clock = clock
         self._round = 0
         self._groups: dict[str, dict[int, _Rest]] = {}
+        self._rests: dict[int, _Rest] = {}  # all of them, by sequence
 
     def add(self, seq: Sequence) -> None:
         """Watch a controlled output that was created."""
-        self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
+        self._rests[seq.id] = self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
         """Stop watching an output that is over. Idempotent. Its last write may be what others wait for, so they count
         as not asked since."""
         group = self._groups.get(seq.request.id)
-        if group is None or group.pop(seq.id, None) is None:
+        if group is None or self._rests.pop(seq.id, None) is None:
             return
+        del group[seq.id]
         for rest in group.values():
             rest.since = self._round
         if not group:
@@ -68,7 +70,7 @@ class DeadlockWatch:
 
     def note_ask(self, seq: Sequence) -> None:
         """Note that `seq` is asked in this round."""
-        rest = self._groups.get(seq.request.id, {}).get(seq.id)
+        rest = self._rests.get(seq.id)
         if rest is not None:
             rest.asked = self._round
 

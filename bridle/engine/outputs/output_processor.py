@@ -142,15 +142,13 @@ class OutputProcessor:
                 self.tracer.rewind(seq, 0, num_taken)
         return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
-    def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> None:
-        """Append a sampled token to a sequence without a controller, trace and meter. Most tokens of most servers come
-        this way, so it has to be quick."""
+    def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
+        """Append a sampled token to a sequence without trace and meter. Most tokens of most servers come this way, so it
+        has to be quick. Returns False if other tokens are to be sampled instead."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)
-            if output.num_banned:
-                self.put_right(seq)
-            return
+            return not output.num_banned or self.put_right(seq)
         seq.tokens.append(token)
         output.usage.sampled_tokens += 1
         self._statistics.num_sampled_tokens += 1
@@ -158,6 +156,7 @@ class OutputProcessor:
         self.events.append(TokenEvent(seq.request.id, seq.index, token, piece))
         if token in seq.stop_ids or len(seq.tokens) >= seq.max_len or seq.request.stopping:
             self._check_stop(seq, None)
+        return True
 
     def _count(self, seq: Sequence, forced: bool) -> None:
         if forced:

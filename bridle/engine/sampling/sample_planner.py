@@ -102,8 +102,12 @@ class SamplePlanner:
             if not draws_next(item):
                 continue
             draws = seq.draws
-            if draws.is_plain and not (item.drafts or seq.output.bans):  # nearly all, so it has to be quick
-                out.draws.append(PlannedDraw(seq, branch, len(rows), item))
+            if (
+                draws.is_plain
+                and not (item.drafts or seq.output.bans)
+                and (seq.control.pool is None or self._steering.just_draws(seq))
+            ):  # nearly all, so it has to be quick
+                out.draws.append(PlannedDraw(seq, branch, len(rows), item, (), None, True))
                 rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, draws.num_draws))
             elif seq.request.embeds:
                 out.embeds.append((seq, item.last_logit))
@@ -115,8 +119,7 @@ class SamplePlanner:
         seq = item.seq
         branches = PLAIN if seq.control.pool is None else self._steering.branches(seq)
         if len(branches) == 1 and self._is_simple(seq, branches[0], item):
-            out.draws.append(PlannedDraw(seq, branches[0], len(out.batch.rows), item))
-            out.batch.rows.append(draw_row(seq, branches[0], seq.id, item.last_logit))
+            self._draw_one(seq, branches[0], item, out)
             return
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
         if spreads:  # a single forced splice needs no row, and was applied before
@@ -150,6 +153,18 @@ class SamplePlanner:
                     out.batch.rows += drafted_rows(draw)
             out.draws.append(draw)
 
+    def _draw_one(self, seq: Sequence, branch: Branch, item: Scheduled, out: PlannedSamples) -> None:
+        """Plan the only draw of a controlled sequence."""
+        rows = out.batch.rows
+        if not seq.draws.is_plain or seq.output.bans or branch.sampling is not None or branch.top_logprobs:
+            out.draws.append(PlannedDraw(seq, branch, len(rows), item))
+            rows.append(draw_row(seq, branch, seq.id, item.last_logit))
+            return
+        changes = branch.splices or branch.control_vectors is not None or seq.probes
+        out.draws.append(PlannedDraw(seq, branch, len(rows), item, (), None, not changes))
+        mask, bias, number = branch.mask, branch.bias, seq.draws.num_draws
+        rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, number, mask, bias))
+
     def _is_simple(self, seq: Sequence, branch: Branch, item: Scheduled) -> bool:
         """Return whether a controlled sequence samples from one row, as it does in nearly all steps but its first."""
         answer = seq.control.answer
@@ -168,6 +183,7 @@ class SamplePlanner:
     def _fork(self, seq: Sequence, number: int, out: PlannedSamples) -> Sequence:
         outputs = self._outputs[seq.request.id]
         child = seq.fork(self._new_id(), outputs.num_created, number)
+        child.draws.is_plain = seq.draws.is_plain
         outputs.num_created += 1
         outputs.sequences[child.id] = child
         self._scheduler.add_fork(seq, child)
@@ -222,11 +238,13 @@ class SamplePlanner:
         if any(draw.look is not None for draw in out.draws):
             changed |= self._look_ahead(out, result, changed)
         for draw in out.draws:
-            if draw.seq.id in changed:
+            if changed and draw.seq.id in changed:
                 continue
-            if draw.row is not None and draw.seq.draws.is_plain and not draw.ways and result.tokens[draw.row] >= 0:
+            if draw.is_plain and draw.row is not None and (token := result.tokens[draw.row]) >= 0:
                 draw.seq.draws.num_draws += 1
-                self._progress.append_plain(draw.seq, result.tokens[draw.row], result.logprobs[draw.row])
+                is_kept = self._progress.append_plain(draw.seq, token, result.logprobs[draw.row])
+                if draw.seq.control.pool is not None:
+                    self._steering.report(draw.seq, token if is_kept else None)
                 continue
             if draw.row is not None and draw.seq.is_traced:
                 self._progress.note_drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)

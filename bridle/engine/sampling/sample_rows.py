@@ -15,12 +15,13 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def draws_plainly(seq: Sequence) -> bool:
-    """Return whether the sampling parameters of a sequence alone decide how its tokens are sampled, apart from bans."""
+    """Return whether the sampling parameters of a sequence alone decide how its tokens are sampled, apart from bans and
+    from what its controller decides."""
     sampling = seq.sampling
     has_rules = sampling.min_tokens or sampling.bad_words_ids or sampling.lookahead or sampling.has_mirostat
     is_watched = seq.is_traced or seq.output.aligned is not None
     is_free = seq.allowed is None and seq.request.healing is None
-    return seq.control.pool is None and is_free and not (has_rules or is_watched)
+    return is_free and not (has_rules or is_watched)
 
 
 def draw_row(

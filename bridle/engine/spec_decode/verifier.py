@@ -23,14 +23,15 @@ from bridle.outputs import Logprob
 @dataclass(slots=True)
 class PlannedDraw:
     """One branch to apply after sampling. Row `row` of the batch samples its token; None if it does not sample. The
-    rows after it sample along the drafts of `item`."""
+    rows after it sample along the drafts of `item`. If it `is_plain`, the token is appended, and nothing else."""
 
     seq: Sequence
     branch: Branch
     row: int | None
     item: Scheduled
-    ways: list[Branch] = field(default_factory=list)  # along the drafts: draws, and what is forced between them
+    ways: Sequence[Branch] = ()  # along the drafts: draws, and what is forced between them
     look: int | None = None  # the row of the batch that gives candidates, if what is forced after them counts
+    is_plain: bool = False
 
 
 @dataclass(slots=True)
