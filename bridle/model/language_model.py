@@ -9,6 +9,7 @@ library made it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ class LanguageModel(nn.Module):
         self.model = body
         self.lm_head = head
         vars(self)["whole"] = whole  # no module of this one: see above
+        routes = "moe_mm_token_type_ids" in signature(body.forward).parameters
+        #: The ids of tokens of images and around them, which go through experts of their own.
+        self._visual_ids = sorted(self._ids_named("image_", "video_")) if routes else []
         self._logits_scale, self._logits_cap = 1.0, None
-        if whole.config.model_type in VISION_FAMILIES | HEARING_FAMILIES:
-            # Most of these leave the cap of their text part's own class out.
-            has_cap = whole.config.model_type == "paligemma"
-            self._logits_cap = getattr(self.config, "final_logit_softcapping", None) if has_cap else None
-        else:
+        is_known = whole.config.model_type in VISION_FAMILIES | HEARING_FAMILIES
+        if whole.config.model_type == "paligemma":  # of which older releases leave the cap out
+            self._logits_cap = getattr(self.config, "final_logit_softcapping", None)
+        elif not is_known or len(list(_ways(self.config))) > 1:
             self._fit_head()
 
     def _fit_head(self) -> None:
@@ -117,7 +120,11 @@ class LanguageModel(nn.Module):
     @property
     def media_ids(self) -> frozenset[int]:
         """The ids that stand for images, sounds or what is around them."""
-        fields = vars(self.whole.config).items()
+        return self._ids_named("")
+
+    def _ids_named(self, *begins: str) -> frozenset[int]:
+        """The ids in fields of the configuration whose names begin so."""
+        fields = ((name, value) for name, value in vars(self.whole.config).items() if name.startswith(begins))
         return frozenset(
             value for name, value in fields if isinstance(value, int) and name.endswith(("_token_id", "_token_index"))
         )
@@ -169,7 +176,11 @@ class LanguageModel(nn.Module):
         inputs_embeds: Tensor | None = None,
         **extra: Any,
     ) -> SimpleNamespace:
-        """Ids [1, T], or rows [1, T, hidden] in their place -> `logits` [1, T or R, V]."""
+        """Ids [1, T], and rows [1, T, hidden] if they differ from their embeddings -> `logits` [1, T or R, V]."""
+        if self._visual_ids and input_ids is not None:
+            ids = torch.tensor(self._visual_ids, device=input_ids.device)
+            extra["moe_mm_token_type_ids"] = torch.isin(input_ids, ids).int()
+        input_ids = input_ids if inputs_embeds is None else None
         rows = self.model(
             input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, **extra
         ).last_hidden_state

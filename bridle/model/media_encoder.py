@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.engine.multimodal.multimodal_inputs import PROMPT_IDS, MediaArray, MultiModalItem
+from bridle.engine.multimodal.multimodal_inputs import PROMPT_IDS, ROW_TOKENS, MediaArray, MultiModalItem
 from bridle.errors import MediaRefused
 from bridle.model.image_feature_cache import PictureRows
 
@@ -82,9 +82,12 @@ class MediaEncoder:
     def _pictures(self, several: Sequence[Sequence[MediaArray]], num_rows: int) -> list[Features]:
         """The features of images whose arrays have the same names and shapes, each of `num_rows` rows."""
         inputs = {each[0].name: _joined([self._tensor(array) for array in each]) for each in zip(*several, strict=True)}
+        tokens = inputs.pop(ROW_TOKENS, None)
         method = next((_METHODS[name] for name in inputs if name in _METHODS), "get_image_features")
         output = getattr(self._inner, method)(**inputs, return_dict=True)
         rows = self._flat(output.pooler_output)
+        if tokens is not None:
+            rows = self._with_markers(rows, tokens, output.visual_indicator_features)
         further = tuple(self._flat(part) for part in getattr(output, "deepstack_features", None) or ())
         if rows.shape[0] != num_rows * len(several):
             raise MediaRefused(
@@ -96,6 +99,17 @@ class MediaEncoder:
         # Copies: a part of a tensor would keep all of it in memory.
         parts = zip(*(torch.split(part, num_rows) for part in (rows, *further)), strict=True)
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
+
+    def _with_markers(self, rows: Tensor, tokens: Tensor, markers: Tensor) -> Tensor:
+        """Rows of images [N, hidden] at those of `tokens` that stand for one, and at others the marker token's own."""
+        is_row = tokens == self._inner.config.image_token_id
+        if int(is_row.sum()) != len(rows):
+            return rows
+        placed = rows.new_empty(len(tokens), rows.shape[1])
+        placed[is_row] = rows
+        for token, marker in zip(self._inner.config.visual_indicator_token_ids, markers, strict=True):
+            placed[tokens == token] = marker.to(rows.dtype)
+        return placed
 
     def _prompt(self, medium: MultiModalItem) -> Features:
         """Return the embedding at each position of a prompt: that of its token, or a row of an image."""

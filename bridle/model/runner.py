@@ -173,6 +173,7 @@ class ModelRunner:
             order = places.argsort()
             extra["deepstack_visual_embeds"] = [self._seen(step, layer)[1][order] for layer in range(depth)]
         logits: Tensor = self.model(
+            input_ids=step.input_ids,
             inputs_embeds=rows.unsqueeze(0),
             position_ids=step.position_ids,
             use_cache=False,

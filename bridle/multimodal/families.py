@@ -23,12 +23,13 @@ class PlaceholderLayout:
     """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` has the
     rows in time, height and width, for models with such positions. Marker tokens that templates write `around` the
     placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie
-    `pace` positions apart."""
+    `pace` positions apart. With `tokens` these stand at the rows: marker tokens among them are rows as well."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
     around: tuple[str, str] = ("", "")
     pace: float = 1.0
+    tokens: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -220,6 +221,57 @@ def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
     return PlaceholderLayout((_side(config) ** 2,))
 
 
+def _ungridded(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """As Qwen's, but positions are those of text."""
+    merge = config["vision_config"]["merge_kernel_size"]
+    return PlaceholderLayout((int(np.prod(arrays["image_grid_thw"][0])) // math.prod(pair(merge)),))
+
+
+def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """The whole image, then its tiles row by row. The tower has features of its own for the tokens between them."""
+    start, grid, column, row, end = config["visual_indicator_token_ids"]
+    height, width = map(int, arrays["grids"][0])
+    vision = config["vision_config"]
+    tile = [config["image_token_id"]] * math.ceil(_side(config) / int(vision["hidden_stride"])) ** 2
+    line = [row, *([*tile, column] * width)[:-1]]
+    tiles = (line * height)[1:] if height * width > 1 else []
+    tokens = (start, *tile, grid, *tiles, end)
+    return PlaceholderLayout((len(tokens),), tokens=tokens)
+
+
+def _deepseek_ocr(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """Tiles, then the whole image, then one row that ends it."""
+    patch = int(config["vision_config"]["sam_config"]["patch_size"]) * _OCR_SCALE
+    rows = [math.ceil(arrays["pixel_values"].shape[-1] / patch) ** 2 + 1]
+    if (num_tiles := int(arrays["num_local_patches"][0])) > 0:
+        rows.append(num_tiles * math.ceil(arrays["pixel_values_local"].shape[-1] / patch) ** 2)
+    return PlaceholderLayout((sum(rows),))
+
+
+def _cohere2(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """Tiles, then the whole image, each with an end."""
+    rows = (_side(config) // int(config["downsample_factor"])) ** 2
+    tiles = (rows, "<|IMG_LINE_BREAK|>") * arrays["pixel_values"].shape[0]
+    return PlaceholderLayout(("<|START_OF_IMG|>", *tiles[:-1], "<|IMG_LINE_BREAK|><|END_OF_IMG|>"))
+
+
+def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """Tiles with their numbers, then the whole; a small image is a whole alone."""
+    factor = int(config["downsample_factor"])
+    rows = [math.ceil(height / factor) * math.ceil(width / factor) for height, width in arrays["spatial_shapes"]]
+    num_rows, num_columns = (int(np.ravel(arrays[name])[0]) for name in ("image_rows", "image_cols"))
+    parts: list[int | str] = ["<|image_start|>"]
+    num_tiles = num_rows * num_columns if num_rows * num_columns > 1 else 0
+    for number in range(num_tiles):
+        row, column = divmod(number, num_columns)
+        parts += [f"<|img_row_{row + 1}_col_{column + 1}|>", rows[number]]
+    if len(rows) > num_tiles:
+        parts += ["<|img_thumbnail|>" if num_tiles else "", rows[-1]]
+    return PlaceholderLayout(tuple(_joined([*parts, "<|image_end|>"])))
+
+
+#: Side of the square of patches that DeepSeek-OCR 2 turns into one row.
+_OCR_SCALE = 4
 _SIZED = ("pixel_values", "image_sizes")
 _GRIDDED = MultiModalFamily(_qwen, ("pixel_values", "image_grid_thw"))
 _TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
@@ -227,14 +279,27 @@ _TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"
 #: Families whose pictures are read.
 FAMILIES: Mapping[str, MultiModalFamily] = {
     "aya_vision": MultiModalFamily(_aya, written="<image>"),
+    "cohere2_vision": MultiModalFamily(_cohere2),
+    "deepseek_ocr2": MultiModalFamily(
+        _deepseek_ocr,
+        ("pixel_values", "pixel_values_local", "num_local_patches"),
+        {"crop_to_patches": True, "min_patches": 2, "max_patches": 6},
+    ),
+    "ernie4_5_vl_moe": _GRIDDED,
     "gemma3": MultiModalFamily(_gemma3, placeholder="boi_token_index", is_mutual=True),
     "glm4v": _GRIDDED,
     "idefics3": _TILED,
     "internvl": MultiModalFamily(_internvl),
+    "kimi_k25": MultiModalFamily(_ungridded, ("pixel_values", "image_grid_thw")),
+    "lfm2_vl": MultiModalFamily(
+        _lfm2, ("pixel_values", "spatial_shapes", "pixel_attention_mask"), {"return_row_col_info": True}
+    ),
     "llava": MultiModalFamily(_llava_or_pixtral, _SIZED),
     "llava_next": MultiModalFamily(_llava_next, _SIZED),
     "llava_onevision": MultiModalFamily(_llava_onevision, _SIZED),
     "mistral3": MultiModalFamily(_pixtral, _SIZED),
+    "ovis2": MultiModalFamily(_ovis, written="<image>"),
+    "paddleocr_vl": _GRIDDED,
     "paligemma": MultiModalFamily(_paligemma, is_whole=True),
     "qwen2_5_vl": _GRIDDED,
     "qwen2_vl": _GRIDDED,

@@ -6,6 +6,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from bridle.engine.multimodal.multimodal_inputs import ROW_TOKENS
 from bridle.errors import MediaRefused, UnsupportedFeature
 from bridle.multimodal.families import Arrays, MultiModalFamily, PlaceholderLayout
 from bridle.multimodal.image_decoding import check_picture, open_picture
@@ -47,7 +50,10 @@ class ImageProcessor:
             raise
         except Exception:  # of the library, in words that may quote the picture
             raise MediaRefused(f"{where} has a size that this model's image processor does not take", where) from None
-        return {name: results[name] for name in self._family.arrays if results.get(name) is not None}, layout
+        arrays = {name: np.asarray(results[name]) for name in self._family.arrays if results.get(name) is not None}
+        if layout.tokens:
+            arrays[ROW_TOKENS] = np.asarray(layout.tokens, np.int64)
+        return arrays, layout
 
     def processor(self) -> Any:
         """The checkpoint's image processor, in the form that needs Pillow and numpy alone."""

@@ -91,7 +91,7 @@ class PlaceholderExpander:
                 key = picture.medium.key
                 run = PlaceholderRange(len(self._tokens), part, key, offset, layout.grid, sense.is_mutual, layout.pace)
                 self._runs.append(run)
-                self._tokens += [sense.row_token] * part
+                self._tokens += layout.tokens or [sense.row_token] * part
                 offset += part
 
     def _drop_around(self, before: str, behind: str) -> None:

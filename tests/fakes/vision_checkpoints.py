@@ -19,6 +19,7 @@ IMAGE = tiny_checkpoints.VOCAB_SIZE - 1
 _START, _END, _VIDEO = IMAGE - 1, IMAGE - 2, IMAGE - 3
 #: What a family calls its placeholder, and the texts of its other tokens around pictures.
 _TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
+_LFM_TILES = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5))
 _QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 NAMES: dict[str, tuple[str, ...]] = {
     "llava_onevision": ("<image>", "<|image_start|>", "<|image_end|>", "<video>"),
@@ -39,6 +40,12 @@ NAMES: dict[str, tuple[str, ...]] = {
         "<|begin_of_video|>",
         "<|end_of_video|>",
     ),
+    "cohere2_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+    "ernie4_5_vl_moe": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
+    "kimi_k25": ("<|media_pad|>", "<|media_begin|>", "<|media_end|>", "<|video_pad|>"),
+    "lfm2_vl": ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *_LFM_TILES),
+    "ovis2": ("<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+    "paddleocr_vl": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
     "mistral3": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "pixtral": ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
     "smolvlm": ("<image>", "<fake_token_around_image>", "<global-img>", *_TILES),
@@ -46,7 +53,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 _PLACEHOLDERS = {"<image_soft_token>": "<start_of_image>"}
 #: What a chat template writes for a picture, where that is no token.
-_WRITTEN = {"<|IMG_PATCH|>": "<image>"}
+_WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_ATOM>": "<image>"}
 #: The model types of checkpoints that are no family of their own.
 MODEL_TYPES = {"paligemma2": "paligemma", "pixtral": "llava"}
 CHAT_TEMPLATE = (
@@ -308,6 +315,156 @@ FAMILIES["paligemma2"] = (
     },
     FAMILIES["paligemma"][1],
 )
+FAMILIES["cohere2_vision"] = (
+    {
+        "text_config": {
+            "model_type": "cohere2",
+            **TEXT,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "vision_config": _SIGLIP,
+        "image_token_id": IMAGE,
+        "downsample_factor": 2,
+        "alignment_intermediate_size": 32,
+    },
+    {
+        "image_processor_type": "Cohere2VisionImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "patch_size": 2,
+        "max_patches": 4,
+    },
+)
+FAMILIES["deepseek_ocr2"] = (
+    {
+        "text_config": {
+            **TEXT,
+            "max_position_embeddings": 2048,  # a tile has 144 rows
+            "mlp_layer_types": ["dense", "sparse"],
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+        "vision_config": {
+            "sam_config": {
+                **_EYE,
+                "image_size": 48,
+                "patch_size": 1,
+                "output_channels": 8,
+                "window_size": 8,
+                "global_attn_indexes": [1],
+                "downsample_channels": [8, 16],
+            },
+            "encoder_config": {**TEXT, "hidden_size": 16, "num_attention_heads": 2},
+        },
+        "image_token_id": IMAGE,
+    },
+    {"image_processor_type": "DeepseekOcr2ImageProcessor", "size": {"height": 48, "width": 48}, "tile_size": 48},
+)
+FAMILIES["ernie4_5_vl_moe"] = (
+    {
+        **_QWEN_IDS,
+        "image_start_token_id": _START,
+        "image_end_token_id": _END,
+        "text_config": {
+            **TEXT,
+            "rope_parameters": _SECTIONS,
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_num_shared_experts": 1,
+            "moe_intermediate_size": [24, 16],
+        },
+        "vision_config": {**_QWEN_EYE, "hidden_size": 16, "intermediate_size": 32, "depth": 2},
+    },
+    {
+        "image_processor_type": "Ernie4_5_VLMoeImageProcessor",
+        "patch_size": 4,
+        "size": {"shortest_edge": 64, "longest_edge": 1024},
+    },
+)
+FAMILIES["kimi_k25"] = (
+    {
+        **_QWEN_IDS,
+        "text_config": {
+            **TEXT,
+            "model_type": "deepseek_v3",
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+        },
+        "vision_config": {**_EYE, "pos_emb_height": 4, "pos_emb_width": 4},
+        "projection_hidden_size": 16,
+    },
+    {
+        "image_processor_type": "Kimi_K25ImageProcessor",
+        "patch_size": 4,
+        "max_patches": 64,
+        "size": {"max_height": 512, "max_width": 512},
+    },
+)
+FAMILIES["lfm2_vl"] = (
+    {
+        "text_config": {
+            **TEXT,
+            "model_type": "lfm2",
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "full_attention", "full_attention"],
+        },
+        "vision_config": {**_EYE, "model_type": "siglip2_vision_model", "num_patches": 16},
+        "image_token_id": IMAGE,
+        "downsample_factor": 2,
+        "projector_hidden_size": 24,
+    },
+    {
+        "image_processor_type": "Lfm2VlImageProcessor",
+        "encoder_patch_size": 4,
+        "tile_size": 16,
+        "min_image_tokens": 1,
+        "max_image_tokens": 4,
+        "max_tiles": 4,
+        "max_pixels_tolerance": 1.0,
+    },
+)
+FAMILIES["ovis2"] = (
+    {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**_EYE, "hidden_stride": 2, "vocab_size": 40},
+        "image_token_id": IMAGE,
+        "visual_indicator_token_ids": [IMAGE - number for number in range(1, 6)],
+        "hidden_size": TEXT["hidden_size"],
+        "vocab_size": TEXT["vocab_size"],
+    },
+    {
+        "image_processor_type": "Ovis2ImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "crop_to_patches": True,
+        "max_patches": 4,
+    },
+)
+FAMILIES["paddleocr_vl"] = (
+    {
+        **_QWEN_IDS,
+        "text_config": {**TEXT, "rope_parameters": _SECTIONS},
+        "vision_config": {**_EYE, "spatial_merge_size": 2},
+    },
+    {
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "patch_size": 4,
+        "merge_size": 2,
+        "size": {"shortest_edge": 64, "longest_edge": 1024},
+    },
+)
 FAMILIES["idefics3"] = (
     FAMILIES["smolvlm"][0],
     {**FAMILIES["smolvlm"][1], "image_processor_type": "Idefics3ImageProcessor"},
@@ -328,6 +485,9 @@ def make_seeing(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -
         model.model.multi_modal_projector.mm_input_projection_weight.data *= 6
     elif MODEL_TYPES.get(family, family) == "paligemma":
         model.model.multi_modal_projector.linear.weight.data *= 6
+    elif family == "lfm2_vl":  # pictures of noise look alike
+        model.model.vision_tower.embeddings.patch_embedding.weight.data *= 6
+        model.model.multi_modal_projector.linear_2.weight.data *= 6
     elif family == "smolvlm":  # there is much text between the frames of a video
         model.model.connector.modality_projection.proj.weight.data *= 6
     logging.disable_progress_bar()

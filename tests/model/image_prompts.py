@@ -69,6 +69,8 @@ class Eyes:
             inputs["token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
         if prompt.media and prompt.media[0].arrays[0].name == PROMPT_IDS:  # the prompt's are 0
             inputs["token_type_ids"] = (torch.arange(ids.shape[1]) >= len(prompt.tokens)).int()[None]
+        if self.family == "ernie4_5_vl_moe":
+            inputs["moe_mm_token_type_ids"] = (ids >= vision_checkpoints.IMAGE - 2).int()
         if prompt.runs and prompt.runs[0].grid is not None:
             inputs["mm_token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
             self.whole.model.rope_deltas = None
@@ -82,7 +84,7 @@ class Eyes:
             for array in picture.medium.arrays:
                 numbers = np.frombuffer(array.data, array.dtype).reshape(array.shape).copy()
                 found.setdefault(array.name, []).append(torch.from_numpy(numbers))
-        side = 1 if "pixel_attention_mask" in found else 0
+        side = 1 if self.family in ("idefics3", "smolvlm") else 0
         return {name: torch.cat(parts, side) for name, parts in found.items()}
 
 

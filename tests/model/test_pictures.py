@@ -31,6 +31,7 @@ from bridle.multimodal import FAMILIES, open_reader
 from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
 from tests.fakes import vision_checkpoints
+from tests.fakes.torchvision_functions import provide_processor
 from tests.model.driver import load, skip_older
 from tests.model.image_prompts import DELTA_LIMIT, LIMIT, Eyes, Prompt, error, make_ready, play, pool_of, run_packed
 
@@ -44,6 +45,7 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Any:
         whole = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         reader = open_reader(folder)
         assert reader is not None
+        provide_processor(family, reader)
         return Eyes(family, folder, whole, reader, Tokenizer.load(folder))
 
     return make
@@ -51,7 +53,8 @@ def eyes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def executor(eyes: Any, request: pytest.FixtureRequest) -> Iterator[LocalExecutor]:
-    loaded = load(eyes(request.getfixturevalue("family")).folder)
+    family = request.getfixturevalue("family")
+    loaded = load(eyes(family).folder, num_blocks=640 if family == "deepseek_ocr2" else 128)
     yield loaded
     loaded.close()
 
@@ -125,7 +128,11 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "llava", "paligemma", "paligemma2", "qwen2_vl", "qwen3_vl_moe", "smolvlm"]
+    "family",
+    [
+        *("ernie4_5_vl_moe", "gemma3", "kimi_k25", "lfm2_vl", "llava", "ovis2", "paddleocr_vl"),
+        *("paligemma", "paligemma2", "qwen2_vl", "qwen3_vl_moe", "smolvlm"),
+    ],
 )
 @pytest.mark.parametrize(("is_small", "budget"), [(False, 64), (True, 9)])
 def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget: int, eyes: Any) -> None:

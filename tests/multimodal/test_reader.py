@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from bridle.multimodal.image_processor import ImageProcessor
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_template import Look, prepare
 from tests.fakes import vision_checkpoints
+from tests.fakes.torchvision_functions import provide_processor
 
 
 @pytest.fixture(scope="module")
@@ -117,33 +119,69 @@ def processor_of(reader: MediaReader) -> Any:
     return sense.processor()
 
 
+PROCESSORS = {
+    "aya_vision": ("aya_vision", "AyaVisionProcessor"),
+    "cohere2_vision": ("cohere2_vision", "Cohere2VisionProcessor"),
+    "deepseek_ocr2": ("deepseek_ocr2", "DeepseekOcr2Processor"),
+    "ernie4_5_vl_moe": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeProcessor"),
+    "idefics3": ("idefics3", "Idefics3Processor"),
+    "internvl": ("internvl", "InternVLProcessor"),
+    "kimi_k25": ("kimi_k25", "Kimi_K25Processor"),
+    "lfm2_vl": ("lfm2_vl", "Lfm2VlProcessor"),
+    "ovis2": ("ovis2", "Ovis2Processor"),
+    "paddleocr_vl": ("paddleocr_vl", "PaddleOCRVLProcessor"),
+    "smolvlm": ("idefics3", "Idefics3Processor"),
+}
+_FAKE, _GLOBAL = vision_checkpoints.names_of("idefics3")[1:3]
+_IDEFICS = {"fake_image_token": _FAKE, "global_image_tag": _GLOBAL, "image_seq_len": 4}
+#: Attributes of processors, for checkpoints of tests.
+MARKS: dict[str, dict[str, Any]] = {
+    "aya_vision": {
+        "img_patch_token": "<|IMG_PATCH|>",
+        "start_of_img_token": "<|START_OF_IMG|>",
+        "end_of_img_token": "<|END_OF_IMG|>",
+        "tile_token": "TILE",
+        "tile_global_token": "TILE_GLOBAL",
+        "img_size": 16,
+        "patch_size": 8,
+    },
+    "cohere2_vision": {
+        "patch_size": 2,
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    },
+    "deepseek_ocr2": {"patch_size": 1, "downsample_ratio": 4},
+    "idefics3": _IDEFICS,
+    "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
+    "lfm2_vl": {
+        "image_start_token": "<|image_start|>",
+        "image_end_token": "<|image_end|>",
+        "image_thumbnail_token": "<|img_thumbnail|>",
+    },
+    "ovis2": {"image_seq_length": 4},
+    "smolvlm": _IDEFICS,
+}
+
+
 def library_text(family: str, reader: MediaReader, results: Any) -> str:
     """Return the library's own replacement of an image's placeholder, for processors that can compute it without
     being created."""
     names = vision_checkpoints.names_of(family)
-    marks = SimpleNamespace(image_token=names[0], image_processor=processor_of(reader))
-    if family in ("smolvlm", "idefics3"):
-        from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
-
-        marks.fake_image_token, marks.global_image_tag, marks.image_seq_len = *names[1:3], 4
-        return Idefics3Processor.replace_image_token(marks, results, 0)
-    if family == "aya_vision":
-        from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
-
-        marks.img_patch_token, marks.start_of_img_token, marks.end_of_img_token = names
-        marks.tile_token, marks.tile_global_token, marks.img_size, marks.patch_size = "TILE", "TILE_GLOBAL", 16, 8
-        return AyaVisionProcessor.replace_image_token(marks, results, 0)
-    from transformers.models.internvl.processing_internvl import InternVLProcessor
-
-    marks.start_image_token, marks.end_image_token, marks.image_seq_length = *names[1:3], 4
-    return InternVLProcessor.replace_image_token(marks, results, 0)
+    marks = SimpleNamespace(**MARKS.get(family, {}), image_token=names[0], image_processor=processor_of(reader))
+    module, name = PROCESSORS[family]
+    processor = getattr(importlib.import_module(f"transformers.models.{module}.processing_{module}"), name)
+    for helper in (name for name in vars(processor) if name.startswith(("_build", "_compute", "_get_image"))):
+        setattr(marks, helper, MethodType(getattr(processor, helper), marks))
+    return str(processor.replace_image_token(marks, results, 0, use_image_special_tokens=True))
 
 
-@pytest.mark.parametrize("family", ["smolvlm", "idefics3", "internvl", "aya_vision"])
-@pytest.mark.parametrize("size", [(24, 30), (16, 16), (9, 50)])
+@pytest.mark.parametrize("family", PROCESSORS)
+@pytest.mark.parametrize("size", [(24, 30), (16, 16), (9, 50), (40, 40)])
 def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, int], tmp_path: Path) -> None:
     reader = open_reader(vision_checkpoints.make_seeing(family, tmp_path))
     assert reader is not None
+    provide_processor(family, reader)
     tokenizer = Tokenizer.load(tmp_path)
     image = Image.fromarray(np.random.RandomState(3).randint(0, 255, (*size, 3), dtype=np.uint8))
     results = processor_of(reader)(images=[image], return_tensors="np", **(FAMILIES[family].options or {}))

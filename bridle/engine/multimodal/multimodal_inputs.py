@@ -67,6 +67,8 @@ Runs = tuple[PlaceholderRange, ...]
 
 #: The first array of a medium that is a whole prompt: the ids of its tokens. Behind it come the pixels of its pictures.
 PROMPT_IDS = "input_ids"
+#: The array of a medium that has the token of each of its rows, where some are marker tokens.
+ROW_TOKENS = "row_tokens"
 
 
 @dataclass(frozen=True, slots=True)
