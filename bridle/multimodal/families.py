@@ -223,8 +223,14 @@ def _paligemma(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 def _ungridded(config: Config, arrays: Arrays) -> PlaceholderLayout:
     """As Qwen's, but positions are those of text."""
-    merge = config["vision_config"]["merge_kernel_size"]
-    return PlaceholderLayout((int(np.prod(arrays["image_grid_thw"][0])) // math.prod(pair(merge)),))
+    vision = config["vision_config"]
+    merge = math.prod(pair(vision.get("merge_kernel_size") or vision["spatial_merge_size"]))
+    return PlaceholderLayout((int(np.prod(arrays["image_grid_thw"][0])) // merge,))
+
+
+def _lighton(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    """As Pixtral's, but no tokens between rows."""
+    return PlaceholderLayout((_pixtral(config, arrays).num_rows,))
 
 
 def _ovis(config: Config, arrays: Arrays) -> PlaceholderLayout:
@@ -273,6 +279,7 @@ def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
 #: Side of the square of patches that DeepSeek-OCR 2 turns into one row.
 _OCR_SCALE = 4
 _SIZED = ("pixel_values", "image_sizes")
+_UNGRIDDED = MultiModalFamily(_ungridded, ("pixel_values", "image_grid_thw"))
 _GRIDDED = MultiModalFamily(_qwen, ("pixel_values", "image_grid_thw"))
 _TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"return_row_col_info": True})
 
@@ -286,14 +293,21 @@ FAMILIES: Mapping[str, MultiModalFamily] = {
         {"crop_to_patches": True, "min_patches": 2, "max_patches": 6},
     ),
     "ernie4_5_vl_moe": _GRIDDED,
+    "exaone4_5": _UNGRIDDED,
     "gemma3": MultiModalFamily(_gemma3, placeholder="boi_token_index", is_mutual=True),
+    "glm46v": _GRIDDED,
     "glm4v": _GRIDDED,
+    "glm4v_moe": _GRIDDED,
+    "glm_ocr": _GRIDDED,
+    "hyperclovax_vision_v2": _UNGRIDDED,
     "idefics3": _TILED,
     "internvl": MultiModalFamily(_internvl),
-    "kimi_k25": MultiModalFamily(_ungridded, ("pixel_values", "image_grid_thw")),
+    "kimi_k25": _UNGRIDDED,
     "lfm2_vl": MultiModalFamily(
         _lfm2, ("pixel_values", "spatial_shapes", "pixel_attention_mask"), {"return_row_col_info": True}
     ),
+    "lfm3_vl": _UNGRIDDED,
+    "lighton_ocr": MultiModalFamily(_lighton, _SIZED),
     "llava": MultiModalFamily(_llava_or_pixtral, _SIZED),
     "llava_next": MultiModalFamily(_llava_next, _SIZED),
     "llava_onevision": MultiModalFamily(_llava_onevision, _SIZED),

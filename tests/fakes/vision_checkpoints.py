@@ -20,6 +20,10 @@ _START, _END, _VIDEO = IMAGE - 1, IMAGE - 2, IMAGE - 3
 #: What a family calls its placeholder, and the texts of its other tokens around pictures.
 _TILES = tuple(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2))
 _LFM_TILES = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5))
+_GLM_NAMES = (
+    *("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    *("<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
+)
 _QWEN_NAMES = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 NAMES: dict[str, tuple[str, ...]] = {
     "llava_onevision": ("<image>", "<|image_start|>", "<|image_end|>", "<video>"),
@@ -32,14 +36,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qwen3_vl": _QWEN_NAMES,
     "qwen3_vl_moe": _QWEN_NAMES,
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
-    "glm4v": (
-        "<|image|>",
-        "<|begin_of_image|>",
-        "<|end_of_image|>",
-        "<|video|>",
-        "<|begin_of_video|>",
-        "<|end_of_video|>",
-    ),
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr"), _GLM_NAMES),
+    **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl"), _QWEN_NAMES),
     "cohere2_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
     "ernie4_5_vl_moe": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
     "kimi_k25": ("<|media_pad|>", "<|media_begin|>", "<|media_end|>", "<|video_pad|>"),
@@ -464,6 +462,61 @@ FAMILIES["paddleocr_vl"] = (
         "merge_size": 2,
         "size": {"shortest_edge": 64, "longest_edge": 1024},
     },
+)
+FAMILIES["glm46v"] = (FAMILIES["glm4v"][0], {**FAMILIES["glm4v"][1], "image_processor_type": "Glm46VImageProcessor"})
+FAMILIES["glm_ocr"] = FAMILIES["glm46v"]
+FAMILIES["glm4v_moe"] = (
+    {
+        **FAMILIES["glm4v"][0],
+        "text_config": {
+            **FAMILIES["glm4v"][0]["text_config"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    },
+    FAMILIES["glm4v"][1],
+)
+for _family, _text, _eye in (
+    ("exaone4_5", {"model_type": "exaone4"}, {"num_key_value_heads": 1}),
+    ("hyperclovax_vision_v2", {"model_type": "hyperclovax"}, {"model_type": "qwen2_5_vl_vision"}),
+):
+    _fields, _processor = FAMILIES["qwen2_5_vl"]
+    FAMILIES[_family] = (
+        {
+            "image_token_id": IMAGE,
+            "video_token_id": _VIDEO,
+            "text_config": {**TEXT, **_text},
+            "vision_config": {**_fields["vision_config"], **_eye},
+        },
+        _processor,
+    )
+FAMILIES["lfm3_vl"] = (
+    {
+        **_QWEN_IDS,
+        "text_config": {
+            **TEXT,
+            "model_type": "lfm3",
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "full_attention", "full_attention"],
+        },
+        "vision_config": {
+            **_EYE,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "conv"],
+            "spatial_merge_size": 2,
+        },
+        "projector_hidden_size": 24,
+    },
+    FAMILIES["qwen2_vl"][1],
+)
+FAMILIES["lighton_ocr"] = (
+    {
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {"model_type": "pixtral", **_EYE, "head_dim": 8},
+        "image_token_id": IMAGE,
+    },
+    FAMILIES["mistral3"][1],
 )
 FAMILIES["idefics3"] = (
     FAMILIES["smolvlm"][0],
