@@ -279,15 +279,20 @@ def kill_runtime(pool: RuntimePool, number: int = signal.SIGKILL) -> None:
     os.killpg(pool.runtime_pid, number)
 
 
+def replace_runtime(pool: RuntimePool) -> None:
+    """Kill the runtime, and wait until another one is up."""
+    lost = pool.runtime_pid
+    kill_runtime(pool)
+    with pool.keeper.changed:
+        assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+
+
 def test_a_runtime_that_dies_while_nothing_runs_is_back_for_the_next_request(tokenizer: Path, store: Path) -> None:
     pool = make_pool(tokenizer, store)
     try:
         steered = Steered(pool)
         module = steered.upload(SHORT)
-        lost = pool.runtime_pid
-        kill_runtime(pool)
-        with pool.keeper.changed:  # no engine looks: the pool sees it by itself
-            assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+        replace_runtime(pool)  # no engine looks: the pool sees it by itself
         steered.add_module("a", module)
         steered.run()
         assert steered.tokens("a") == [65] and pool.num_restarts == 1
@@ -306,10 +311,7 @@ def test_runtimes_that_end_while_nothing_runs_leave_neither_memory_nor_threads(t
         steered.add("a", SHORT)
         steered.run()
         for _ in range(3):
-            lost = pool.runtime_pid
-            kill_runtime(pool)
-            with pool.keeper.changed:
-                assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+            replace_runtime(pool)
         assert woken.wait(PATIENCE)
         steered.run()  # an engine that was woken takes a step, though it has no request
         until(lambda: len(mapped_links() - links) == 1, "that lost runtimes are closed")
@@ -336,10 +338,7 @@ def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> N
         module = steered.upload(FOREVER)
         request = Request("a", (1,), SamplingParams(), controller=WasmController(module))
         assert pool.open(request).result(PATIENCE) == (1,)
-        lost = pool.runtime_pid
-        kill_runtime(pool)
-        with pool.keeper.changed:
-            assert pool.keeper.changed.wait_for(lambda: pool.runtime_pid not in (None, lost), PATIENCE)
+        replace_runtime(pool)
         from bridle.engine.interfaces import Ask
 
         pool.ask([Ask(1, request=request)])

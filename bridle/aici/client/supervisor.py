@@ -1,8 +1,8 @@
 """Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
-A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed, so the thread
-that uses the main channel takes an instance, and closes it. One that ends before it is taken is closed here. All other
-methods may be called from any thread. This module does not know sequences.
+A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed, so the
+thread that uses the main channel takes an instance, and closes it. One that ends before it is taken is closed here. All
+other methods may be called from any thread. This module does not know sequences.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class OutputProcessor:
         return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
     def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
-        """Append a sampled token to a sequence without trace and meter. Most tokens of most servers come this way, so it
-        has to be quick. Returns False if other tokens are to be sampled instead."""
+        """Append a sampled token to a sequence without trace and meter. Most tokens of most servers come this way, so
+        it has to be quick. Returns False if other tokens are to be sampled instead."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)

@@ -7,7 +7,7 @@ were computed with the drafts. All tokens after the first rejected draft are dro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 from bridle.engine.control.controller_manager import ControllerManager
