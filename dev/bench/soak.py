@@ -1,18 +1,20 @@
 """A server under mixed traffic for minutes, whose processes are killed, stopped and starved meanwhile.
 
-Requests come over several APIs, with grammars, scripts, streams that are left and bodies that are refused. Every few
-seconds a round takes something away: a process of the model, of the controllers or of the front end (kill -9, or a stop
-and a continuation), room for files (writes fail as on a full disk), descriptors, the name service (names of image hosts
-are looked up slowly), or the right time. After each round the server has to give the right answer again. Memory,
-descriptors, threads, processes, shared memory and temporary files are sampled after the rounds; the slope over the
-second half says what grows.
+Requests come over several APIs, with grammars, scripts, tools, pictures, an adapter, streams that are left and bodies
+that are refused. Every few seconds a round takes something away: a process of the model, of the controllers or of the
+front end (kill -9, or a stop and a continuation), room for files (writes fail as on a full disk), descriptors, the name
+service (names of image hosts are looked up slowly), or the right time. After each round the server has to give the
+right answer again. Memory, descriptors, threads, processes, shared memory and temporary files are sampled after the
+rounds; the slope over the second half says what grows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import http.client
+import io
 import itertools
 import json
 import os
@@ -26,15 +28,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
 
+from bridle.bench.adapters import make_adapters
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.bench.subprocesses import announced_port, end_process
+from bridle.lora import LayerShape
+from bridle.model import resolve_model
 from dev.bench.soaked_server import Faults
 
 if TYPE_CHECKING:
@@ -50,6 +56,7 @@ _IMAGE_HOST, _NAME_SECONDS = "images.invalid", 3.0
 _FEW_DESCRIPTORS = 8
 _PROBE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 _SCRIPT = "async def main():\n    await aici.gen_text(max_tokens=4)\n\nimport pyaici.server as aici\naici.start(main())"
+_TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
@@ -67,10 +74,39 @@ def requests(number: int) -> tuple[str, dict[str, Any]]:
         ("/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 8}}),
         ("/v1/completions", _PROBE | {"controller": "pyctrl", "controller_arg": _SCRIPT}),
         ("/v1/completions", _PROBE | {"regex": f"[a-z]{{{1 + number % 9}}}"}),
+        ("/v1/run", {"controller": "none", "controller_arg": "", "prompt": "Hello", "max_tokens": 8}),
+        ("/v1/completions", _PROBE | {"model": "random"}),
+        ("/v1/chat/completions", chat | {"tools": [_TOOL], "tool_choice": ("auto", "required")[number % 2]}),
+        ("/v1/chat/completions", {"model": "demo-sees", "messages": [_seen(_picture(number % 7))], "max_tokens": 4}),
         ("/v1/completions", _PROBE | {"max_tokens": -number}),
         ("/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ]
     return kinds[number % len(kinds)]
+
+
+def _seen(url: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+
+
+@cache
+def _picture(number: int) -> str:
+    """Return a small picture as a URL."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), (36 * number, 80, 120)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _adapter(folder: Path) -> Path:
+    """Write a random adapter for the demo model."""
+    from safetensors import safe_open
+
+    with safe_open(resolve_model("demo") / "model.safetensors", "np") as weights:
+        names = list(weights.keys())
+        shapes = {name.removesuffix(".weight"): weights.get_slice(name).get_shape() for name in names}
+    layers = {name: LayerShape(shape[1], shape[0]) for name, shape in shapes.items() if len(shape) == 2}
+    return make_adapters(folder, layers, "q and v", 1)[0]
 
 
 @dataclass(slots=True)
@@ -129,6 +165,7 @@ def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
         faults = Faults(folder / "faults")
         command = [sys.executable, "-m", "dev.bench.soaked_server", str(folder / "faults"), "demo", "demo-sees"]
         command += ["--port", "0", "--log-format", "json", "--front-ends", "2", "--allow-image-host", _IMAGE_HOST]
+        command += ["--adapter", f"random={_adapter(folder / 'adapter')}"]
         command += ["--state-db", str(folder / "state.db"), "--control-store", str(folder / "controllers")]
         command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # which a shard does not have
         log = folder / "server.log"
@@ -183,8 +220,7 @@ async def _jump(server: SoakedServer) -> None:
 async def _slow_names(server: SoakedServer) -> None:
     """Let look-ups of names take seconds, and fail."""
     server.faults.set(name_seconds=_NAME_SECONDS)
-    picture = {"type": "image_url", "image_url": {"url": f"http://{_IMAGE_HOST}/a.png"}}
-    body = {"model": "demo-sees", "messages": [{"role": "user", "content": [picture]}], "max_tokens": 1}
+    body = {"model": "demo-sees", "messages": [_seen(f"http://{_IMAGE_HOST}/a.png")], "max_tokens": 1}
     status, _ = await asyncio.to_thread(_send, server.port, "/v1/chat/completions", body)
     server.faults.set()
     if status < 400:
