@@ -7,6 +7,7 @@ were computed with the drafts. All tokens after the first rejected draft are dro
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Vectors
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -29,7 +30,7 @@ class PlannedDraw:
     branch: Branch
     row: int | None
     item: Scheduled
-    ways: Sequence[Branch] = ()  # along the drafts: draws, and what is forced between them
+    ways: Vectors[Branch] = ()  # along the drafts: draws, and what is forced between them
     look: int | None = None  # the row of the batch that gives candidates, if what is forced after them counts
     is_plain: bool = False
 
@@ -126,7 +127,7 @@ class DraftVerifier:
         return num_forced
 
 
-def num_guessed(item: Scheduled, ways: list[Branch]) -> int:
+def num_guessed(item: Scheduled, ways: Vectors[Branch]) -> int:
     """Return how many drafts of a row are guesses and not forced: according to `ways`, and after them according to
     the lookahead."""
     covered = 1 if ways else 0
