@@ -1,7 +1,8 @@
 """Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and rewinds
 beside recomputation.
 
-Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders. With
+Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders, and `--parts`
+chooses `speed` or `reuse`. With
 `--llama-bench` a GGUF file of the same weights in the same form is measured as well, in turns with bridle. It is
 written, unless the folder has one.
 """
@@ -30,6 +31,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PARTS = ("speed", "reuse")
 _ROWS = (1, 16)
 _OUTPUT = GREEDY.with_(max_tokens=1_000)
 _BRANCHES = 8
@@ -114,6 +116,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Measure each model in turn and print a table of it."""
     figures = {}
+    parts_of(settings)
     for name in _names(settings):
         with phases.part(name), _folder_of(name) as folder:
             if settings.llama_bench is not None and not any(folder.glob("*.gguf")):
@@ -165,7 +168,9 @@ def _rows_of(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
     config = ModelConfig(str(folder), device="cpu", dtype="float32", quantization="q8_0", kv_memory=1 << 30)
     executor = load_executor(config)
     try:
-        return _speeds(executor, folder, settings) + _reuse(executor, settings)
+        parts = parts_of(settings)
+        speeds = _speeds(executor, folder, settings) if "speed" in parts else []
+        return speeds + (_reuse(executor, settings) if "reuse" in parts else [])
     finally:
         executor.close()
 
@@ -185,6 +190,14 @@ def _speeds(executor: Executor, folder: Path, settings: BenchSettings) -> list[d
             ):
                 rates.setdefault(f"llama-bench, {what}", []).append(rate)
     return [{"measured": what, "tokens/s": round(median(values), 1)} for what, values in rates.items()]
+
+
+def parts_of(settings: BenchSettings) -> list[str]:
+    """The parts that are wanted. Raises `InvalidRequest` if none has such a name."""
+    found = [name for name in _PARTS if not settings.parts or any(part in name for part in settings.parts)]
+    if not found:
+        raise InvalidRequest(f"parts: got {', '.join(settings.parts)}; the parts are {', '.join(_PARTS)}", "parts")
+    return found
 
 
 def scale_of(settings: BenchSettings) -> tuple[int, int, int]:

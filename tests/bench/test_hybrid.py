@@ -30,6 +30,20 @@ def test_speeds_and_reuse_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert phases.left == 0.0
 
 
+@pytest.mark.parametrize(("parts", "found"), [(("spe",), "tokens/s"), (("reuse",), "milliseconds")])
+def test_parts_are_chosen(parts: tuple[str, ...], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hybrid.SHAPES, "tiny", {**TINY, "head_dim": 8, "state_size": 8})
+    monkeypatch.setattr(hybrid, "scale_of", lambda settings: (40, 2, 1))
+    settings = BenchSettings(quick=True, models=("tiny",), threads=1, parts=parts)
+    figures, _ = measured(hybrid, settings, Console(file=io.StringIO()))
+    assert figures["tiny"] and all(found in row for row in figures["tiny"])
+
+
+def test_unknown_parts_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="parts: got prompts; the parts are speed, reuse"):
+        hybrid.parts_of(BenchSettings(parts=("prompts",)))
+
+
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no model is called 'nothing'; give a folder, or one of lfm2-350m"):
         hybrid.guesses(BenchSettings(models=("nothing",)), None)  # type: ignore[arg-type]
