@@ -25,6 +25,8 @@ from bridle.model.weight_reading import read_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+#: The most rows of an image of Gemma 4, unless the checkpoint's image processor has another number.
+_GEMMA4_ROWS = 280
 #: The attention of the parts of a model whose towers are used: ours is for tokens with a cache.
 _PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}
 
@@ -50,7 +52,10 @@ def read_language_model(
 def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
     """The attention of each part of a model with such a configuration, whose text is made to attend causally."""
     _attend_causally(settings.get_text_config(decoder=True))
-    return _PARTS if settings.model_type in VISION_FAMILIES | HEARING_FAMILIES else _names_of_parts(settings)
+    if settings.model_type in HEARING_FAMILIES:
+        return _PARTS
+    # Not every tower for sound knows another one than `eager`.
+    return _PARTS | {"audio_config": "eager"} if settings.model_type in VISION_FAMILIES else _names_of_parts(settings)
 
 
 def _attend_causally(text: Any) -> None:
@@ -58,8 +63,6 @@ def _attend_causally(text: Any) -> None:
     value = getattr(text, "use_bidirectional_attention", None)
     if isinstance(value, bool):  # PaliGemma
         text.use_bidirectional_attention = False
-    elif value == "vision":  # Gemma 4
-        text.use_bidirectional_attention = None
 
 
 def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
@@ -140,6 +143,8 @@ class LanguageModel(nn.Module):
         settings = self.inner.config
         if settings.model_type == "paligemma":
             return int((settings.vision_config.image_size // settings.vision_config.patch_size) ** 2)
+        if settings.model_type == "gemma4":
+            return _GEMMA4_ROWS if self.config.use_bidirectional_attention == "vision" else 0
         return int(settings.mm_tokens_per_image) if settings.model_type == "gemma3" else 0
 
     @property
@@ -174,12 +179,16 @@ class LanguageModel(nn.Module):
         use_cache: bool = False,
         logits_to_keep: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        places: Tensor | None = None,
         **extra: Any,
     ) -> SimpleNamespace:
-        """Ids [1, T], and rows [1, T, hidden] if they differ from their embeddings -> `logits` [1, T or R, V]."""
+        """Ids [1, T], and rows [1, T, hidden] with features of images at `places` [N] -> `logits` [1, T or R, V]."""
         if self._visual_ids and input_ids is not None:
             ids = torch.tensor(self._visual_ids, device=input_ids.device)
             extra["moe_mm_token_type_ids"] = torch.isin(input_ids, ids).int()
+        if places is not None and getattr(self.config, "hidden_size_per_layer_input", 0):  # Gemma 4
+            ids = input_ids.index_fill(1, places, self.config.pad_token_id)
+            extra["per_layer_inputs"] = self.model.get_per_layer_inputs(ids)
         input_ids = input_ids if inputs_embeds is None else None
         rows = self.model(
             input_ids=input_ids, inputs_embeds=inputs_embeds, position_ids=position_ids, use_cache=use_cache, **extra

@@ -162,11 +162,11 @@ class ModelRunner:
 
     def _call_with_sights(self, step: PackedStep) -> Tensor:
         assert self.features is not None
-        rows = self._look(step, self.model.get_input_embeddings()(step.input_ids[0]))  # type: ignore[operator]
+        places, features = self._seen(step)
+        rows = self.model.get_input_embeddings()(step.input_ids[0]).index_copy(0, places, features)  # type: ignore[operator]
         extra: dict[str, Any] = {}
         depth = len(self.features(step.sights[0].key).further)
         if depth:
-            places = self._seen(step)[0]
             mask = torch.zeros(1, step.num_tokens, dtype=torch.bool, device=rows.device)  # [1, T]
             mask[0, places] = True
             extra["visual_pos_masks"] = mask
@@ -175,6 +175,7 @@ class ModelRunner:
         logits: Tensor = self.model(
             input_ids=step.input_ids,
             inputs_embeds=rows.unsqueeze(0),
+            places=places,
             position_ids=step.position_ids,
             use_cache=False,
             logits_to_keep=step.logits_rows,

@@ -108,6 +108,7 @@ VISION_FAMILIES = frozenset(
         "ernie4_5_vl_moe",
         "exaone4_5",
         "gemma3",
+        "gemma4",
         "glm46v",
         "glm4v",
         "glm4v_moe",

@@ -40,14 +40,14 @@ class PlaceholderLayout:
 class MultiModalFamily:
     """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The
     configuration's field `placeholder` is the token that stands for an image in a prompt. With `mutual` the rows of
-    an image attend to each other in both directions; with `whole` all tokens of a prompt with images do. Templates
-    may write `written` for an image, which is not a token."""
+    an image attend to each other in both directions, always or if the text's configuration has that value; with
+    `whole` all tokens of a prompt with images do. Templates may write `written` for an image, which is not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)
     options: Mapping[str, Any] | None = None
     placeholder: str = "image_token_id"
-    is_mutual: bool = False
+    is_mutual: bool | str = False
     is_whole: bool = False
     written: str = ""
 
@@ -278,6 +278,12 @@ def _lfm2(config: Config, arrays: Arrays) -> PlaceholderLayout:
 
 #: Side of the square of patches that DeepSeek-OCR 2 turns into one row.
 _OCR_SCALE = 4
+
+
+def _gemma4(config: Config, arrays: Arrays) -> PlaceholderLayout:
+    return PlaceholderLayout(("<|image>", int(arrays["num_soft_tokens_per_image"][0]), "<image|>"))
+
+
 _SIZED = ("pixel_values", "image_sizes")
 _UNGRIDDED = MultiModalFamily(_ungridded, ("pixel_values", "image_grid_thw"))
 _GRIDDED = MultiModalFamily(_qwen, ("pixel_values", "image_grid_thw"))
@@ -295,6 +301,7 @@ FAMILIES: Mapping[str, MultiModalFamily] = {
     "ernie4_5_vl_moe": _GRIDDED,
     "exaone4_5": _UNGRIDDED,
     "gemma3": MultiModalFamily(_gemma3, placeholder="boi_token_index", is_mutual=True),
+    "gemma4": MultiModalFamily(_gemma4, ("pixel_values", "image_position_ids"), is_mutual="vision"),
     "glm46v": _GRIDDED,
     "glm4v": _GRIDDED,
     "glm4v_moe": _GRIDDED,

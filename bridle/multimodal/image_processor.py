@@ -32,7 +32,9 @@ class ImageProcessor:
         self._lock = threading.Lock()  # processors are not made for several threads
         self.placeholder = token_of(settings, family.placeholder, IMAGE)
         self.row_token = token_of(settings, "image_token_id", IMAGE)
-        self.written, self.is_mutual, self.is_whole = family.written, family.is_mutual, family.is_whole
+        self.written, self.is_whole = family.written, family.is_whole
+        sees = getattr(settings.get_text_config(), "use_bidirectional_attention", None)
+        self.is_mutual = family.is_mutual is True or (bool(family.is_mutual) and family.is_mutual == sees)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
         """Of an image in a file, an image of Pillow's or an array."""

@@ -185,4 +185,6 @@ def open_reader(folder: Path, limits: MediaLimits | None = None, hosts: ImageHos
         from transformers import AutoConfig
 
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if kind in FAMILIES and settings.vision_config is None:
+        return None  # the text part of such a model
     return MediaReader(folder, settings, limits, hosts)

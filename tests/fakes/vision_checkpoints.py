@@ -35,6 +35,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "qwen3_5_moe": _QWEN_NAMES,
     "qwen3_vl": _QWEN_NAMES,
     "qwen3_vl_moe": _QWEN_NAMES,
+    "gemma4": ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>"),
+    "gemma4_mutual": ("<|image|>", "<|image>", "<image|>", "<|video|>", "<|audio|>"),
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr"), _GLM_NAMES),
     **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl"), _QWEN_NAMES),
@@ -53,7 +55,7 @@ _PLACEHOLDERS = {"<image_soft_token>": "<start_of_image>"}
 #: What a chat template writes for a picture, where that is no token.
 _WRITTEN = {"<|IMG_PATCH|>": "<image>", "<IMG_ATOM>": "<image>"}
 #: The model types of checkpoints that are no family of their own.
-MODEL_TYPES = {"paligemma2": "paligemma", "pixtral": "llava"}
+MODEL_TYPES = {"gemma4_mutual": "gemma4", "paligemma2": "paligemma", "pixtral": "llava"}
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
@@ -518,6 +520,50 @@ FAMILIES["lighton_ocr"] = (
     },
     FAMILIES["mistral3"][1],
 )
+for _family, _sees, _per_layer in (("gemma4", None, 16), ("gemma4_mutual", "vision", 0)):
+    FAMILIES[_family] = (
+        {
+            "image_token_id": IMAGE,
+            "boi_token_id": _START,
+            "eoi_token_id": _END,
+            "video_token_id": _VIDEO,
+            "audio_token_id": _VIDEO - 1,
+            "text_config": {
+                **TEXT,
+                "model_type": "gemma4_text",
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "sliding_window": 40,  # an image has 70 rows
+                "global_head_dim": 16,
+                "hidden_size_per_layer_input": _per_layer,
+                "vocab_size_per_layer_input": TEXT["vocab_size"],
+                "num_kv_shared_layers": 2 if _per_layer else 0,
+                "use_bidirectional_attention": _sees,
+            },
+            "vision_config": {
+                **_EYE,
+                "model_type": "gemma4_vision",
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 64,
+            },
+            "audio_config": {
+                "model_type": "gemma4_audio",
+                "hidden_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [4, 4],
+                "output_proj_dims": 16,
+            },
+        },
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+    )
 FAMILIES["idefics3"] = (
     FAMILIES["smolvlm"][0],
     {**FAMILIES["smolvlm"][1], "image_processor_type": "Idefics3ImageProcessor"},

@@ -65,6 +65,8 @@ class Eyes:
         """[L, V] of the library's eager pass with pixels."""
         ids = torch.tensor([[*prompt.tokens, *more]])
         inputs: dict[str, Any] = {"input_ids": ids, **self._pixels(prompt)}
+        if self.family == "gemma4_mutual":
+            inputs["mm_token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
         if self.family == "gemma3":
             inputs["token_type_ids"] = (ids == vision_checkpoints.IMAGE).int()
         if prompt.media and prompt.media[0].arrays[0].name == PROMPT_IDS:  # the prompt's are 0

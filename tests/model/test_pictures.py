@@ -84,6 +84,15 @@ def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: Local
         assert error(run_packed(executor, [flat], (300,))[0], wanted[0]) > 1000 * LIMIT
 
 
+@pytest.mark.parametrize("kernel", ["cpu", "reference"])
+def test_rows_see_each_other_in_layers_with_windows_alone(kernel: str, eyes: Any) -> None:
+    mine: Eyes = eyes("gemma4_mutual")
+    executor, prompt = load(mine.folder, kernel=kernel), mine.prompt("a", mine.picture(1), "b", mine.picture(2), "c")
+    make_ready(executor, prompt.media)
+    assert error(run_packed(executor, [prompt], (30, 7))[0], mine.logits(prompt)) < LIMIT
+    executor.close()
+
+
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, executor: LocalExecutor) -> None:
     prompt = eyes(family).prompt("a", eyes(family).picture(1), "b")
@@ -130,7 +139,7 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
 @pytest.mark.parametrize(
     "family",
     [
-        *("ernie4_5_vl_moe", "gemma3", "kimi_k25", "lfm2_vl", "llava", "ovis2", "paddleocr_vl"),
+        *("ernie4_5_vl_moe", "gemma3", "gemma4", "kimi_k25", "lfm2_vl", "llava", "ovis2", "paddleocr_vl"),
         *("paligemma", "paligemma2", "qwen2_vl", "qwen3_vl_moe", "smolvlm"),
     ],
 )
@@ -146,7 +155,7 @@ def test_engines_draw_what_the_library_would(family: str, is_small: bool, budget
         "text": mine.prompt("no picture at all, but a long text"),
     }
     assert prompts["other"].tokens == first.tokens
-    executor = load(mine.folder, sampler=None, num_blocks=len(first.tokens) // 4 + 18 if is_small else 128)
+    executor = load(mine.folder, sampler=None, num_blocks=len(first.tokens) // 4 + 18 if is_small else 256)
     if is_whole(first.runs, len(first.tokens)):
         budget = max(budget, len(first.tokens))
     if is_small:  # all is there from the start: then who is preempted is the same each time

@@ -92,8 +92,9 @@ def test_a_checkpoint_without_a_processor_says_so(tmp_path: Path) -> None:
 
 def test_models_of_text_have_no_reader(tmp_path: Path) -> None:
     assert open_reader(tmp_path) is None
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert open_reader(tmp_path) is None
+    for config in ('{"model_type": "llama"}', '{"model_type": "gemma4", "vision_config": null}'):
+        (tmp_path / "config.json").write_text(config)
+        assert open_reader(tmp_path) is None
 
 
 WITHOUT_TORCH = """
@@ -124,6 +125,7 @@ PROCESSORS = {
     "cohere2_vision": ("cohere2_vision", "Cohere2VisionProcessor"),
     "deepseek_ocr2": ("deepseek_ocr2", "DeepseekOcr2Processor"),
     "ernie4_5_vl_moe": ("ernie4_5_vl_moe", "Ernie4_5_VLMoeProcessor"),
+    "gemma4": ("gemma4", "Gemma4Processor"),
     "idefics3": ("idefics3", "Idefics3Processor"),
     "internvl": ("internvl", "InternVLProcessor"),
     "kimi_k25": ("kimi_k25", "Kimi_K25Processor"),
@@ -152,6 +154,7 @@ MARKS: dict[str, dict[str, Any]] = {
         "img_line_break_token": "<|IMG_LINE_BREAK|>",
     },
     "deepseek_ocr2": {"patch_size": 1, "downsample_ratio": 4},
+    "gemma4": {"boi_token": "<|image>", "eoi_token": "<image|>"},
     "idefics3": _IDEFICS,
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_seq_length": 4},
     "lfm2_vl": {

@@ -16,13 +16,14 @@ from bridle.model.kv_cache import LayerCache
 
 
 class BidirectionalKernel:
-    """`causal`, corrected where tokens see what comes after them."""
+    """`causal`, corrected where tokens see what comes after them; if it `is_local`, within windows alone."""
 
     name = "both ways"
 
-    def __init__(self, causal: AttentionKernel) -> None:
-        self._causal = causal
-        self._plain = CpuKernel()
+    def __init__(self, causal: AttentionKernel, is_local: bool = False) -> None:
+        knows_mutual = causal.name in ("cpu", "reference")  # and these only beyond windows
+        self._causal = CpuKernel(is_local) if is_local and knows_mutual else causal
+        self._plain = CpuKernel(is_local)
         self._has_mutual = False
 
     def begin(self, step: PackedStep) -> None:

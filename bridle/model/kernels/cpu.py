@@ -30,7 +30,9 @@ class CpuKernel:
 
     name = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, is_local: bool = False) -> None:
+        #: Whether tokens see each other in both directions within windows alone.
+        self.is_local = is_local
         self._step: PackedStep | None = None
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self._short_masks: dict[tuple[int, int | None, int], Tensor] = {}
@@ -84,6 +86,9 @@ class CpuKernel:
             assert self._step is not None
             device = self._step.slots.device
             rows = [VisibleRow(row, window, device) for row in self._step.rows]
+            if self.is_local and window is None:
+                for row in rows:
+                    row.mutual = ()
             self._visible[window] = rows
         return rows
 
@@ -121,7 +126,7 @@ class CpuKernel:
             return None
         key = (row.offset, window)
         if key not in self._masks:
-            self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like, row.mutual)
+            self._masks[key] = chunk_mask(row.first, row.start, row.context, window, like, row.mutual, self.is_local)
         return self._masks[key]
 
     def _short_mask(self, row: VisibleRow, window: int | None, part: Tensor) -> Tensor:
@@ -129,7 +134,7 @@ class CpuKernel:
         group = part.shape[2]
         key = (row.offset, window, group)
         if key not in self._short_masks:
-            mask = chunk_mask(row.first, row.start, row.context, window, part, row.mutual)
+            mask = chunk_mask(row.first, row.start, row.context, window, part, row.mutual, self.is_local)
             assert mask is not None  # several tokens after others
             self._short_masks[key] = mask.repeat_interleave(group, 0)
         return self._short_masks[key]

@@ -15,9 +15,10 @@ def chunk_mask(
     window: int | None,
     like: Tensor,
     mutual: Sequence[tuple[int, int]] = (),
+    is_local: bool = False,
 ) -> Tensor | None:
     """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type. Positions
-    within the same pair of `mutual` (first, end) see each other both ways, beyond the window too.
+    within the same pair of `mutual` (first, end) see each other both ways, beyond the window too unless it `is_local`.
 
     None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
     """
@@ -26,9 +27,10 @@ def chunk_mask(
     own = torch.arange(start, context, device=like.device)[:, None]
     other = torch.arange(first, context, device=like.device)[None, :]
     hidden = other > own
-    if window is not None:
-        hidden |= own - other >= window
+    far = torch.zeros_like(hidden) if window is None else own - other >= window
+    hidden |= far
     for low, high in mutual:
-        hidden &= ~((own >= low) & (own < high) & (other >= low) & (other < high))
+        seen = (own >= low) & (own < high) & (other >= low) & (other < high)
+        hidden &= ~(seen & ~far if is_local else seen)
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(hidden, float("-inf"))
