@@ -183,7 +183,7 @@ class LanguageModel(nn.Module):
         **extra: Any,
     ) -> SimpleNamespace:
         """Ids [1, T], and rows [1, T, hidden] with features of images at `places` [N] -> `logits` [1, T or R, V]."""
-        if self._visual_ids and input_ids is not None:
+        if self._visual_ids and input_ids is not None and not _is_captured(input_ids):
             ids = torch.tensor(self._visual_ids, device=input_ids.device)
             extra["moe_mm_token_type_ids"] = torch.isin(input_ids, ids).int()
         if places is not None and getattr(self.config, "hidden_size_per_layer_input", 0):  # Gemma 4
@@ -195,6 +195,11 @@ class LanguageModel(nn.Module):
         ).last_hidden_state
         logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
         return SimpleNamespace(logits=_finished(logits, self._logits_scale, self._logits_cap))
+
+
+def _is_captured(ids: Tensor) -> bool:
+    """Return whether a graph is made of the step. Its tokens are sampled ones: text, as in the library."""
+    return ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _body_of(whole: Any) -> Any:

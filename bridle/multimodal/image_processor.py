@@ -69,7 +69,8 @@ class ImageProcessor:
                         self._folder, backend="pil", local_files_only=True, trust_remote_code=False
                     )
                 except Exception as error:
-                    needs = " (this release of transformers needs torchvision for it)" * ("torchvision" in str(error))
+                    missing = "torchvision" in str(error)
+                    needs = " (transformers needs torchvision for it: install the build for this torch)" * missing
                     raise UnsupportedFeature(
                         f"the checkpoint's image processor cannot be used: {type(error).__name__}{needs}", "image"
                     ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import io
 import re
 import subprocess
@@ -23,6 +23,7 @@ from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_template import Look, prepare
 from tests.fakes import vision_checkpoints
 from tests.fakes.torchvision_functions import provide_processor
+from tests.model.driver import skip_older
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,14 @@ def test_models_of_text_have_no_reader(tmp_path: Path) -> None:
     for config in ('{"model_type": "llama"}', '{"model_type": "gemma4", "vision_config": null}'):
         (tmp_path / "config.json").write_text(config)
         assert open_reader(tmp_path) is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_for_torchvision_alone_says_so(tmp_path: Path) -> None:
+    reader = open_reader(vision_checkpoints.make_seeing("kimi_k25", tmp_path))
+    assert reader is not None
+    with pytest.raises(UnsupportedFeature, match="transformers needs torchvision for it: install"):
+        reader.read(png(1))
 
 
 WITHOUT_TORCH = """
@@ -182,6 +191,7 @@ def library_text(family: str, reader: MediaReader, results: Any) -> str:
 @pytest.mark.parametrize("family", PROCESSORS)
 @pytest.mark.parametrize("size", [(24, 30), (16, 16), (9, 50), (40, 40)])
 def test_marker_tokens_are_those_of_the_library(family: str, size: tuple[int, int], tmp_path: Path) -> None:
+    skip_older(family)
     reader = open_reader(vision_checkpoints.make_seeing(family, tmp_path))
     assert reader is not None
     provide_processor(family, reader)
