@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bridle.errors import InvalidRequest
 from bridle.kv_store.cipher import BlockCipher, read_cipher
+from bridle.kv_store.store import LOCK
 
 #: By default a store takes at most this many bytes, and at most this share of the free disk.
 DEFAULT_LIMIT, DISK_SHARE = 8 << 30, 0.1
@@ -48,9 +49,10 @@ def read_settings(place: str | None, limit: int | None, key: str | None = None) 
     folder = default_folder() if place == AUTO else Path(place).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / LOCK).open("ab").close()
     except OSError as error:
         raise InvalidRequest(
-            f"kv_store is {place!r}, which cannot be created: {error.strerror}; name a folder that can be written, "
+            f"kv_store is {place!r}, which cannot be written: {error.strerror}; name a folder that can be written, "
             "or `off`",
             "kv_store",
         ) from None

@@ -27,7 +27,8 @@ _log = logging.getLogger(__name__)
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
-_LOCK = ".lock"
+#: The file whose lock is held while segments are begun or removed.
+LOCK = ".lock"
 
 
 class SegmentStore:
@@ -230,6 +231,6 @@ def forget_tenant(folder: Path, tenant: str) -> int:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other processes from beginning or removing segments meanwhile."""
-    with (folder / _LOCK).open("ab") as file:
+    with (folder / LOCK).open("ab") as file:
         segments.lock(file.fileno())
         yield

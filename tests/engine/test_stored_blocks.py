@@ -362,3 +362,15 @@ def test_a_store_that_is_too_small_for_a_state_is_refused(tmp_path: Path) -> Non
     store = open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least))
     assert store is not None
     store.close()
+def test_without_a_folder_that_can_be_written_an_optional_store_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BRIDLE_CACHE", str(tmp_path / "file"))
+    assert open_store(ScriptedExecutor(), EngineConfig(kv_store="auto")) is None
+    with pytest.raises(InvalidRequest, match="kv_store_key"):
+        open_store(ScriptedExecutor(), EngineConfig(kv_store="auto", kv_store_key=str(tmp_path / "none")))
+    with pytest.raises(InvalidRequest, match="name a folder that can be written"):
+        open_store(ScriptedExecutor(), EngineConfig(kv_store=str(tmp_path / "file")))
+
+

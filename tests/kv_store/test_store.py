@@ -234,10 +234,13 @@ def test_a_segment_belongs_to_the_process_that_writes_it(tmp_path: Path) -> None
     assert not writer.path.exists()  # it was empty
 
 
-def test_a_folder_that_cannot_be_created_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="name a folder that can be written, or `off`"):
         settings.read_settings(str(tmp_path / "file" / "kv"), None)
     assert settings.read_settings("off", None) is None
     assert settings.read_settings(str(tmp_path / "new"), 5) == settings.StoreSettings(tmp_path / "new", 5)
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    (tmp_path / "full" / ".lock").mkdir(parents=True)
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        settings.read_settings(str(tmp_path / "full"), None)

@@ -54,8 +54,14 @@ def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
 
 def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
     """Open the store on disk; None if none is asked for. With `auto`, a model that cannot use a store has none, and
-    neither has one on a GPU. Otherwise that raises `InvalidRequest`."""
-    settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
+    neither has one on a GPU or without a folder that can be written. Otherwise that raises `InvalidRequest`."""
+    try:
+        settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
+    except InvalidRequest as error:
+        if config.kv_store != AUTO or error.param != "kv_store":
+            raise
+        _log_without(executor, str(error))
+        return None
     if settings is None:
         return None
     device, problem = _find(executor, config.kv_store_format), _problem(executor, config)
@@ -65,7 +71,7 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
         problem = _too_small(device, settings)
     if problem is not None or device is None:
         if config.kv_store == AUTO:
-            _log.info("kv_store: %s is served without one: %s", executor.info.model, problem)
+            _log_without(executor, problem)
             return None
         raise InvalidRequest(f"kv_store is {config.kv_store!r}; {problem}", "kv_store")
     identity = blake2b(device.identity().encode(), digest_size=16).hexdigest()
@@ -80,6 +86,10 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
 
 def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
     return find_kv_blocks(executor, kind) or (find_sequence_states(executor) if kind == "exact" else None)
+def _log_without(executor: Executor, problem: str | None) -> None:
+    _log.info("kv_store: %s is served without one: %s", executor.info.model, problem)
+
+
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:
