@@ -6,9 +6,10 @@ one continues badly. `canonical_pairs` knows which tokens may follow one another
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
-from bridle.engine.control.decision import Decision, Outside, Splice, both_masks, mask_of
+from bridle.engine.control.decision import Branch, Decision, Outside, Splice
 from bridle.engine.interfaces import Ask
 from bridle.errors import ControllerError
 from bridle.structured_output.canonical_pairs import CanonicalPairs, SmallMask
@@ -57,78 +58,63 @@ class CanonicalDraws:
 
     def restrict(self, decision: Decision, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision:
         """`decision`, a draw where the grammar allows `mask`, without the tokens that are not canonical."""
-        last, branch = matcher.last_token, decision.branches[0]
+        last, splices = matcher.last_token, decision.branches[0].splices
         if last is None:
             return decision
-        kept, is_small = self._filtered(mask, last, matcher, vocabulary)
-        is_open = branch.mask is None and not self.refused  # the model may leave the pattern
-        if is_small and not is_open:
-            return Decision((replace(branch, mask=kept),))
-        if not (self.is_strict or is_small):
+        is_open = decision.branches[0].mask is None and not self.refused  # the model may leave the pattern
+        kept = self._filtered(mask, last, matcher, vocabulary)
+        if kept is not None and not is_open:
+            return _drawn(kept.branches[0].mask, splices) if splices else kept
+        if not (self.is_strict or kept is not None):
             return decision
         refusing = Splice(1, (), Uncanonical(mask, vocabulary.pairs, last))
-        splices = (*branch.splices, refusing)
-        return Decision((replace(branch, mask=None if is_open else kept, splices=splices),))
+        return _drawn(None if is_open else _without(self.refused, mask), (*splices, refusing))
 
-    def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> tuple[bytes, bool]:
-        """`mask` without what was refused and, if it is small, what is not canonical; and whether it is small."""
-        if self.refused:
-            mask = both_masks(_without(self.refused, len(mask)), mask)
+    def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision | None:
+        """A draw under `mask` without what was refused and what is not canonical; None if the mask is not small."""
+        mask = _without(self.refused, mask)
         small = vocabulary.pairs.filtered(last, mask)
         if small is None:
-            return mask, False
+            return None
         if small.tokens:
-            return _going(small, matcher, vocabulary), True
+            return _going(small, matcher, vocabulary)
         if self.is_strict:
             raise ControllerError(
                 "canonical: got 'strict'; no token that the tokenizer would write continues the constrained text after "
                 f"{vocabulary.text_of((last,))!r}. Send 'prefer', or a constraint that allows its spelling."
             )
-        return mask, False
+        return Decision.sample(mask)
 
 
-def _without(tokens: set[int], num_bytes: int) -> bytes:
-    row = bytearray(b"\xff" * num_bytes)
+def _drawn(mask: bytes | None, splices: tuple[Splice, ...]) -> Decision:
+    return Decision((Branch(mask=mask, splices=splices),))
+
+
+def _without(tokens: Collection[int], mask: bytes) -> bytes:
+    """`mask` without `tokens`."""
+    if not tokens:
+        return mask
+    row = bytearray(mask)
     for token in tokens:
         row[token >> 3] &= ~(1 << (token & 7))
     return bytes(row)
 
 
-def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> bytes:
-    """The mask without the tokens after which the grammar forces what belongs into one token with them; all of it, if
+def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision:
+    """A draw without the tokens after which the grammar forces what belongs into one token with them; of all, if
     nothing else is left."""
     if not small.doubtful or not 1 < len(small.tokens) <= _MAX_FOLLOWED:
-        return small.kept
-    walk, chains, ending = matcher.copy(), list[_Chain](), set[int]()
-    for text, token in small.doubtful:
-        chain = next((each for each in chains if each.text.startswith(text)), None)
-        if chain is None:
-            chain = _followed(token, text, walk, vocabulary)
-            chains.append(chain)
-        if not chain.goes_on(text, token, vocabulary.pairs):
-            ending.add(token)
-    left = [token for token in small.tokens if token not in ending]
-    return mask_of(left, 8 * len(small.kept)) if ending and left else small.kept
+        return small.draw
+    chains = list[tuple[bytes, bool]]()
+    for text, token in small.doubtful:  # in order, so that those of a chain are neighbours
+        if not (chains and chains[-1][0].startswith(text)):
+            chains.append(_chain(token, text, matcher.copy(), vocabulary))
+    return vocabulary.pairs.going(small, tuple(chains))
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """A text that must come if one of its beginnings does. It `is_whole` if what follows does not change its tokens."""
-
-    text: bytes
-    is_whole: bool
-
-    def goes_on(self, text: bytes, token: int, pairs: CanonicalPairs) -> bool:
-        """Return whether the rest after `text` does not belong into one token with `token`, which spells it."""
-        rest = self.text[len(text) :]
-        first = pairs.first_of(rest, self.is_whole) if rest else None
-        return first is None or pairs.has(token, first)
-
-
-def _followed(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> _Chain:
-    """Return the text that the grammar forces after a token. The matcher does not change."""
+def _chain(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> tuple[bytes, bool]:
+    """Return the text that must come with a token, and whether it is whole. `walk` takes the token."""
     walk.commit((token,))
     forced = b"" if walk.is_complete else walk.forced_bytes()
     is_whole = bool(forced) and vocabulary.text_of(walk.forced()) == forced
-    walk.rollback(1)
-    return _Chain(text + forced, is_whole)
+    return text + forced, is_whole

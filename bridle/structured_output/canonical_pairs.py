@@ -12,18 +12,21 @@ from typing import Protocol
 
 import numpy as np
 
-from bridle.engine.control.decision import mask_of
+from bridle.engine.control.decision import Decision, mask_of
+from bridle.structured_output.bit_rows import allowed_tokens, filled_words
 
 #: A mask of more tokens is not filtered: a token that is sampled is tried instead.
 MAX_FILTERED = 128
 #: The most pairs that are remembered.
 _MAX_PAIRS = 1 << 17
-#: The most masks that are remembered, of up to 32 kB each.
+#: The most masks of each kind that are remembered, of up to 32 kB each.
 _MAX_MASKS = 256
 #: So many bytes of a text say which token it begins with.
 _HEAD = 32
 #: The number of bits of each byte.
 _BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+#: Texts that must come if one of their beginnings does, each with whether what follows does not change its tokens.
+Chains = tuple[tuple[bytes, bool], ...]
 #: Texts around a pair between whose tokens a tokenizer may split before it merges.
 _AROUND = (
     *((left, "") for left in ("", "`", "~", "*", "=", "(", " ", "a")),
@@ -45,13 +48,13 @@ class Spelling(Protocol):
     def written(self, text: str) -> list[int]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SmallMask:
-    """The part `kept` of a mask that may come after a token, as a bit row and as `tokens`. The `doubtful` ones of
-    these, with their texts, shorter ones first, begin other tokens that the mask allows: if their text must go on, the
-    tokenizer may write one of those."""
+    """The part of a mask that may come after a token, as `tokens` and as a draw of them. Some are `doubtful`, with
+    their texts, shorter ones first: if the grammar forces more after one of these, the tokenizer may write a longer
+    token that the mask allows, too."""
 
-    kept: bytes
+    draw: Decision
     tokens: tuple[int, ...]
     doubtful: tuple[tuple[bytes, int], ...]
 
@@ -63,6 +66,7 @@ class CanonicalPairs:
         self._vocabulary = vocabulary
         self._known: dict[tuple[int, int], bool] = {}
         self._masks: dict[tuple[int, bytes, bytes], SmallMask] = {}
+        self._going: dict[tuple[SmallMask, Chains], Decision] = {}
         self._heads: dict[bytes, tuple[int, ...]] = {}
 
     def has(self, first: int, second: int) -> bool:
@@ -78,11 +82,10 @@ class CanonicalPairs:
     def filtered(self, last: int, mask: bytes) -> SmallMask | None:
         """The part of a small mask that may come after `last`; None for a large mask. Only the words with tokens are
         remembered, because to hash a whole mask takes as long as to compute it."""
-        row = np.frombuffer(mask, np.uint32)
-        if np.count_nonzero(row) > MAX_FILTERED:
+        filled = filled_words(mask, MAX_FILTERED)
+        if filled is None:
             return None
-        places = row.nonzero()[0]
-        words = row[places]
+        places, words = filled
         key = last, places.tobytes(), words.tobytes()
         known = self._masks.get(key)
         if known is None:
@@ -94,13 +97,33 @@ class CanonicalPairs:
         return known
 
     def _small_mask(self, last: int, mask: bytes) -> SmallMask:
-        row = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-        texts = {int(token): self._vocabulary.text_of((int(token),)) for token in row.nonzero()[0]}
+        texts = {token: self._vocabulary.text_of((token,)) for token in allowed_tokens(mask)}
         tokens = tuple(token for token in texts if self.has(last, token))
-        doubtful = [(texts[token], token) for token in tokens if _begins_other(texts[token], texts.values())]
-        return SmallMask(mask_of(tokens, 8 * len(mask)), tokens, tuple(sorted(doubtful)))
+        doubtful = [(texts[token], token) for token in tokens if _may_have_to_go_on(texts[token], texts.values())]
+        return SmallMask(_draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
 
-    def first_of(self, text: bytes, is_whole: bool) -> int | None:
+    def going(self, small: SmallMask, chains: Chains) -> Decision:
+        """A draw of the tokens that may come where each of these texts must come if one of its beginnings does. Those
+        after which the rest belongs into one token with them are left out, but not all tokens."""
+        key = small, chains
+        known = self._going.get(key)
+        if known is None:
+            ending = {token for text, token in small.doubtful if not self._goes_on(token, text, chains)}
+            left = [token for token in small.tokens if token not in ending]
+            mask = small.draw.branches[0].mask or b""
+            if len(self._going) >= _MAX_MASKS:
+                self._going.clear()
+            known = self._going[key] = _draw_of(left, mask) if ending and left else small.draw
+        return known
+
+    def _goes_on(self, token: int, text: bytes, chains: Chains) -> bool:
+        """Return whether the rest after `text` does not belong into one token with `token`, which spells it."""
+        chain, is_whole = next(each for each in chains if each[0].startswith(text))
+        rest = chain[len(text) :]
+        first = self._first_of(rest, is_whole) if rest else None
+        return first is None or self.has(token, first)
+
+    def _first_of(self, text: bytes, is_whole: bool) -> int | None:
         """The first token of a text that must come; None if it depends on what follows, because the text has one token
         and is not a whole one."""
         head = text[:_HEAD]
@@ -132,6 +155,12 @@ class CanonicalPairs:
         return size != len((head + tail).encode())  # it changes the text, so nothing is known
 
 
-def _begins_other(text: bytes, others: Iterable[bytes]) -> bool:
-    """Return whether one of the `others` begins with `text` and is longer."""
-    return bool(text) and any(len(other) > len(text) and other.startswith(text) for other in others)
+def _draw_of(tokens: Iterable[int], mask: bytes) -> Decision:
+    return Decision.sample(mask_of(tokens, 8 * len(mask)))
+
+
+def _may_have_to_go_on(text: bytes, others: Iterable[bytes]) -> bool:
+    """Return whether some of the `others` are longer than `text`, begin with it, and have the same byte after it. If
+    that byte differs, nothing is forced after `text`."""
+    size = len(text)
+    return bool(text) and len({other[size] for other in others if len(other) > size and other.startswith(text)}) == 1

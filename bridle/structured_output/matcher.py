@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from bridle.errors import ControllerError, InvalidRequest
+from bridle.structured_output.bit_rows import allowed_tokens, is_empty
 from bridle.structured_output.compile_worker import byte_tokenizer, reason
 from bridle.structured_output.limits import PARSER_LIMITS
 from bridle.structured_output.spec import Constraint
@@ -109,14 +108,14 @@ class Matcher:
         if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)
         self._check_limits()
-        if self.backend.is_error() or not (row.strip(b"\0") or self.is_accepting):
+        if self.backend.is_error() or (is_empty(row) and not self.is_accepting):
             raise ControllerError(f"no token can continue the constrained text: {self.explain()}")
         size = self.vocabulary.mask_bytes
         return row if len(row) == size and not self.vocabulary.size % 32 else self._fitted(row, size)
 
     def must_end(self, mask: bytes) -> bool:
         """Return whether `mask` allows nothing but the end of the text."""
-        return mask == self.vocabulary.end_row or (self.is_accepting and not mask.strip(b"\0"))
+        return mask == self.vocabulary.end_row or (self.is_accepting and is_empty(mask))
 
     def _spellable(self, row: bytes) -> bytes:
         """Allow only tokens that agree with the next bytes, if these are certain. Llguidance looks beyond the bytes
@@ -125,7 +124,7 @@ class Matcher:
         if not must:
             return row
         spelled = bytearray(len(row))
-        for token in np.unpackbits(np.frombuffer(row, np.uint8), bitorder="little").nonzero()[0].tolist():
+        for token in allowed_tokens(row):
             data = self.vocabulary.text_of((token,)) if token < len(self.vocabulary.tokens) else b""
             if data and (must.startswith(data) or data.startswith(must)):
                 spelled[token >> 3] |= 1 << (token & 7)
