@@ -87,8 +87,8 @@ class _ExecutorBuilder:
         """Return the model over a cache of one block, with the fastest kernels that passed their self-test."""
         loaded, geometry = self._loaded, self._loaded.geometry
         kernel = tried_kernel(loaded.config.kernel, loaded.device, loaded.dtype, geometry, self._block_size)
-        if _num_mutual_rows(loaded.model):
-            kernel = BidirectionalKernel(kernel)
+        if isinstance(loaded.model, LanguageModel) and loaded.model.num_mutual_rows:
+            kernel = BidirectionalKernel(kernel, is_local=loaded.model.inner.config.model_type == "gemma4")
         with tensor_parallel.unsummed():  # it tries its layers
             cache = KVCache(geometry, 1, self._block_size, self._kv_dtype, loaded.device)
             runner = ModelRunner(loaded.model, attention.PagedAttention(cache, kernel))
