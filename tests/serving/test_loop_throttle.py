@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridle.errors import InvalidRequest, ProtocolError
-from bridle.serving.tenancy.loop_throttle import BURST, MAX_DEBT, SHARE, LoopThrottle, RateBudget
+from bridle.serving.tenancy.loop_throttle import (
+    BURST,
+    MAX_AT_ONCE,
+    MAX_DEBT,
+    SHARE,
+    SLICE,
+    LoopThrottle,
+    RateBudget,
+)
 from bridle.testing.clock import FakeClock as Clock
 
 
@@ -69,6 +77,26 @@ def test_a_turn_ends_before_the_next_and_the_loop_goes_on_between(spent: float) 
         assert len(set(began)) > num_turns / 2
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("cost", "num_at_once"), [(SLICE / 20, MAX_AT_ONCE), (SLICE / 3.5, 3), (2 * SLICE, 1)])
+def test_cheap_turns_are_given_together(cost: float, num_at_once: int) -> None:
+    async def main() -> list[int]:
+        clock, began, num_others = Clock(), list[int](), 0
+        turns = LoopThrottle(clock=clock)
+        turns.charge(2 * MAX_DEBT)  # nobody goes on at once
+        for _ in range(200):
+            turns.charge(cost)
+        for number in range(50):
+            turns.schedule(f"user {number}", lambda: began.append(num_others))
+        while turns.num_waiting:
+            clock.advance(1.0)
+            await asyncio.sleep(0)
+            num_others += 1
+        return began
+
+    began = asyncio.run(main())
+    assert max(began.count(turn) for turn in began) == num_at_once
 
 
 def test_a_hundred_connections_of_one_user_are_one_user() -> None:

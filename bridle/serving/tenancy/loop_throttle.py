@@ -4,7 +4,7 @@ for.
 A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
 other users. So they get a share of the event loop's time. Within the share nobody waits. Beyond it users take turns,
 independent of their number of connections, and so do the connections of one user: one at a time between other work of
-the loop. A waiting connection is not read, so its backlog stays with the client.
+the loop, or a few if turns cost little. A waiting connection is not read, so its backlog stays with the client.
 
 `LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
 """
@@ -25,6 +25,9 @@ SHARE = 0.25
 #: a flood of them would keep everybody waiting for as long again as it lasted.
 MAX_DEBT = 0.1
 _MIN_PAUSE = 0.001  # seconds; timers are no finer
+#: Seconds that turns may take between other work of the loop, as far as the last charges tell, and the most turns.
+SLICE, MAX_AT_ONCE = 0.001, 8
+_NEWS = 0.1  # the weight of one charge in their mean
 
 
 #: How many messages of no use a connection may send at once, and how many a second from then on. Far more than a client
@@ -70,6 +73,7 @@ class LoopThrottle:
         self._waiting: OrderedDict[str, OrderedDict[Callable[[], object], None]] = OrderedDict()
         self._timer: asyncio.Handle | None = None
         self._is_giving = False  # somebody has a turn
+        self._usual = SLICE  # what a turn costs, in seconds
 
     @property
     def num_waiting(self) -> int:
@@ -80,6 +84,7 @@ class LoopThrottle:
         """Count `seconds` as spent from the share. Frames cost elapsed time, because a loop that gets no processor
         time has none to share. Refusals cost processor time, so that they stay fast on a busy server."""
         self._left = max(self._left - seconds, -MAX_DEBT)
+        self._usual += _NEWS * (seconds - self._usual)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
         """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. A call
@@ -118,8 +123,9 @@ class LoopThrottle:
         return self._left > 0
 
     def _next(self, is_due: bool = False) -> None:
-        """Give one turn, and the next one after the loop has done its other work. A turn that `is_due` takes place
-        even if more was charged meanwhile, so that a flood of new connections cannot delay it for ever."""
+        """Give a turn, more if they are cheap, and the next ones after the loop has done its other work. A turn that
+        `is_due` takes place even if more was charged meanwhile, so that a flood of new connections cannot delay it for
+        ever."""
         self._timer = None
         if not self._waiting:
             return
@@ -127,11 +133,17 @@ class LoopThrottle:
         if not self._has_time() and not is_due:
             self._timer = loop.call_later(max(-self._left / self._share, _MIN_PAUSE), self._next, True)
             return
+        self._timer = loop.call_soon(self._next)
+        for _ in range(min(max(int(SLICE / max(self._usual, 1e-9)), 1), MAX_AT_ONCE)):
+            self._give_turn()
+            if not self._waiting or not self._has_time():
+                return
+
+    def _give_turn(self) -> None:
         user, waiting = self._waiting.popitem(last=False)
         go_on, _ = waiting.popitem(last=False)
         if waiting:
             self._waiting[user] = waiting
-        self._timer = loop.call_soon(self._next)
         self._run_now(go_on)
 
     def _run_now(self, go_on: Callable[[], object]) -> None:
