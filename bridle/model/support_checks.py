@@ -104,6 +104,7 @@ VISION_FAMILIES = frozenset(
     {
         "aya_vision",
         "cohere2_vision",
+        "cohere_compass",
         "deepseek_ocr2",
         "ernie4_5_vl_moe",
         "exaone4_5",

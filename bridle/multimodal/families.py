@@ -293,6 +293,7 @@ _TILED = MultiModalFamily(_idefics, ("pixel_values", "pixel_attention_mask"), {"
 FAMILIES: Mapping[str, MultiModalFamily] = {
     "aya_vision": MultiModalFamily(_aya, written="<image>"),
     "cohere2_vision": MultiModalFamily(_cohere2),
+    "cohere_compass": _GRIDDED,
     "deepseek_ocr2": MultiModalFamily(
         _deepseek_ocr,
         ("pixel_values", "pixel_values_local", "num_local_patches"),

@@ -40,6 +40,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
     **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr"), _GLM_NAMES),
     **dict.fromkeys(("exaone4_5", "hyperclovax_vision_v2", "lfm3_vl"), _QWEN_NAMES),
+    "cohere_compass": _QWEN_NAMES,
     "cohere2_vision": ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
     "ernie4_5_vl_moe": ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
     "kimi_k25": ("<|media_pad|>", "<|media_begin|>", "<|media_end|>", "<|video_pad|>"),
@@ -334,6 +335,18 @@ FAMILIES["cohere2_vision"] = (
         "patch_size": 2,
         "max_patches": 4,
     },
+)
+FAMILIES["cohere_compass"] = (
+    {
+        **FAMILIES["qwen3_vl"][0],
+        "text_config": {
+            **TEXT,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": None, "sliding_attention": _SECTIONS},
+        },
+    },
+    {**FAMILIES["qwen3_vl"][1], "image_processor_type": "CohereCompassImageProcessor"},
 )
 FAMILIES["deepseek_ocr2"] = (
     {

@@ -93,7 +93,7 @@ def test_rows_see_each_other_in_layers_with_windows_alone(kernel: str, eyes: Any
     executor.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("family", ["cohere_compass", "qwen3_vl", "qwen3_vl_moe"])
 def test_what_pictures_add_to_later_layers_counts(family: str, eyes: Any, executor: LocalExecutor) -> None:
     prompt = eyes(family).prompt("a", eyes(family).picture(1), "b")
     make_ready(executor, prompt.media)
