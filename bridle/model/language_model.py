@@ -148,6 +148,11 @@ class LanguageModel(nn.Module):
         return int(settings.mm_tokens_per_image) if settings.model_type == "gemma3" else 0
 
     @property
+    def sees_locally(self) -> bool:
+        """Whether the rows of an image attend to each other within windows alone."""
+        return bool(self.inner.config.model_type == "gemma4")
+
+    @property
     def device(self) -> Any:
         return self.get_input_embeddings().weight.device
 
@@ -186,7 +191,8 @@ class LanguageModel(nn.Module):
         if self._visual_ids and input_ids is not None and not _is_captured(input_ids):
             ids = torch.tensor(self._visual_ids, device=input_ids.device)
             extra["moe_mm_token_type_ids"] = torch.isin(input_ids, ids).int()
-        if places is not None and getattr(self.config, "hidden_size_per_layer_input", 0):  # Gemma 4
+        has_further = bool(getattr(self.config, "hidden_size_per_layer_input", 0) or 0)
+        if places is not None and input_ids is not None and has_further:  # Gemma 4
             ids = input_ids.index_fill(1, places, self.config.pad_token_id)
             extra["per_layer_inputs"] = self.model.get_per_layer_inputs(ids)
         input_ids = input_ids if inputs_embeds is None else None

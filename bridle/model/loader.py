@@ -217,6 +217,127 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
         pack_linears(model, lambda share: told(0.5 + 0.5 * share))
 
 
+def build_executor(
+    loaded: LoadedWeights, sampler: Sampler | None, *, token_bytes_beside: int = 0, report: Report = silent
+) -> LocalExecutor:
+    """Put the parts together, with a KV pool of the right size: one that leaves `token_bytes_beside` bytes for each of
+    its tokens to the pool of another model."""
+    config, model, geometry = loaded.config, loaded.model, loaded.geometry
+    dtype, device, max_model_len = loaded.dtype, loaded.device, loaded.max_model_len
+    block_size, kv_dtype = kv_profiling.default_block_size(config), choose_kv_dtype(config, dtype, device)
+    if kv_dtype is torch.int8 and (has_biases(model) or geometry.indexes):
+        held = "hold biases of positions" if has_biases(model) else "are selected by an index"
+        raise InvalidRequest(
+            f"kv_cache_dtype is 'int8', and this model's keys {held}, which 8 bits do not keep; use 'bfloat16'",
+            "kv_cache_dtype",
+        )
+    kernel = tried_kernel(config.kernel, device, dtype, geometry, block_size)
+    num_mutual_rows = model.num_mutual_rows if isinstance(model, LanguageModel) else 0
+    if num_mutual_rows:
+        kernel = BidirectionalKernel(kernel, is_local=model.sees_locally)  # type: ignore[arg-type]
+    with tensor_parallel.unsummed():  # it tries its layers
+        cache = KVCache(geometry, 1, block_size, kv_dtype, device)
+        runner = ModelRunner(model, attention.PagedAttention(cache, kernel))
+    if geometry.states and kernel.name == "native" and dtype is torch.float32 and tensor_parallel.num_ranks() == 1:
+        runner.use_hybrid(try_hybrid_model(model, geometry))
+    states = kv_profiling.StateNeeds.of(geometry)
+    runner.keep_angles(max_model_len)
+    block_bytes = (token_bytes(geometry, kv_dtype) + token_bytes_beside) * block_size
+    info = _info_of(loaded, block_size, block_bytes, runner.embedding_size, num_mutual_rows)
+    num_ids = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    adapters = ModelAdapters(Sites(model), dtype, device, create_adapter_kernel(config.adapter_kernel, device, dtype))
+    vectors = make_control_vectors(model, runner, dtype, device)
+    copier = tried_copier(device)
+    graphs = graph_loader(config, runner, geometry, adapters)
+    media = _media_device(model, dtype, device)
+    runner.features = None if media is None else media.features
+
+    def over(num_blocks: int, sampler: Sampler) -> LocalExecutor:
+        room = num_blocks * block_size if config.max_model_len is None else max_model_len
+        fitted = replace(info, num_blocks=num_blocks, max_model_len=min(max_model_len, room))
+        if states.num_bytes:
+            fitted = replace(fitted, num_states=states.num_slots(num_blocks, block_bytes), state_bytes=states.num_bytes)
+        identity = partial(kv_identity, loaded, runner.attention.cache)
+        return LocalExecutor(fitted, runner, sampler, num_ids, device, adapters, media, identity, vectors)
+
+    def allocate(num_blocks: int) -> LocalExecutor:
+        size = num_blocks + (graphs is not None)  # graphs have a block of nobody's
+        runner.attention.cache = KVCache(geometry, size, block_size, kv_dtype, device, copier)
+        if states.num_bytes:
+            runner.attention.states = StatePool(geometry.states, states.num_slots(num_blocks, block_bytes), device)
+        return over(num_blocks, standard)
+
+    standard = _standard_sampler(device, dtype, info.vocab_size)
+    needs = kv_profiling.PoolNeeds(
+        config=config,
+        device=device,
+        block_size=block_size,
+        block_bytes=block_bytes + states.bytes_beside(block_bytes),
+        max_model_len=max_model_len,
+        step_tokens=info.max_num_batched_tokens,
+        step_seqs=info.max_num_seqs,
+        media_bytes=0 if media is None else media.reserved_bytes,
+        weight_bytes=runner.num_bytes,
+        key=loaded.key or key_of(config, loaded.checkpoint.folder),
+    )
+    measure = None if graphs is None else graphs.measure
+    executor = over(kv_profiling.fit_pool(needs, allocate, measure), sampler or standard)
+    runner.graphs = None if graphs is None else graphs.load(executor.info, report)
+    return executor
+
+
+def make_control_vectors(
+    model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
+) -> ControlVectors | None:
+    """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""
+    try:
+        layers = decoder_layers(model) if runner.lowered is None else runner.lowered.layers
+    except UnsupportedFeature:
+        return None
+    return ControlVectors(len(layers), model.config.hidden_size, dtype, device)  # type: ignore[union-attr,arg-type]
+
+
+def _info_of(
+    loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int, num_mutual_rows: int
+) -> ExecutorInfo:
+    """Return the engine's info about the model, with a pool of one block."""
+    step_tokens = STEP_TOKENS[loaded.device.type]
+    if loaded.geometry.states:
+        step_tokens = min(step_tokens, RECURRENT_STEP_TOKENS)
+    return ExecutorInfo(
+        model=loaded.config.model,
+        vocab_size=loaded.geometry.vocab_size,
+        max_model_len=loaded.max_model_len,
+        num_blocks=1,
+        block_size=block_size,
+        eos_token_ids=loaded.checkpoint.eos_token_ids,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        max_num_batched_tokens=loaded.config.step_tokens or step_tokens + num_mutual_rows,
+        max_num_seqs=loaded.config.step_seqs or STEP_SEQS,
+        embedding_size=embedding_size,
+        block_bytes=block_bytes,
+    )
+
+
+def _media_device(model: nn.Module, dtype: torch.dtype, device: torch.device) -> LocalMedia | None:
+    """Return the store that encodes and keeps media features; None for text-only models."""
+    if not isinstance(model, LanguageModel):
+        return None
+    encoder = MediaEncoder(model.inner, model.config.hidden_size, dtype, device)
+    return LocalMedia(encoder, MEDIA_MEMORY[device.type])
+
+
+def _standard_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
+    if device.type == "cuda":
+        from bridle.model.sampler_self_test import tried_sampler
+
+        return tried_sampler(device, dtype, vocab)
+    from bridle.model.sampler import StandardSampler
+
+    return StandardSampler()
+
+
 def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:

@@ -63,7 +63,7 @@ def _processor_of(family: str, folder: Path) -> Any:
     names = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
     modules[names[-1]].functional = modules[f"{names[-1]}.functional"] = functional
-    backends.tvF = functional  # type: ignore[attr-defined]
+    backends.tvF = functional
     modes = {Resampling.BILINEAR: InterpolationMode.BILINEAR, Resampling.BICUBIC: InterpolationMode.BICUBIC}
     backends.pil_torch_interpolation_mapping = modes
     with mock.patch.dict(sys.modules, modules):
