@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from bridle.errors import InternalError
 from bridle.model.batch_inputs import PackedRow, PackedStep
+from bridle.model.compressed_attention import attend_compressed
+from bridle.model.compressed_windows import Compressed
 from bridle.model.forward_context import AttentionOptions, current_handler
 from bridle.model.index_selection import IndexRow, Selection
 from bridle.model.indexed_attention import attend_selected, slots_of
@@ -32,7 +34,7 @@ def bridle_attention(
     query: Tensor,  # [1, Hq, T, D], rotary applied
     key: Tensor,  # [1, Hkv, T, D]
     value: Tensor,  # [1, Hkv, T, Dv]
-    attention_mask: Tensor | Selection | None,
+    attention_mask: Tensor | Selection | Compressed | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -43,7 +45,7 @@ def bridle_attention(
     """Attention over the paged cache: the new keys and values are stored, and [1, T, Hq, Dv] is returned."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    if isinstance(attention_mask, Selection):
+    if isinstance(attention_mask, (Selection, Compressed)):
         extra["indices"] = attention_mask
     elif attention_mask is not None and not isinstance(extra.get("indices"), Selection):
         extra["attention_mask"] = attention_mask
@@ -98,8 +100,11 @@ class PagedAttention:
         layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
         assert self.step is not None
         layer.write(self.step.slots, key, value)
-        dense = partial(self.kernel.attend, query, layer, options)
         selection = extra.get("indices")
+        if isinstance(selection, Compressed):
+            records = self.cache.layers[~module.layer_idx]  # type: ignore[operator]
+            return attend_compressed(self.step.rows, query, layer, records, options, selection)
+        dense = partial(self.kernel.attend, query, layer, options)
         if selection is None:
             return dense()
         return attend_selected(dense, self.step.rows, query, layer, options, selection)

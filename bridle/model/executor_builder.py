@@ -34,6 +34,7 @@ from bridle.model.model_cache import key_of
 from bridle.model.own_attention import has_biases
 from bridle.model.runner import ModelRunner
 from bridle.model.state_pool import StatePool
+from bridle.model.support_checks import COMPRESSED_FAMILIES
 
 #: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
@@ -139,12 +140,22 @@ class _ExecutorBuilder:
 
 def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
     """Refuse keys of 8 bits where the model needs more of them than 8 bits keep."""
-    if kv_dtype is torch.int8 and (has_biases(loaded.model) or loaded.geometry.indexes):
-        held = "hold biases of positions" if has_biases(loaded.model) else "are selected by an index"
+    held = _demands_of_keys(loaded) if kv_dtype is torch.int8 else None
+    if held is not None:
         raise InvalidRequest(
             f"kv_cache_dtype is 'int8', and this model's keys {held}, which 8 bits do not keep; use 'bfloat16'",
             "kv_cache_dtype",
         )
+
+
+def _demands_of_keys(loaded: LoadedWeights) -> str | None:
+    """Return what more is done with the model's keys, in words; None if nothing is."""
+    if has_biases(loaded.model):
+        return "hold biases of positions"
+    if not loaded.geometry.indexes:
+        return None
+    is_compressed = loaded.model.config.model_type in COMPRESSED_FAMILIES  # type: ignore[union-attr]
+    return "are compressed in windows" if is_compressed else "are selected by an index"
 
 
 def _num_mutual_rows(model: nn.Module) -> int:
@@ -155,6 +166,8 @@ def make_control_vectors(
     model: nn.Module, runner: ModelRunner, dtype: torch.dtype, device: torch.device
 ) -> ControlVectors | None:
     """Return the store of the model's control vectors; None if they cannot be added to its hidden states."""
+    if getattr(model.config, "hc_mult", 1) > 1:  # of which layers have several streams
+        return None
     try:
         layers = decoder_layers(model) if runner.lowered is None else runner.lowered.layers
     except UnsupportedFeature:

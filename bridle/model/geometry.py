@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.errors import UnsupportedModel
+from bridle.model.compressed_windows import Compressed
 from bridle.model.forward_context import AttentionOptions, attention_handler
 from bridle.model.index_selection import IndexRow, Selection
 from bridle.model.state_mixer import wrap_mixers
@@ -98,6 +99,8 @@ class GeometryRecorder:
             self.problems.append(f"{type(module).__name__} does not say which layer it is")
             layer = -1
         self._judge(module, query, key, extra)
+        if isinstance(found := extra.get("indices"), Compressed):
+            self.indexes[layer] = LayerGeometry(1, 1, found.num_inputs, found.index_dim)
         self.calls[layer] += 1
         self.layers[layer] = LayerGeometry(
             num_heads=query.shape[1],
@@ -114,7 +117,9 @@ class GeometryRecorder:
         if getattr(module, "is_causal", True) is False or extra.get("is_causal") is False:
             self.problems.append(f"{type(module).__name__} attends in both directions")
         for name, value in extra.items():
-            if value is not None and name != "is_causal" and name not in HARMLESS and not isinstance(value, Selection):
+            if value is None or name == "is_causal" or name in HARMLESS:
+                continue
+            if not isinstance(value, (Selection, Compressed)):
                 self.problems.append(f"{type(module).__name__} hands over {name!r}, which no kernel here honors")
         if query.shape[0] != key.shape[0]:
             self.problems.append(
@@ -127,7 +132,8 @@ class GeometryRecorder:
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """All layers' KV shapes, in the order of layer numbers, the width of a logits row, the shapes of what recurrent
-    layers keep of a sequence, and those of index keys, whose halves are cached as a key and a value."""
+    layers keep of a sequence, and those of index keys, whose halves are cached as a key and a value, or of what
+    compressors keep of a token (see `compressed_windows`)."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int

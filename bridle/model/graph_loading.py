@@ -178,7 +178,7 @@ def _missing(geometry: Geometry) -> str | None:
     if geometry.states:
         return "the model has recurrent layers"
     if geometry.indexes:
-        return "the model selects keys by an index"
+        return "the model selects keys by an index, or compresses them"
     if any(max(shape.key_dim, shape.value_dim) > paged.MAX_DIM for shape in geometry.layers.values()):
         return f"they take heads up to {paged.MAX_DIM} wide"
     return None

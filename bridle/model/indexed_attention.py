@@ -157,18 +157,20 @@ def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, o
     keys, values = layer.gather(slots_of(row, query.device)[places], torch.float32)
     most = max(MAX_SCORES // (query.shape[1] * len(places)), 1)
     parts = [
-        _softmax(some.float(), keys[0], values[0], few, options)
+        attend_seen(some.float(), keys[0], values[0], few, options)
         for some, few in zip(torch.split(query, most), torch.split(seen[:, places], most), strict=True)
     ]
     return torch.cat(parts).to(query.dtype)
 
 
-def _softmax(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
+def attend_seen(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
     """Queries [n, Hq, D], keys [Hkv, K, D], values [Hkv, K, Dv] -> [n, Hq, Dv]; `seen` is [n, K]."""
-    group = query.shape[1] // keys.shape[0]
-    keys, values = (part.repeat_interleave(group, 0) if group > 1 else part for part in (keys, values))
-    scores = (query.transpose(0, 1) @ keys.mT * options.scaling).masked_fill(~seen, float("-inf"))  # [Hq, n, K]
+    n, num_heads, num_groups = *query.shape[:2], keys.shape[0]
+    grouped = query.transpose(0, 1).reshape(num_groups, -1, query.shape[2])  # [Hkv, Hq / Hkv * n, D]
+    scores = (grouped @ keys.mT).view(num_heads, n, -1) * options.scaling
+    scores = scores.masked_fill(~seen, float("-inf"))
     if options.sinks is not None:
         sinks = options.sinks.float()[:, None, None].expand(*scores.shape[:2], 1)
         scores = torch.cat([scores, sinks], -1)
-    return (scores.softmax(-1)[..., : keys.shape[1]] @ values).transpose(0, 1)
+    weights = scores.softmax(-1)[..., : keys.shape[1]]  # [Hq, n, K]
+    return (weights.reshape(num_groups, -1, keys.shape[1]) @ values).view(num_heads, n, -1).transpose(0, 1)

@@ -52,8 +52,8 @@ class LayerCache:
     @property
     def parts(self) -> list[Tensor]:
         """All that a slot holds."""
-        scales = [tensor for tensor in (self.key_scales, self.value_scales) if tensor is not None]
-        return [self.keys, self.values, *scales]
+        tensors = (self.keys, self.values, self.key_scales, self.value_scales)
+        return [tensor for tensor in tensors if tensor is not None and tensor.numel()]
 
     @property
     def pool(self) -> LayerKV:

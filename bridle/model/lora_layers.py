@@ -29,6 +29,8 @@ LINEARS = (
     *(nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, CodeLinear, Float8Linear),
     *(Joined, RowParallel),
 )
+#: Parts of layers that are computed expert by expert, or sequence by sequence.
+_PARTIAL = (".experts.", ".indexer.", ".compressor.")
 
 
 class Site:
@@ -142,8 +144,8 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The lean and the linear layers by their names, without the head, and without experts, which see only some tokens
-    of a step."""
+    """The lean and the linear layers by their names, without the head, and without those that see only some tokens of a
+    step at a time."""
     head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
@@ -152,7 +154,7 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, DenseLayer):
             within = f"{name}."
             yield name, module
-        elif module is head or ".experts." in name:
+        elif module is head or any(part in name for part in _PARTIAL):
             continue
         elif type(module) in LINEARS or is_transposed(module):
             yield name, module

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bridle.model.attention import bridle_attention
+from bridle.model.compressed_attention import lead_compressors
 from bridle.model.forward_context import handler_or_none
 from bridle.model.indexed_attention import lead_indexers
+from bridle.model.support_checks import COMPRESSED_FAMILIES
 
 #: The attention that these families are loaded with, of those that they have. Falcon's eager one adds ALiBi twice.
 LIBRARY_ATTENTION = {
@@ -43,7 +45,10 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
         _lead_llama4(model)
     if config.model_type in ("zamba", "zamba2"):
         _number_shared(model)
-    lead_indexers(model)
+    if config.model_type in COMPRESSED_FAMILIES:
+        lead_compressors(model)
+    else:
+        lead_indexers(model)
     if config.model_type not in LIBRARY_ATTENTION:
         return model
     # The library would log that these families cannot change theirs.

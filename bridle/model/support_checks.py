@@ -98,6 +98,9 @@ INDEXED_FAMILIES = frozenset(
     {"axk2", "deepseek_v32", "dots3_note_text", "glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"}
 )
 
+#: The same whose attention sees compressed windows of tokens.
+COMPRESSED_FAMILIES = frozenset({"deepseek_v4"})
+
 #: Families that also take images, whose text was compared with the whole model's own in the test-suite. Others are
 #: compared while loading.
 VISION_FAMILIES = frozenset(
@@ -147,6 +150,8 @@ TEXT_FAMILIES = frozenset({"gemma3_text", "llama", "qwen2", "qwen3"})
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 #: Layers that keep a state of each sequence, whether or not beside keys and values.
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"})
+#: Layers that also see entries, each of which stands for a window of tokens.
+_COMPRESSED_LAYERS = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
 #: Layers that look at one token alone.
 _LOCAL_LAYERS = frozenset({"moe", "mlp"})
 _LAYER_REASONS = {
@@ -236,7 +241,8 @@ def is_compared(config: PreTrainedConfig) -> bool:
     """Return whether the family's results were compared with the library's before, in the test-suite."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
-    return text_config(config).model_type in KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES
+    compared = KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
+    return text_config(config).model_type in compared
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -329,6 +335,7 @@ def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
     known = _PLAIN_LAYERS | _STATE_LAYERS | _LOCAL_LAYERS
     known |= {"chunked_attention"} if config.model_type == "llama4_text" else set()
     known |= {"indexed_attention"} if config.model_type in INDEXED_FAMILIES else set()
+    known |= _COMPRESSED_LAYERS if config.model_type in COMPRESSED_FAMILIES else set()
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in known:
             reason = _LAYER_REASONS.get(kind, "only full and sliding-window attention can be served")

@@ -289,6 +289,36 @@ INDEXED_FAMILIES: dict[str, dict[str, Any]] = {
     "hy_v4": _SHARED_INDEX,
 }
 
+#: The same for families whose attention sees compressed windows of tokens.
+COMPRESSED_FAMILIES: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        **_DENSE,
+        **_MOE,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "q_lora_rank": 16,
+        "o_groups": 2,
+        "o_lora_rank": 8,
+        "sliding_window": 16,
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+        ],
+        "mlp_layer_types": ["hash_moe", "moe", "hash_moe", "moe"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 12},
+        "index_topk": 4,
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
+    },
+}
+_ALL = FAMILIES | HYBRID_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
+
 
 def make_checkpoint(family: str, folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint of `family` (a transformers model type) into `folder` and give `folder`.
@@ -310,7 +340,7 @@ def _write_checkpoint(family: str, folder: Path, seed: int, overrides: dict[str,
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    fields = {**COMMON, **(FAMILIES | HYBRID_FAMILIES | INDEXED_FAMILIES).get(family, _DENSE), **overrides}
+    fields = {**COMMON, **_ALL.get(family, _DENSE), **overrides}
     config = AutoConfig.for_model(family, **{name: v for name, v in fields.items() if v is not None})
     with torch.random.fork_rng(devices=[]):  # a few parameters keep what the library draws, in part
         torch.manual_seed(seed)
@@ -345,6 +375,9 @@ def randomize(model: nn.Module, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+            elif name.endswith("tid2eid"):  # the experts of each token, all of them others
+                orders = torch.rand(len(buffer), model.config.num_local_experts, generator=generator).argsort(-1)
+                buffer.copy_(orders[:, : buffer.shape[1]])
 
 
 def _fan_in(name: str, parameter: nn.Parameter) -> int:

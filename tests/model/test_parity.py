@@ -17,7 +17,10 @@ from tests.fakes import tiny_checkpoints
 LENGTH = 64
 
 
-@pytest.mark.parametrize("family", sorted(tiny_checkpoints.FAMILIES | tiny_checkpoints.INDEXED_FAMILIES))
+COMPARED = tiny_checkpoints.FAMILIES | tiny_checkpoints.INDEXED_FAMILIES | tiny_checkpoints.COMPRESSED_FAMILIES
+
+
+@pytest.mark.parametrize("family", sorted(COMPARED))
 def test_family_equals_its_own_attention(family: str) -> None:
     report = check_model(tiny_checkpoints.cached_checkpoint(family), max_tokens=LENGTH)
     assert report.is_equal, str(report)
@@ -27,6 +30,7 @@ def test_family_equals_its_own_attention(family: str) -> None:
 def test_known_families_are_the_ones_compared_here() -> None:
     assert set(tiny_checkpoints.FAMILIES) == support_checks.KNOWN_FAMILIES
     assert set(tiny_checkpoints.HYBRID_FAMILIES) == support_checks.RECURRENT_FAMILIES
+    assert set(tiny_checkpoints.COMPRESSED_FAMILIES) == support_checks.COMPRESSED_FAMILIES
     seeing = {"glm5_next_text", "mistral_large4_text"}  # which have no text class
     assert tiny_checkpoints.INDEXED_FAMILIES.keys() | seeing == support_checks.INDEXED_FAMILIES
 

@@ -1,0 +1,137 @@
+"""Windows of tokens that DeepSeek V4's layers compress into one entry each, kept token by token.
+
+The library's compressors keep the tokens of a window that is not whole yet, so their cache has a phase and cannot go
+back. Here each token keeps what compressors read of it, and the last token of a window keeps the window's entry. So
+what is kept depends on the tokens before it alone, like keys and values, and everything that happens to KV blocks may
+happen to it. The library's own modules compress, sequence by sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Scores of an indexer and of attention that are computed at once, about.
+MAX_SCORES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecords:
+    """What a layer keeps of the tokens of one sequence: `inputs` [slots, A] of compressors, and `entries` [slots, D] of
+    windows by the names of compressors. Those of position p are in slot `slots[p]`."""
+
+    inputs: Tensor
+    entries: Mapping[str, Tensor]
+    slots: Tensor
+
+
+class _Columns(NamedTuple):
+    """Where a compressor, which is `module`, has its inputs in the records of tokens."""
+
+    module: Any
+    inputs: slice
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of a row, the entries [W, D] of windows up to them, and which of these each sees, [n, W]."""
+
+    first: int
+    end: int
+    entries: Tensor
+    seen: Tensor
+
+
+class Compressed:
+    """The tokens of a step before a layer's compressor, in the places of the layer's cache and mask. They are
+    compressed when attention asks for the entries of a sequence."""
+
+    def __init__(self, compressor: Any, num_heads: int, window: int) -> None:
+        indexer = getattr(compressor, "indexer", None)
+        self._num_heads = max(num_heads, 0 if indexer is None else indexer.num_heads)
+        self._window, self._ratio = window, compressor.compress_rate
+        self.entry_dim: int = compressor.head_dim
+        self.index_dim: int = 0 if indexer is None else indexer.head_dim
+        self.num_inputs = 0
+        self._columns: dict[str, _Columns] = {}
+        for name, module in (("compressor", compressor), ("indexer", indexer)):
+            if module is not None:
+                begin, self.num_inputs = self.num_inputs, self.num_inputs + 2 * module.position_bias.shape[1]
+                self._columns[name] = _Columns(module, slice(begin, self.num_inputs))
+        self._compress: Callable[..., tuple[Tensor, Tensor | None]]
+        self._given: tuple[Tensor, ...] = ()
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return the step's own keys and values: attention itself stores them."""
+        return key, value
+
+    def take(self, compress: Callable[..., tuple[Tensor, Tensor | None]], *given: Tensor) -> None:
+        """Take the compressor's function and its inputs [1, T, ...]."""
+        self._compress, self._given = compress, given
+
+    def pieces(self, offset: int, length: int, start: int, records: TokenRecords) -> Iterator[Piece]:
+        """Compress `length` packed tokens of one sequence from `offset` on, the first of them at position `start`."""
+        num_seen = self._window + (start + length) // self._ratio
+        most = max(min(MAX_SCORES // (self._num_heads * num_seen), self._window), 1)
+        for first in range(0, length, most):
+            end = min(first + most, length)
+            given = (each[:, offset + first : offset + end] for each in self._given)
+            windows = _Windows(self._columns, records, start + first, start + end)
+            found, bias = self._compress(*given, windows, 0)
+            entries = found[0, 0]
+            seen = entries.new_ones(end - first, len(entries)) > 0 if bias is None else bias[0, 0] == 0
+            yield Piece(first, end, entries, seen)
+
+
+class _Windows:
+    """Stands for the library's cache of a layer, for the tokens of a sequence at positions `start` to `end - 1`."""
+
+    def __init__(self, columns: dict[str, _Columns], records: TokenRecords, start: int, end: int) -> None:
+        self._columns, self._records, self._start, self._end = columns, records, start, end
+
+    @property
+    def layers(self) -> _Windows:
+        return self
+
+    def __getitem__(self, layer_idx: int) -> _Windows:
+        return self
+
+    def _whole(self, ratio: int) -> tuple[int, int]:
+        """The positions from the first to behind the last of the windows that end with these tokens."""
+        return self._start // ratio * ratio, self._end // ratio * ratio
+
+    def _inputs(self, name: str, first: int, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """What a compressor reads of tokens: [1, n, width] each."""
+        found = self._records.inputs[:, self._columns[name].inputs].index_select(0, self._records.slots[first:end])
+        kv, gate = found.to(like.dtype).unsqueeze(0).chunk(2, -1)
+        return kv, gate
+
+    def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Keep `kv` and `gate` [1, n, width] of the tokens. Returns those of the windows that are whole now, and the
+        first position of these."""
+        pool = self._records.inputs[:, self._columns[name].inputs]
+        pool.index_copy_(0, self._records.slots[self._start : self._end], torch.cat((kv, gate), -1)[0].to(pool.dtype))
+        first, end = self._whole(self._columns[name].module.compress_rate)
+        return *self._inputs(name, first, end, kv), first
+
+    def update_overlap_state(
+        self, name: str, chunk_kv: Tensor, chunk_gate: Tensor, head_dim: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return what the window before the new ones adds to the first of them, [1, ratio, head_dim] each."""
+        module = self._columns[name].module
+        first, _ = self._whole(module.compress_rate)
+        if first == 0:
+            return None, None
+        kv, gate = self._inputs(name, first - module.compress_rate, first, chunk_kv)
+        return kv[..., :head_dim], (gate + module.position_bias)[..., :head_dim]
+
+    def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
+        """Keep the entries [1, n, D] of the new windows at their last tokens. Returns those of all, [1, W, D]."""
+        ratio = self._columns[name].module.compress_rate
+        pool, slots = self._records.entries[name], self._records.slots
+        first, end = self._whole(ratio)
+        pool.index_copy_(0, slots[first:end][ratio - 1 :: ratio], compressed[0].to(pool.dtype))
+        return pool.index_select(0, slots[: self._end][ratio - 1 :: ratio]).to(compressed.dtype).unsqueeze(0)
