@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ import psutil
 
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
-from bridle.bench.subprocesses import end_process, free_port
+from bridle.bench.subprocesses import child_process, free_port
 from bridle.errors import EngineClosed, InvalidRequest
 
 if TYPE_CHECKING:
@@ -128,7 +127,8 @@ def started_server(
         command += ["-t" if way == "llama-server" else "--num-threads", str(settings.threads)]
     environment = os.environ | {"BRIDLE_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     began = time.perf_counter()
-    with _running(command, environment, log) as process:
+    with child_process(command, log, environment) as child:
+        process = psutil.Process(child.pid)
         _await_health(process, port, log)
         yield StartedServer(process, port, time.perf_counter() - began, began)
 
@@ -145,16 +145,6 @@ def start(model: str, way: str, folder: Path, settings: BenchSettings) -> LoadFi
         peak, memory = _peak(process), _memory(process)
     seconds, answered, cpu = (round(value, 2) for value in (server.seconds, answered, cpu))
     return LoadFigures(Path(model).name, way, seconds, answered, cpu, peak, memory, round(share, 2))
-
-
-@contextlib.contextmanager
-def _running(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[psutil.Process]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(environment))  # noqa: S603
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        end_process(process)
 
 
 def _await_health(process: psutil.Process, port: int, log: Path) -> None:

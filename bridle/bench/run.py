@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings, set_up
+from bridle.bench.subprocesses import unwinding
 from bridle.cpu_kernels.features import describe_cpu
 from bridle.errors import InvalidRequest
 
@@ -77,7 +78,8 @@ def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple
     set_up(settings, getattr(benchmark, "THREADS", None))
     phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()
-    return benchmark.measure(settings, console, phases), phases
+    with unwinding():
+        return benchmark.measure(settings, console, phases), phases
 
 
 def conditions(settings: BenchSettings) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from bridle.bench.sse_client import ServerTarget
-from bridle.bench.subprocesses import announced_port, end_process, read_metrics
+from bridle.bench.subprocesses import announced_port, child_process, read_metrics
 from bridle.serving.tenancy.keys import KeyStore
 
 
@@ -58,9 +57,5 @@ def http_server(
         command += ["--num-threads", str(threads)]
     log = folder / "server.log"
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
-    try:
+    with child_process(command, log, environment) as process:
         yield HttpServer(ServerTarget("127.0.0.1", announced_port(process, log), keys), psutil.Process(process.pid))
-    finally:
-        end_process(process)

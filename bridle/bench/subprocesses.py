@@ -1,19 +1,56 @@
-"""Servers that run as child processes of a benchmark: the port that one announces, its metrics, its end."""
+"""Servers that run as child processes of a benchmark: the port that one announces, its metrics, its end.
+
+A server ends with the benchmark, also if Ctrl-C or SIGTERM interrupts that.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bridle.errors import EngineClosed
 
 _START_SECONDS = 180.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Let SIGTERM leave this block as Ctrl-C does, by an exception, so that child processes are ended. Only the main
+    thread can have that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def child_process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that runs until the block ends, with its output in `log`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)  # noqa: S603
+    try:
+        yield process
+    finally:
+        end_process(process)
 
 
 def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
@@ -45,10 +82,12 @@ def read_metrics(host: str, port: int, headers: Mapping[str, str] | None = None)
 
 
 def end_process(process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Ask a process to end, and kill it after `seconds`."""
+    """Ask a process to end, and kill it after `seconds`, or at once if somebody interrupts the wait."""
     process.terminate()
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
+        pass
+    finally:
+        process.kill()  # does nothing to one that has ended
         process.wait()

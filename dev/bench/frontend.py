@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ import psutil
 from bridle.bench.load import models, started_server
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
-from bridle.bench.subprocesses import announced_port, end_process
+from bridle.bench.subprocesses import announced_port, child_process
 from dev.bench.engine_pace import pace_of_server, step_seconds_alone
 
 if TYPE_CHECKING:
@@ -117,12 +116,8 @@ def instant_server(step_seconds: float, front_ends: int = 1) -> Iterator[tuple[i
     command = [sys.executable, "-m", "dev.bench.instant_server", str(step_seconds), str(front_ends)]
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         log = Path(folder, "server.log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603
-        try:
+        with child_process(command, log) as process:
             yield announced_port(process, log), process.pid
-        finally:
-            end_process(process)
 
 
 def _measure(port: int, pid: int, api: str, batch: int, num_tokens: int) -> FrontendFigure:

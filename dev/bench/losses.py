@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ import psutil
 
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
-from bridle.bench.subprocesses import announced_port, end_process, read_metrics
+from bridle.bench.subprocesses import announced_port, child_process, read_metrics
 from dev.bench.loss_streams import Readiness, StreamCrowd
 
 if TYPE_CHECKING:
@@ -238,16 +237,13 @@ def serving(setting: Setting, threads: int | None = None) -> Iterator[Service]:
     command += [*setting.arguments, *(("--num-threads", str(threads)) if threads else ())]
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         log = Path(folder) / "server.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603
-        try:
-            yield Service(setting, psutil.Process(process.pid), announced_port(process, log))
-        except BaseException:
-            lines = log.read_text().splitlines(keepends=True)
-            sys.stderr.write("".join(line for line in lines if '"event": "request"' not in line)[-8000:])
-            raise
-        finally:
-            end_process(process)
+        with child_process(command, log) as process:
+            try:
+                yield Service(setting, psutil.Process(process.pid), announced_port(process, log))
+            except BaseException:
+                lines = log.read_text().splitlines(keepends=True)
+                sys.stderr.write("".join(line for line in lines if '"event": "request"' not in line)[-8000:])
+                raise
 
 
 def _print(found: LossOutcome, console: Console) -> None:

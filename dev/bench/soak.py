@@ -21,7 +21,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +37,7 @@ import psutil
 from bridle.bench.adapters import make_adapters
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
-from bridle.bench.subprocesses import announced_port, end_process
-from bridle.lora import LayerShape
-from bridle.model import resolve_model
+from bridle.bench.subprocesses import announced_port, child_process
 from dev.bench.soaked_server import Faults
 
 if TYPE_CHECKING:
@@ -169,17 +166,12 @@ def serving(arguments: tuple[str, ...]) -> Iterator[SoakedServer]:
         command += ["--state-db", str(folder / "state.db"), "--control-store", str(folder / "controllers")]
         command += [*arguments] if arguments else ["--kv-store", str(folder / "kv")]  # which a shard does not have
         log = folder / "server.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603
-                command, stdout=output, stderr=output, env=os.environ | {"TMPDIR": str(scratch)}
-            )
-        try:
-            yield SoakedServer(psutil.Process(process.pid), announced_port(process, log), scratch, faults)
-        except BaseException:
-            sys.stderr.write(log.read_text(errors="replace")[-4_000:])
-            raise
-        finally:
-            end_process(process)
+        with child_process(command, log, os.environ | {"TMPDIR": str(scratch)}) as process:
+            try:
+                yield SoakedServer(psutil.Process(process.pid), announced_port(process, log), scratch, faults)
+            except BaseException:
+                sys.stderr.write(log.read_text(errors="replace")[-4_000:])
+                raise
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------

@@ -56,8 +56,11 @@ def steered(recipe: Recipe, cases: Sequence[Case]) -> dict[str, Any]:
 def over_http(url: str, recipe: Recipe, cases: Sequence[Case]) -> list[Answer]:
     """The answers of llama-server under the grammar or schema of each case."""
     began = time.perf_counter()
-    with ThreadPoolExecutor(SLOTS) as pool:
+    pool = ThreadPoolExecutor(SLOTS)
+    try:
         answers = list(pool.map(lambda case: _asked(url, recipe, case), cases))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # requests of an interrupted run end with their server
     seconds = (time.perf_counter() - began) / len(cases)
     return [Answer(each.text, each.tokens, seconds) for each in answers]
 
