@@ -89,7 +89,7 @@ class _ExecutorBuilder:
         loaded, geometry = self._loaded, self._loaded.geometry
         kernel = tried_kernel(loaded.config.kernel, loaded.device, loaded.dtype, geometry, self._block_size)
         if isinstance(loaded.model, LanguageModel) and loaded.model.num_mutual_rows:
-            kernel = BidirectionalKernel(kernel, is_local=loaded.model.inner.config.model_type == "gemma4")
+            kernel = BidirectionalKernel(kernel, is_local=loaded.model.sees_locally)
         with tensor_parallel.unsummed():  # it tries its layers
             cache = KVCache(geometry, 1, self._block_size, self._kv_dtype, loaded.device)
             runner = ModelRunner(loaded.model, attention.PagedAttention(cache, kernel))
