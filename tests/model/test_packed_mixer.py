@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -229,12 +230,17 @@ def test_gates_do_not_depend_on_the_place_of_a_number(size: int) -> None:
                 assert torch.allclose(whole, gate(rows), atol=1e-6)
 
 
+@cache
+def is_mixer(kind: type) -> bool:
+    """A class whose source updates a recurrent state. Python parses the whole file to find a class in it."""
+    return any(name in inspect.getsource(kind) for name in ("update_conv_state", "set_linear_cache"))
+
+
 @pytest.mark.parametrize("family", tiny_checkpoints.HYBRID_FAMILIES)
 def test_families_whose_steps_are_computed_at_once(family: str) -> None:
     fields = tiny_checkpoints.COMMON | tiny_checkpoints.HYBRID_FAMILIES[family]
     config = AutoConfig.for_model(family, **{name: value for name, value in fields.items() if value is not None})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    methods = ("update_conv_state", "set_linear_cache")
-    mixers = [one for one in model.modules() if any(name in inspect.getsource(type(one)) for name in methods)]
+    mixers = [one for one in model.modules() if is_mixer(type(one))]
     assert wrap_mixers(model) == len(mixers) > 0
