@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Generator
@@ -67,6 +68,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is not None and nextitem.path == item.path:
         return
+    if lenders := sys.modules.get("tests.fakes.compile_children"):
+        lenders.end_spare_children()
     if _left_threads() or _left_children():
         gc.collect()  # what is owned by garbage ends with it
     with contextlib.suppress(AssertionError):

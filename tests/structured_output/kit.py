@@ -16,10 +16,11 @@ from bridle.engine.interfaces import ControllerPool
 from bridle.engine.request import Request
 from bridle.outputs import Event, Finished, Forked, Log, Rewind, TokenEvent
 from bridle.sampling import SamplingParams
-from bridle.structured_output import Constraint, ConstraintLimits, ConstraintPool, GrammarVocabulary
+from bridle.structured_output import Constraint, ConstraintLimits, GrammarVocabulary
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.testing.scripted import ScriptedExecutor
+from tests.fakes.compile_children import thrifty_pool
 
 EOS = 0
 _ids = itertools.count()
@@ -121,9 +122,9 @@ class Lab:
         **options: Any,
     ) -> None:
         self.vocab = vocab
-        options = {"num_blocks": 1024, "block_size": 4, "eos_token_ids": (EOS,), **options}
+        options = {"num_blocks": 256, "block_size": 4, "eos_token_ids": (EOS,), **options}
         self.executor = scripted(vocab_size=vocab.size, **options)
-        self.pool = ConstraintPool(lambda: vocab, limits)
+        self.pool = thrifty_pool(lambda: vocab, limits, can_score=self.executor.info.kv == "paged")
         self.draft = draft
         config = EngineConfig(step_timeout=30.0)
         all_pools: Sequence[ControllerPool] = [self.pool, *pools]

@@ -33,7 +33,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", max_model_len=512) as loaded:
+    with LLM("demo", max_model_len=512, num_blocks=256) as loaded:
         yield loaded
 
 
