@@ -49,12 +49,11 @@ def imports(name: str) -> tuple[tuple[str, int], ...]:
 def _imports(name: str) -> Iterator[tuple[str, int]]:
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree(path)):
+    for node in _statements(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name != "bridle")
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "bridle":
-            if node.attr != "__version__":
-                yield "bridle", node.lineno
+            if any(alias.name.split(".")[0] == "bridle" and not alias.asname for alias in node.names):
+                yield from _taken_by_attribute(tree(path))
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, package)
             for alias in node.names:
@@ -62,6 +61,21 @@ def _imports(name: str) -> Iterator[tuple[str, int]]:
                     continue
                 full = f"{base}.{alias.name}"
                 yield (full if full in modules() else base), node.lineno
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a module. Expressions, where most nodes are, hold no imports."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
+
+
+def _taken_by_attribute(module: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(module):
+        match node:
+            case ast.Attribute(value=ast.Name(id="bridle"), attr=name) if name != "__version__":
+                yield "bridle", node.lineno
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
