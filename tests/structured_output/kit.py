@@ -23,6 +23,11 @@ from bridle.testing.scripted import ScriptedExecutor
 from tests.fakes.compile_children import thrifty_pool
 
 EOS = 0
+#: Texts whose splitting depends on what stands around them.
+ODD = (
+    "\n\n\nx  y\t\t\n 'tis don't I'LL 12345 1.5e10 ((/home _message (`x`) \"x\": [1,  2]  "
+    "Größe “naïve” 北京 😀😀 <b> ~/a *a\\n"
+)
 _ids = itertools.count()
 
 
@@ -69,6 +74,14 @@ def matcher(vocab: GrammarVocabulary, constraint: Constraint) -> Matcher:
 def tokens_of(mask: bytes) -> set[int]:
     """The tokens that a mask allows."""
     return {8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+
+def forbidden_pairs(vocab: GrammarVocabulary, text: str) -> list[tuple[bytes, bytes]]:
+    """The pairs of tokens that the tokenizer writes for `text`, and canonical masks forbid."""
+    tokens = vocab.written(text)
+    return [
+        (vocab.text_of((a,)), vocab.text_of((b,))) for a, b in itertools.pairwise(tokens) if not vocab.pairs.has(a, b)
+    ]
 
 
 def spell(vocab: GrammarVocabulary, tokens: Iterable[int]) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from bridle import LLM
 from bridle.engine.control.decision import Decision, mask_of
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
@@ -19,14 +17,9 @@ from bridle.structured_output.canonical import CanonicalDraws
 from bridle.structured_output.canonical_pairs import MAX_FILTERED
 from bridle.structured_output.vocabulary import vocabulary_of
 from bridle.tokenizer import Tokenizer
-from tests.structured_output.kit import Lab, matcher, spell, tokens_of
+from tests.structured_output.kit import ODD, Lab, forbidden_pairs, matcher, spell, tokens_of
 
 ROOT = Path(__file__).parents[2]
-#: Texts whose splitting depends on what stands around them.
-ODD = (
-    "\n\n\nx  y\t\t\n 'tis don't I'LL 12345 1.5e10 ((/home _message (`x`) \"x\": [1,  2]  "
-    "Größe “naïve” 北京 😀😀 <b> ~/a *a\\n"
-)
 
 
 @cache
@@ -36,29 +29,10 @@ def merged_vocabulary() -> GrammarVocabulary:
     return vocabulary_of(tokenizer, tokenizer.vocab_size)
 
 
-def forbidden_pairs(vocab: GrammarVocabulary, text: str) -> list[tuple[bytes, bytes]]:
-    tokens = vocab.written(text)
-    return [(vocab.text_of((a,)), vocab.text_of((b,))) for a, b in pairwise(tokens) if not vocab.pairs.has(a, b)]
-
-
 def test_nothing_is_forbidden_that_the_tokenizer_writes() -> None:
     vocab = merged_vocabulary()
     for text in (ODD, (ROOT / "README.md").read_text(encoding="utf-8")):
         assert forbidden_pairs(vocab, text) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SMOLLM2", "GEMMA3_270M", "QWEN2_5_CODER_0_5B"])
-def test_nothing_is_forbidden_that_real_tokenizers_write(name: str) -> None:
-    path = os.environ.get(f"BRIDLE_{name}")
-    if not path:
-        pytest.skip(f"BRIDLE_{name} names no file")
-    with LLM(path, max_model_len=512) as llm:
-        tokenizer = llm.tokenizer
-        vocab = vocabulary_of(tokenizer, tokenizer.vocab_size)
-        pages = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bridle" / "engine").glob("*.py"))]
-        for text in (ODD, *(page.read_text(encoding="utf-8") for page in pages)):
-            assert forbidden_pairs(vocab, text) == []
 
 
 @pytest.mark.parametrize(
