@@ -137,7 +137,7 @@ class Lab:
         self.vocab = vocab
         options = {"num_blocks": 256, "block_size": 4, "eos_token_ids": (EOS,), **options}
         self.executor = scripted(vocab_size=vocab.size, **options)
-        self.pool = thrifty_pool(lambda: vocab, limits, can_score=self.executor.info.kv == "paged")
+        self.pool = thrifty_pool(lambda: vocab, limits)
         self.draft = draft
         config = EngineConfig(step_timeout=30.0)
         all_pools: Sequence[ControllerPool] = [self.pool, *pools]
