@@ -79,7 +79,7 @@ def test_a_choice_costs_at_most_one_further_step(choice: Choice, passes: int) ->
 @pytest.mark.parametrize(("step_tokens", "passes"), [(1024, 2), (512, 3)])
 def test_a_thousand_options_cost_one_further_step_if_it_holds_their_tokens(step_tokens: int, passes: int) -> None:
     many = Choice([f"item {number:03}" for number in range(1_000)])  # 100 beginnings of seven tokens
-    with Lab(text_vocabulary(), record=True, max_num_batched_tokens=step_tokens) as lab:
+    with Lab(text_vocabulary(), record=True, num_blocks=1024, max_num_batched_tokens=step_tokens) as lab:
         output = lab.run_one(many)
         assert spell(lab.vocab, output.tokens) in many.options
         assert num_passes(lab) == passes
