@@ -8,13 +8,12 @@ disk or a defect leaves behind is never taken for a block.
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
 #: The last byte is the version of the format.
-MAGIC = b"bridleK\x01"
+MAGIC = b"bridleK\x02"
 KEY_BYTES = 16
 _FIELDS = struct.Struct("<8sQ16s16s16s")  # magic, bytes of the block, key, tag of the tenant, digest of the block
 HEADER_BYTES = _FIELDS.size + KEY_BYTES  # with its own digest
@@ -71,14 +70,15 @@ def state_key(digest: bytes) -> bytes:
 
 
 def block_digest(data: Buffer) -> bytes:
-    """Digest of a block against damage: of the sum of each 4 KiB, and of the CRC of all bytes. A CRC sees every damage
-    of few bits, and a sum every damaged page. Both are several times as fast as a cryptographic digest."""
+    """Digest of a block against damage: of the sums of its 64-bit words by page of 4 KiB and by place in a page, and of
+    the bytes after the last page. Damage of few words changes a sum, as does a page that is lost, stale or in another's
+    place. Sums take a tenth of the time of a cryptographic digest."""
     import numpy as np  # the engine alone does without
 
     whole = len(data) // (8 * _PAGE_WORDS) * _PAGE_WORDS
     pages = np.frombuffer(data, np.uint64, whole).reshape(-1, _PAGE_WORDS)
-    sums = np.add.reduce(pages, axis=1).tobytes()
-    return _digest(sums + struct.pack("<QQ", len(data), zlib.crc32(data)))
+    sums = (np.add.reduce(pages, axis=axis).tobytes() for axis in (0, 1))
+    return _digest(b"".join((*sums, memoryview(data)[8 * whole :], struct.pack("<Q", len(data)))))
 
 
 def pack_header(header: Header) -> bytes:

@@ -39,6 +39,25 @@ def test_no_flipped_bits_leave_the_digest(size: int, seed: int, bits: list[int])
     assert block_digest(data + b"\0") != digest
 
 
+def test_a_digest_sees_changed_words_and_misplaced_pages() -> None:
+    data, page = Random(1).randbytes(5 * 4096 + 100), 4096
+
+    def changed(*places: int) -> bytes:
+        """Add 1 to the first word, and take it from the second one."""
+        words = bytearray(data)
+        for place, by in zip(places, (1, -1), strict=False):
+            word = words[place : place + 8]
+            words[place : place + len(word)] = (int.from_bytes(word, "little") + by).to_bytes(len(word), "little")
+        return bytes(words)
+
+    damaged = [changed(place) for place in (0, page - 8, 3 * page, len(data) - 1)]
+    damaged += [changed(8, 16), changed(8, page + 8)]
+    damaged += [data[page : 2 * page] + data[:page] + data[2 * page :], data[:page] + data[:page] + data[2 * page :]]
+    damaged += [data[:512] + bytes(512) + data[1024:], data[:-1], data[: 5 * page], data + bytes(1)]
+    assert len({block_digest(each) for each in (data, *damaged)}) == len(damaged) + 1
+    assert block_digest(bytearray(data)) == block_digest(memoryview(data)) == block_digest(data)
+
+
 @given(bit=st.integers(0, 8 * HEADER_BYTES - 1), cut=st.integers(0, HEADER_BYTES - 1))
 def test_a_damaged_header_is_none(bit: int, cut: int) -> None:
     header = Header(7, key_of(1), tag("t"), block_digest(b"seven!!"))
@@ -238,9 +257,9 @@ def test_a_folder_that_cannot_be_written_is_refused_with_what_to_do(tmp_path: Pa
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="name a folder that can be written, or `off`"):
         settings.read_settings(str(tmp_path / "file" / "kv"), None)
-    assert settings.read_settings("off", None) is None
-    assert settings.read_settings(str(tmp_path / "new"), 5) == settings.StoreSettings(tmp_path / "new", 5)
-    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
     (tmp_path / "full" / ".lock").mkdir(parents=True)
     with pytest.raises(InvalidRequest, match="cannot be written"):
         settings.read_settings(str(tmp_path / "full"), None)
+    assert settings.read_settings("off", None) is None
+    assert settings.read_settings(str(tmp_path / "new"), 5) == settings.StoreSettings(tmp_path / "new", 5)
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
