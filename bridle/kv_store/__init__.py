@@ -5,8 +5,9 @@ Blocks are runs of bytes under 16-byte keys. What they hold, and where they belo
 business.
 """
 
-from bridle.kv_store.background import BlockStore, Load, LoadedBlock
+from bridle.kv_store.background import BlockStore
 from bridle.kv_store.host_memory import HostMemory
+from bridle.kv_store.readers import Load, LoadedBlock
 from bridle.kv_store.records import Snapshot
 from bridle.kv_store.settings import StoreSettings, default_folder, default_limit
 from bridle.kv_store.store import NoDisk, SegmentStore, forget_tenant

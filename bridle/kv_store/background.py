@@ -2,27 +2,23 @@
 
 A block that is offered is copied at once, into a queue of bounded size, from which it can be loaded until it is
 written. If the queue is full, the block is dropped: it is a cache. Blocks of a device go to the host's memory, and from
-there to the disk as well, as far as there is one and its rate allows. Threads that write, and those that read while
-others compute, have low priority, so that they take little from a model on the same processors.
+there to the disk as well, as far as there is one and its rate allows. The thread that writes has low priority, so that
+it takes little from a model on the same processors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from typing import NamedTuple
 
 from bridle.kv_store.host_memory import HostMemory
+from bridle.kv_store.readers import PACE, Load, LoadedBlock, Readers, be_nice
 from bridle.kv_store.records import Buffer, Snapshot, bytes_of, copy_block
 from bridle.kv_store.store import SegmentStore
 
@@ -33,30 +29,8 @@ MAX_QUEUED_BYTES = 128 << 20
 #: Bytes per second that are taken on average, and bytes that may be taken at once after a rest. More would wear the
 #: disk and slow the model down, for prompts most of which never come again.
 RATE, BURST_BYTES = 32 << 20, 1 << 30
-_NUM_READERS = 2
-_NICENESS = 10
 #: What other processes have written is looked for at most this often, in seconds.
 _REFRESH_EVERY = 1.0
-
-
-class LoadedBlock(NamedTuple):
-    """A block to read: its key, its size, and what takes its bytes, which are valid during the call alone."""
-
-    key: bytes
-    num_bytes: int
-    put: Callable[[memoryview], None]
-
-
-@dataclass(slots=True)
-class Load:
-    """Blocks that are being read. When `is_done`, the first `num_loaded` of them were put."""
-
-    blocks: Sequence[LoadedBlock]
-    is_done: bool = False
-    num_loaded: int = 0
-    failed: int = 1 << 62  # the first of them that was not found
-    numbers: count[int] = field(default_factory=count)
-    num_readers: int = _NUM_READERS
 
 
 class _Waiting(NamedTuple):
@@ -85,8 +59,9 @@ class _Allowance:
 
 
 class BlockStore:
-    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. `on_change` is
-    called, from any thread, when a load is done. One thread calls all methods."""
+    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. Beside others that
+    compute, blocks are read at a `pace`: see `Load`. `on_change` is called, from any thread, when a load is done. One
+    thread calls all methods."""
 
     def __init__(
         self,
@@ -94,6 +69,7 @@ class BlockStore:
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         burst_bytes: int = BURST_BYTES,
         memory: HostMemory | None = None,
+        pace: float = PACE,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.store, self.host = store, memory
@@ -105,8 +81,7 @@ class BlockStore:
         self._changed = threading.Condition()
         self._is_closed = False
         self._writing: Future[None] | None = None
-        self._fast = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read")
-        self._nice = ThreadPoolExecutor(1, "bridle-kv-read-nice", initializer=_be_nice)
+        self.readers = Readers(self.read, self._end_load, pace)
         self._memory = threading.local()
         self._refreshed = time.monotonic()
         self.num_written = self.num_dropped = self.num_read = 0
@@ -116,7 +91,7 @@ class BlockStore:
         """Return how many of the first keys are stored or wait to be written."""
         if time.monotonic() - self._refreshed >= _REFRESH_EVERY:
             self._refreshed = time.monotonic()
-            self._nice.submit(self.store.refresh)
+            self.readers.submit(self.store.refresh)
         return next((number for number, key in enumerate(keys) if not self.has(key)), len(keys))
 
     def has(self, key: bytes) -> bool:
@@ -162,7 +137,7 @@ class BlockStore:
         return start_thread(self._write, "bridle-kv-write")
 
     def _write(self) -> None:
-        _be_nice()
+        be_nice()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._is_closed)
@@ -212,33 +187,12 @@ class BlockStore:
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def load(self, blocks: Sequence[LoadedBlock], is_behind: bool = False) -> Load:
-        """Begin to read blocks, in threads that call their `put`; `is_behind` others that compute."""
-        if is_behind:  # one reader: two would contend for Python's lock with what computes
-            load = Load(blocks, num_readers=1)
-            self._nice.submit(self._read, load)
-            return load
-        load = Load(blocks)
-        for _ in range(_NUM_READERS):
-            self._fast.submit(self._read, load)
-        return load
+    def load(self, blocks: Sequence[LoadedBlock], is_beside: bool = False) -> Load:
+        """Begin to read blocks, in threads that call their `put`; `is_beside` others that compute."""
+        return self.readers.begin(blocks, is_beside)
 
-    def _read(self, load: Load) -> None:
-        try:
-            for number in load.numbers:
-                if number >= min(len(load.blocks), load.failed):
-                    break
-                if self._is_closed or not self.read(load.blocks[number]):
-                    with self._changed:
-                        load.failed = min(load.failed, number)
-        except Exception:
-            _log.exception("blocks of the KV cache are not loaded")
-            load.failed = 0
+    def _end_load(self, load: Load) -> None:
         with self._changed:
-            load.num_readers -= 1
-            if load.num_readers:
-                return
-            load.num_loaded = min(len(load.blocks), load.failed)
             self.num_read += load.num_loaded
             self.read_bytes += sum(block.num_bytes for block in load.blocks[: load.num_loaded])
             load.is_done = True
@@ -295,8 +249,7 @@ class BlockStore:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._fast.shutdown()
-        self._nice.shutdown()
+        self.readers.stop()
         if self._writing is not None:
             self._writing.result()
 
@@ -304,10 +257,3 @@ class BlockStore:
         """Do as `stop`, and complete the segment of this process. Idempotent."""
         self.stop()
         self.store.close()
-
-
-def _be_nice() -> None:
-    """Let this thread compute behind others, where the system gives threads priorities of their own."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

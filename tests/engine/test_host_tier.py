@@ -162,5 +162,6 @@ def test_memory_of_the_host_is_for_devices() -> None:
     store = open_store(LateScriptedExecutor(), EngineConfig(kv_host_bytes=1024))
     assert store is not None
     assert store.host is not None
+    assert not store.readers.pace  # what reads does not slow a GPU down
     store.close()
     assert open_store(LateScriptedExecutor(), EngineConfig(kv_store="auto")) is None  # on a GPU it is asked for

@@ -16,6 +16,7 @@ from bridle.engine.kv import stored_blocks
 from bridle.engine.kv.stored_blocks import IDLE_SECONDS
 from bridle.errors import InvalidRequest, ShardUnavailable
 from bridle.kv_store import Load, LoadedBlock, forget_tenant
+from bridle.kv_store.readers import PACE
 from bridle.kv_store.records import HEADER_BYTES, state_key
 from bridle.outputs import Finished
 from bridle.serving.models.kv_store import open_store
@@ -105,7 +106,7 @@ class HeldLoads:
         self._read, lab.waits = lab.store.load, False
         monkeypatch.setattr(lab.store, "load", self._load)
 
-    def _load(self, blocks: Seq[LoadedBlock], is_behind: bool) -> Load:
+    def _load(self, blocks: Seq[LoadedBlock], is_beside: bool) -> Load:
         self.loads.append(Load(blocks))
         return self.loads[-1]
 
@@ -115,6 +116,47 @@ class HeldLoads:
             real = self._read(load.blocks)
             until(lambda real=real: real.is_done, "the load")  # type: ignore[misc]
             load.num_loaded, load.is_done = real.num_loaded, True
+
+
+def test_reading_does_not_rest_once_the_others_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = StoreLab(tmp_path)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    lab = lab.restart()
+    held = HeldLoads(lab, monkeypatch)
+    for request in (make_request(prompt_of(2), max_tokens=3), make_request(prompt_of(1), max_tokens=3)):
+        lab.engine.add(request)
+        lab.step()
+    (load,) = held.loads
+    load.pace = PACE
+    lab.step()
+    assert load.pace == PACE
+    for _ in range(5):
+        lab.step()
+    assert not load.pace
+    held.end()
+    lab.drain()
+    lab.engine.close()
+
+
+def test_requests_that_compute_nothing_slow_no_reading_down(tmp_path: Path) -> None:
+    lab = StoreLab(tmp_path)
+    lab.run_one(prompt_of(1), max_tokens=1)
+    lab = lab.restart()
+    assert lab.engine.stored is not None
+    found = []
+    for number, is_held in enumerate((True, False)):
+        lab.engine.add(make_request(prompt_of(2 + number), max_tokens=9))
+        lab.step()
+        (held,) = lab.engine._scheduler.running.values()
+        held.queue.awaits_media = is_held
+        lab.engine.add(make_request(prompt_of(1), max_tokens=3))
+        lab.step()
+        found += [each.load.pace for each in lab.engine.stored.loads]
+        held.queue.awaits_media = False
+        lab.drain()
+        flood(lab)
+    assert found == [0, PACE]
+    lab.engine.close()
 
 
 def test_what_is_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,17 +393,10 @@ def test_a_store_that_cannot_be_used_is_refused_unless_it_is_optional(
     opened = open_store(ScriptedExecutor(), EngineConfig(kv_store="auto"))
     assert opened is not None
     assert opened.store.folder == tmp_path / "kv"
+    assert opened.readers.pace == PACE
     opened.close()
 
 
-def test_a_store_that_is_too_small_for_a_state_is_refused(tmp_path: Path) -> None:
-    executor, least = ScriptedExecutor(num_states=4), 16 * (1000 + HEADER_BYTES)
-    executor.kv_blocks.state_bytes = 1000
-    with pytest.raises(InvalidRequest, match=f"needs at least {least}"):
-        open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least - 1))
-    store = open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least))
-    assert store is not None
-    store.close()
 def test_without_a_folder_that_can_be_written_an_optional_store_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,3 +409,11 @@ def test_without_a_folder_that_can_be_written_an_optional_store_is_left_out(
         open_store(ScriptedExecutor(), EngineConfig(kv_store=str(tmp_path / "file")))
 
 
+def test_a_store_that_is_too_small_for_a_state_is_refused(tmp_path: Path) -> None:
+    executor, least = ScriptedExecutor(num_states=4), 16 * (1000 + HEADER_BYTES)
+    executor.kv_blocks.state_bytes = 1000
+    with pytest.raises(InvalidRequest, match=f"needs at least {least}"):
+        open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least - 1))
+    store = open_store(executor, EngineConfig(kv_store=str(tmp_path), kv_store_bytes=least))
+    assert store is not None
+    store.close()

@@ -74,13 +74,14 @@ def offer(target: BlockStore, number: int) -> bool:
     return target.offer(key_of(number), tag(""), BLOCK, lambda: block_of(number))
 
 
-def loaded(target: BlockStore, numbers: range) -> dict[int, bytes]:
+def loaded(target: BlockStore, numbers: range, is_beside: bool = False) -> dict[int, bytes]:
     """The blocks that a load has put, as far as it says that they are there."""
     put: dict[int, bytes] = {}
 
     def putter(number: int, data: memoryview) -> None:
         put[number] = bytes(data)
 
-    load = target.load([LoadedBlock(key_of(number), BLOCK, partial(putter, number)) for number in numbers])
+    blocks = [LoadedBlock(key_of(number), BLOCK, partial(putter, number)) for number in numbers]
+    load = target.load(blocks, is_beside)
     until(lambda: load.is_done, "the load")
     return {number: put[number] for number in numbers[: load.num_loaded]}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore, background
+from bridle.kv_store import BlockStore, LoadedBlock, SegmentStore, background, readers
 from bridle.testing.clock import FakeClock
 from tests.kv_store.kit import BLOCK, LIMIT, block_of, found_in, key_of, loaded, offer, tag
 from tests.waiting import PATIENCE, until
@@ -43,6 +44,19 @@ def test_a_load_ends_at_the_first_block_that_is_not_right(tmp_path: Path) -> Non
     os.close(file)
     assert loaded(target, range(6)) == {number: block_of(number) for number in range(3)}
     assert target.count_present([key_of(number) for number in range(6)]) == 3  # it is not tried again
+    target.close()
+
+
+def test_reading_rests_beside_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, rests, seconds = opened(tmp_path), list[float](), count(1)
+    for number in range(6):
+        offer(target, number)
+    monkeypatch.setattr(readers.time, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(target.readers, "rest", rests.append)
+    assert set(loaded(target, range(6))) == set(range(6))
+    assert not rests
+    assert set(loaded(target, range(6), is_beside=True)) == set(range(6))
+    assert rests == [readers.PACE] * 6
     target.close()
 
 

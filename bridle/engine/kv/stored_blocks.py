@@ -181,6 +181,8 @@ class StoredBlocks:
         self._idle_since = None
         if self.loads:
             self._finish_loads()
+        for loading in () if is_busy else self.loads:
+            loading.load.pace = 0.0
         for seq in next_in_line:
             if not (seq.kv.is_looked_up or seq.queue.awaits_kv or self._look_up(seq, is_busy)):
                 break

@@ -106,7 +106,8 @@ class Scheduler(SequenceQueues):
         if self.media.num_users:
             self.media.begin_step(self.running.values(), self._next_in_line(), self.waiting, self.blocks.match_prefix)
         if self.stored is not None and (self.waiting or self.stored.is_loading):
-            self.stored.begin_step(self._next_in_line(), is_busy=bool(self.running))
+            is_busy = any(seq.is_ready for seq in self.running.values())
+            self.stored.begin_step(self._next_in_line(), is_busy)
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []

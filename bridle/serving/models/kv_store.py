@@ -12,6 +12,7 @@ from bridle.engine.interfaces import Executor, find_device_blocks, find_kv_block
 from bridle.engine.kv.stored_sequences import PIECE_BYTES
 from bridle.errors import InvalidRequest
 from bridle.kv_store import BlockStore, HostMemory, NoDisk, SegmentStore
+from bridle.kv_store.readers import PACE
 from bridle.kv_store.records import HEADER_BYTES
 from bridle.kv_store.segment import HAS_LOCKS
 from bridle.kv_store.settings import AUTO, StoreSettings, read_settings
@@ -35,7 +36,8 @@ def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
     if store is None and memory is not None and device is not None:
         store = NoDisk(blake2b(device.identity().encode(), digest_size=16).hexdigest())
     if store is None or find_sequence_states(executor) is None:
-        return None if store is None else BlockStore(store, memory=memory)
+        is_apart = find_device_blocks(executor) is not None  # steps take no time of the processors that read
+        return None if store is None else BlockStore(store, memory=memory, pace=0.0 if is_apart else PACE)
     return BlockStore(store, MAX_SEQUENCE_BYTES)
 
 
@@ -84,12 +86,12 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
     return store
 
 
-def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
-    return find_kv_blocks(executor, kind) or (find_sequence_states(executor) if kind == "exact" else None)
 def _log_without(executor: Executor, problem: str | None) -> None:
     _log.info("kv_store: %s is served without one: %s", executor.info.model, problem)
 
 
+def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
+    return find_kv_blocks(executor, kind) or (find_sequence_states(executor) if kind == "exact" else None)
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:

@@ -1,0 +1,112 @@
+"""Threads that read blocks: fast ones, and one that takes little from a model which computes on the same processors.
+
+That one has low priority and rests after each block. Priority alone is not enough: the threads that compute a layer
+wait for the slowest of them, so each millisecond that reading takes from one of them delays the whole step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+_log = logging.getLogger(__name__)
+
+_NUM_READERS = 2
+_NICENESS = 10
+#: Seconds of rest after each second of the processor that reading takes beside others. Their steps lose more than this
+#: second, since what is read also takes the place of what they compute with in the processor's caches.
+PACE = 30.0
+
+
+class LoadedBlock(NamedTuple):
+    """A block to read: its key, its size, and what takes its bytes, which are valid during the call alone."""
+
+    key: bytes
+    num_bytes: int
+    put: Callable[[memoryview], None]
+
+
+@dataclass(slots=True)
+class Load:
+    """Blocks that are being read. When `is_done`, the first `num_loaded` of them were put."""
+
+    blocks: Sequence[LoadedBlock]
+    num_readers: int = _NUM_READERS
+    pace: float = 0.0  # seconds of rest for each second of the processor
+    is_done: bool = False
+    num_loaded: int = 0
+    failed: int = 1 << 62  # the first of them that was not found
+    numbers: count[int] = field(default_factory=count)
+
+
+class Readers:
+    """Threads that read blocks by `read`, which returns whether a block was found. When they have read a load, one of
+    them calls `end`, which sets `is_done`."""
+
+    def __init__(self, read: Callable[[LoadedBlock], bool], end: Callable[[Load], None], pace: float) -> None:
+        self._read, self._end, self.pace = read, end, pace
+        self._lock, self._is_ended = threading.Lock(), threading.Event()
+        self.rest: Callable[[float], object] = self._is_ended.wait  # for so many seconds, or until the end
+        self._fast = ThreadPoolExecutor(_NUM_READERS, "bridle-kv-read")
+        self._nice = ThreadPoolExecutor(1, "bridle-kv-read-nice", initializer=be_nice)
+
+    def begin(self, blocks: Sequence[LoadedBlock], is_beside: bool) -> Load:
+        """Begin to read blocks; `is_beside` others that compute."""
+        if is_beside:  # one reader: two would contend for Python's lock with what computes
+            load = Load(blocks, num_readers=1, pace=self.pace)
+            self._nice.submit(self._run, load)
+            return load
+        load = Load(blocks)
+        for _ in range(_NUM_READERS):
+            self._fast.submit(self._run, load)
+        return load
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Call a function behind others."""
+        self._nice.submit(function)
+
+    def stop(self) -> None:
+        """End the threads; what they have not read is not found. Idempotent."""
+        self._is_ended.set()
+        self._fast.shutdown()
+        self._nice.shutdown()
+
+    def _run(self, load: Load) -> None:
+        try:
+            self._read_all(load)
+        except Exception:
+            _log.exception("blocks of the KV cache are not loaded")
+            load.failed = 0
+        with self._lock:
+            load.num_readers -= 1
+            is_last = not load.num_readers
+        if is_last:
+            load.num_loaded = min(len(load.blocks), load.failed)
+            self._end(load)
+
+    def _read_all(self, load: Load) -> None:
+        for number in load.numbers:
+            if number >= min(len(load.blocks), load.failed):
+                return
+            began = time.thread_time()
+            if self._is_ended.is_set() or not self._read(load.blocks[number]):
+                with self._lock:
+                    load.failed = min(load.failed, number)
+            if load.pace:
+                self.rest(load.pace * (time.thread_time() - began))
+
+
+def be_nice() -> None:
+    """Let this thread compute behind others, where the system gives threads priorities of their own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
