@@ -65,12 +65,14 @@ async def complete(
     tenant: int = 0,
     drop_after: int | None = None,
     never_ends: bool = False,
+    done: asyncio.Future[None] | None = None,
 ) -> Sample:
     """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`, no end
-    token is drawn before `max_tokens` and special tokens show: tokens without text look like one long gap."""
+    token is drawn before `max_tokens` and special tokens show: tokens without text look like one long gap. The
+    connection is also closed when `done` is."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
-    done = loop.create_future()
+    done = loop.create_future() if done is None else done
     request = _request(target, tenant, prompt, max_tokens, max_tokens if never_ends else 0)
     try:
         transport, _ = await loop.create_connection(

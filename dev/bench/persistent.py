@@ -2,8 +2,9 @@
 llama-server with its files of slots.
 
 Both servers run alone, one after the other, with a KV cache that holds the prompt. `disk` is the first request after a
-restart with warm file caches of the system; of llama-server it includes the call that restores the slot. `gap` is the
-time between the tokens of another stream while blocks are read from disk, over that of a stream alone.
+restart with warm file caches of the system; of llama-server it includes the call that restores the slot. `gap` says how
+much longer the gaps between the tokens of another stream are, on average and the longest of a hundred, while blocks are
+read from disk than while the same request finds them in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, quantiles
 from typing import TYPE_CHECKING, Any
 
 from bridle.bench.load import StartedServer, models, num_bytes, started_server
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 _LENGTHS, _QUICK_LENGTHS = (2_000, 10_000), (500,)
 #: From disk at most this share of computing, at the longest prompt.
 WANTED = 0.05
-_BESIDE = 192  # tokens of the stream beside a prompt that is read
+_BESIDE = 960  # most tokens of the stream beside a prompt that is read
 _STREAM_SECONDS = 0.3  # for which the stream runs alone
-_OTHER = 2_000  # tokens of that prompt
+_OTHER, _NUM_OTHERS = 2_000, 6  # tokens of such a prompt, and how many of them are read
 _SPARE = 1_024
+_REST = 384  # tokens of a context that no prompt takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class PersistentRow:
     computed: float
     memory: float
     disk: float
-    gap: float | None = None
+    gap: float | None = None  # mean
+    gap_p99: float | None = None
 
     @property
     def share(self) -> float:
@@ -80,41 +83,46 @@ def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) 
     """Measure bridle: the second server begins with what the first one has stored."""
     store = ("--kv-store", str(folder / "kv"), "--kv-store-bytes", "16GiB")
     options = ("--control", "off", "--max-batch-total-tokens", str(length + _OTHER + _SPARE), *store)
-    prompt, other = _prompt(length, 1), _prompt(min(length, _OTHER), 2)
+    prompt, others = _prompt(length, 1), [_prompt(min(length, _OTHER), 10 + number) for number in range(_NUM_OTHERS)]
     with started_server(model, "first", folder, settings, *options) as server:
         _first(server, _prompt(32, 3))
-        length = min(length, _context(server) - 2 * _BESIDE)
+        length = min(length, _context(server) - _REST)
         prompt = prompt[:length]
         computed, memory = _first(server, prompt), _first(server, prompt)
-        _first(server, other)
+        for other in others:
+            _first(server, other)
     with started_server(model, "again", folder, settings, *options) as server:
         _first(server, _prompt(32, 4))
         disk = _first(server, prompt)
-        gap = asyncio.run(_gap(server, other))
-    return PersistentRow(Path(model).name, "bridle", length, computed, memory, disk, gap)
+        gaps = asyncio.run(_gaps(server, others))
+    return PersistentRow(Path(model).name, "bridle", length, computed, memory, disk, *gaps)
 
 
-async def _gap(server: StartedServer, prompt: Sequence[int]) -> float:
-    """Return how much longer the gaps of a stream are while `prompt` is read from disk than while the same request
-    finds it in memory, within the time from its beginning that the disk takes. A request by itself costs the stream
-    some time: its tokens are checked, hashed and computed."""
-    sent, taken, times = await _beside(server, prompt)
-    disk = _mean_gap(times, sent, sent + taken)
-    sent, _, times = await _beside(server, prompt)
-    return disk / _mean_gap(times, sent, sent + taken)
+async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return how much longer the gaps of a stream are, their mean and their 99th percentile, while each of the prompts
+    is read from disk than while it is found in memory, within the time from the request that the disk takes. A request
+    by itself costs the stream some time: its tokens are checked, hashed and computed."""
+    disk, memory = list[float](), list[float]()
+    for prompt in prompts:
+        gaps, seconds = await _beside(server, prompt)
+        disk += gaps
+        memory += (await _beside(server, prompt, seconds))[0]
+    return mean(disk) / mean(memory), quantiles(disk, n=100)[-1] / quantiles(memory, n=100)[-1]
 
 
-async def _beside(server: StartedServer, prompt: Sequence[int]) -> tuple[float, float, list[float]]:
-    """Send `prompt` beside a stream. Returns when, the seconds to its first token, and the times of the stream."""
-    target = ServerTarget("127.0.0.1", server.port)
-    stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True))
+async def _beside(server: StartedServer, prompt: Sequence[int], seconds: float = 0.0) -> tuple[list[float], float]:
+    """Send `prompt` beside a stream. Returns the gaps of the stream until the first token after `prompt`, or for
+    `seconds` if that is longer, and how long this was."""
+    target, is_over = ServerTarget("127.0.0.1", server.port), asyncio.get_running_loop().create_future()
+    stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True, done=is_over))
     await asyncio.sleep(_STREAM_SECONDS)
     read = _checked(await complete(target, prompt, 1))
-    return read.sent, read.event_times[0] - read.sent, list((await stream).event_times)
-
-
-def _mean_gap(times: Sequence[float], begin: float, end: float) -> float:
-    return mean([b - a for a, b in pairwise(times) if b >= begin and a <= end])
+    taken = max(read.event_times[0] - read.sent, seconds)
+    await asyncio.sleep(read.sent + taken - time.perf_counter())
+    if not is_over.done():
+        is_over.set_result(None)
+    times = (await stream).event_times
+    return [b - a for a, b in pairwise(times) if b >= read.sent and a <= read.sent + taken], taken
 
 
 def _peer(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
@@ -122,7 +130,7 @@ def _peer(model: str, folder: Path, length: int, settings: BenchSettings) -> Per
     options = ("-np", "1", "-c", str(length + _SPARE), "--slot-save-path", str(folder), "--no-webui")
     with started_server(model, "llama-server", folder, settings, *options) as server:
         _first(server, _prompt(32, 3))
-        length = min(length, _slot_context(server) - 2 * _BESIDE)
+        length = min(length, _slot_context(server) - _REST)
         prompt = _prompt(length, 1)
         computed, memory = _first(server, prompt), _first(server, prompt)
         _slot(server, "save")
@@ -187,10 +195,10 @@ def _print(rows: Sequence[PersistentRow], console: Console) -> None:
     from rich.table import Table
 
     table = Table("model", "server", caption=f"seconds to the first token; wanted: disk / computed <= {WANTED:.0%}")
-    for name in ("tokens", "computed", "memory", "disk", "disk / computed", "gap"):
+    for name in ("tokens", "computed", "memory", "disk", "disk / computed", "gap", "p99 gap"):
         table.add_column(name, justify="right")
     for row in rows:
         times = [f"{seconds:.2f}" for seconds in (row.computed, row.memory, row.disk)]
-        gap = "" if row.gap is None else f"{row.gap:.2f}"
-        table.add_row(row.model, row.server, str(row.num_tokens), *times, f"{row.share:.1%}", gap)
+        gaps = ["" if gap is None else f"{gap:.2f}" for gap in (row.gap, row.gap_p99)]
+        table.add_row(row.model, row.server, str(row.num_tokens), *times, f"{row.share:.1%}", *gaps)
     console.print(table)
