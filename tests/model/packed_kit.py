@@ -21,6 +21,8 @@ from tests.fakes import tiny_checkpoints
 #: Tensors in place of a weight, and the weight that they stand for.
 Packed = tuple[dict[str, Tensor], Tensor]
 GROUP = 32
+#: What codes of 4 bits stand for.
+_FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
@@ -219,8 +221,6 @@ def _written(
 
 def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
     """gpt-oss as it is published: experts in 4 bits with a power of two for 32 inputs; and what that stands for."""
-    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    table = torch.cat((table, -table))
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = dict(weights), dict(weights)
     generator = torch.Generator().manual_seed(4)
@@ -231,9 +231,36 @@ def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
         tensors[f"{key}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
         tensors[f"{key}_scales"] = scales
         del tensors[key]
-        numbers = table[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
+        numbers = _FP4[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
         stands_for[key] = numbers.flatten(2).mT.contiguous()
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    return _written(folder, original, tensors, stands_for, config)
+
+
+def deepseek_v4(folder: Path, original: Path) -> tuple[Path, Path]:
+    """DeepSeek V4 as it is published: experts in 4 bits, attention in 8, scales that are powers of two, names without
+    `model.`, and a layer that predicts further tokens; and what that stands for."""
+    weights = load_file(original / "model.safetensors")
+    tensors, stands_for = {"mtp.0.e_proj.weight": torch.ones(2, 2)}, dict(weights)
+    generator = torch.Generator().manual_seed(4)
+    for key, tensor in weights.items():
+        name = key.removeprefix("model.")
+        if re.search(r"ffn\.experts\.", key):
+            codes = torch.randint(0, 16, tensor.shape, generator=generator).to(torch.uint8)
+            powers = torch.randint(122, 126, (len(tensor), tensor.shape[1] // 32), generator=generator)
+            tensors[name] = (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int8)
+            tensors[name.removesuffix("weight") + "scale"] = powers.to(torch.uint8).view(torch.float8_e8m0fnu)
+            stands_for[key] = _FP4[codes.long()] * torch.exp2(powers - 127.0).repeat_interleave(32, 1)
+        elif re.search(r"(attn|indexer|shared_experts)\.w\w+\.weight", key):
+            tiles = tensor.unflatten(1, (-1, 16)).unflatten(0, (-1, 16))
+            scale = torch.exp2(torch.log2(tiles.abs().amax((1, 3)) / 448).ceil())
+            whole = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)
+            tensors[name] = (tensor / whole).to(torch.float8_e4m3fn)
+            tensors[name.removesuffix("weight") + "scale"] = scale.to(torch.float8_e8m0fnu)
+            stands_for[key] = tensors[name].float() * whole
+        else:
+            tensors[name] = tensor
+    config = {"quant_method": "fp8", "weight_block_size": [16, 16], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
     return _written(folder, original, tensors, stands_for, config)
 
 

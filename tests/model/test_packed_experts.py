@@ -3,18 +3,20 @@ computes what the weights do that its tensors stand for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bridle import LLM, SamplingParams
 from bridle.errors import UnsupportedModel
 from bridle.model.quantized_experts import PackedExperts
 from tests.fakes import tiny_checkpoints, vision_checkpoints
-from tests.gguf.kit import NEEDED, load, logits
-from tests.model.packed_kit import make, mxfp4, packed_and_plain
+from tests.gguf.kit import NEEDED, PROMPT, load, logits
+from tests.model.packed_kit import deepseek_v4, make, mxfp4, packed_and_plain
 
 _SIZES: dict[str, Any] = {"moe_intermediate_size": 64, "num_hidden_layers": 2}
 #: Sides that squares and groups divide.
@@ -29,9 +31,9 @@ _LATENT: dict[str, Any] = {
 }
 
 
-def _close(packed: Path, plain: Path) -> bool:
+def _close(packed: Path, plain: Path, compute: Callable[[Any], Tensor] = logits) -> bool:
     """Where two experts nearly tie, rounding may take the other one: the middle of all rows tells."""
-    want, have = logits(load(plain)), logits(load(packed))
+    want, have = compute(load(plain)), compute(load(packed))
     errors = (have - want).square().mean(-1).sqrt() / want.square().mean().sqrt()
     return 0 <= float(errors.median()) < 0.05
 
@@ -76,6 +78,30 @@ def test_gpt_oss_as_published(tmp_path: Path) -> None:
     assert _close(packed, plain)
     with LLM(str(packed), num_blocks=32) as llm:
         assert llm.generate(["the one"], SamplingParams(max_tokens=4, ignore_eos=True))[0].text is not None
+
+
+@torch.inference_mode()
+def _eager_logits(model: Any) -> Tensor:
+    """[T, V], with the library's own attention."""
+    model.set_attn_implementation("eager")
+    return model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+def test_deepseek_v4_as_published(tmp_path: Path) -> None:
+    original = tiny_checkpoints.cached_checkpoint("deepseek_v4", hidden_size=64, q_lora_rank=32, o_lora_rank=16)
+    packed, plain = deepseek_v4(tmp_path, original)
+    want, have = load(plain), load(packed)
+    for name, module in want.named_modules():
+        other: Any = have.get_submodule(name) if ".experts." not in name else None
+        if isinstance(other, PackedExperts):
+            for number in range(4):
+                inner = torch.cat([layer.weight for layer in other.inner[number]])  # type: ignore[union-attr]
+                assert torch.equal(inner, module.gate_up_proj[number])  # type: ignore[index]
+                assert torch.equal(other.down[number].weight, module.down_proj[number])  # type: ignore[index]
+        elif name.endswith("o_a_proj"):
+            assert type(other) is type(module) and torch.equal(other.weight, module.weight)
+    assert sum(isinstance(module, PackedExperts) for module in have.modules()) == 4
+    assert _close(packed, plain, _eager_logits)
 
 
 @pytest.mark.parametrize("form", ["float8 of wholes", "float8 of squares"])

@@ -69,22 +69,27 @@ def make_mxfp4_experts(
     experts: list[Expert] = []
     for number in range(module.num_experts):
         blocks, scales, bias = (part[number] for part in gates)
-        inner = [_mxfp4_layer(blocks[at::2], scales[at::2], bias[at::2], dtype, keeps_blocks) for at in (0, 1)]
+        inner = [mxfp4_layer(blocks[at::2], scales[at::2], bias[at::2], dtype, keeps_blocks) for at in (0, 1)]
         blocks, scales, bias = (part[number] for part in downs)
-        experts.append((inner, _mxfp4_layer(blocks, scales, bias, dtype, keeps_blocks)))
+        experts.append((inner, mxfp4_layer(blocks, scales, bias, dtype, keeps_blocks)))
     return PackedExperts(module, experts)
 
 
-def _mxfp4_layer(blocks: Tensor, scales: Tensor, bias: Tensor, dtype: torch.dtype, keeps_blocks: bool) -> nn.Module:
-    """One matrix. Bytes here hold neighbours, and in llama.cpp's blocks values that lie 16 apart."""
+def mxfp4_layer(
+    blocks: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, keeps_blocks: bool
+) -> nn.Module:
+    """One matrix, of uint8 blocks [out, in / 32, 16] and scales [out, in / 32]. Bytes here hold neighbours, and in
+    llama.cpp's blocks values that lie 16 apart."""
     values = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [out, blocks, 32]
     rows = torch.cat((scales.unsqueeze(-1), values[..., :16] | (values[..., 16:] << 4)), -1).flatten(1).contiguous()
     shape = (values.shape[0], values.shape[1] * 32)
-    layer = packed_matrix("MXFP4", rows.numpy(), shape, bias.to(dtype), dtype)
+    bias = None if bias is None else bias.to(dtype)
+    layer = packed_matrix("MXFP4", rows.numpy(), shape, bias, dtype)
     if keeps_blocks:
         return layer
     with torch.device("meta"):
-        made = nn.Linear(shape[1], shape[0])
+        made = nn.Linear(shape[1], shape[0], bias=bias is not None)
     made.weight = nn.Parameter(layer.weight.to(dtype), requires_grad=False)
-    made.bias = nn.Parameter(bias.to(dtype), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
     return made

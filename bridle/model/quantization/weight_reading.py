@@ -4,7 +4,8 @@ are, so that no weight is ever in memory as floating point beside its packed for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from bridle.model import attention
 from bridle.model.buffers import fill_buffers
 from bridle.model.checkpoint import Checkpoint, weight_files
 from bridle.model.language_model import LanguageModel, attention_names
-from bridle.model.quantization.experts import has_packed_form, make_experts, make_mxfp4_experts
+from bridle.model.quantization.experts import has_packed_form, make_experts, make_mxfp4_experts, mxfp4_layer
 from bridle.model.quantization.on_device import DeviceForms
 from bridle.model.quantization.schemes import Scheme, read_scheme
-from bridle.model.quantization.weights import Weight, is_packed, read_grouped, read_weight
+from bridle.model.quantization.weights import Weight, is_mxfp4, is_packed, read_grouped, read_weight
 from bridle.model.quantize import Int8Linear, is_worthwhile
 from bridle.model.staging import Put, move_model, staged
 from bridle.model.support_checks import takes_media
@@ -64,12 +65,14 @@ def read_packed_model(
                 _put(model, name, _read_experts(name, module, files, make, dtype, device))
                 continue
             stored = files.take(name) if isinstance(module, nn.Linear) else {}
+            if is_packed(stored) and type(module) is not nn.Linear:  # it computes in a way of its own
+                stored = {"weight": read_grouped(name, stored, scheme).number()}
             if is_packed(stored):
                 _put(model, name, make(name, stored, module))
             else:
                 _fill(model, name, module, stored, files, dtype)
             progress(1 - files.num_bytes / max(checkpoint.num_bytes, 1))
-        files.check_empty(type(model).__name__)
+        files.check_empty(model)
     model.requires_grad_(False)
     model = move_model(model.eval(), device)
     return LanguageModel(model) if takes_media(settings) else model
@@ -91,6 +94,12 @@ def _read_experts(
 ) -> nn.Module:
     def layer(name: str, linear: nn.Linear) -> nn.Module:
         stored = files.take(name)
+        if is_mxfp4(stored):
+            blocks, scales = stored["weight"].view(torch.uint8), stored["weight_scale_inv"].view(torch.uint8)
+            shape = (linear.out_features, linear.in_features)
+            _check_shape(f"{name}.weight", (blocks.shape[0], 2 * blocks.shape[1]), shape)
+            _check_shape(f"{name}.scale", scales.shape, (shape[0], shape[1] // 32))
+            return mxfp4_layer(blocks.unflatten(1, (-1, 16)), scales, None, dtype, keeps_blocks=device.type == "cpu")
         if is_packed(stored):
             return make(name, stored, linear)
         if "weight" not in stored:
@@ -111,7 +120,7 @@ class _Files:
         self._sizes, self.num_bytes = checkpoint.tensor_bytes, checkpoint.num_bytes  # of what is not taken yet
         self._homes: dict[str, tuple[Any, str]] = {}
         self._modules: dict[str, list[str]] = {}
-        rename = _renaming(model)
+        rename = _renaming(model, checkpoint.tensor_bytes)
         for path in weight_files(checkpoint.folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 - no dictionary
@@ -139,25 +148,34 @@ class _Files:
         tensor: Tensor = file.get_tensor(own)
         return tensor
 
-    def check_empty(self, model: str) -> None:
+    def check_empty(self, model: Any) -> None:
+        """Refuse tensors without a place, apart from those of parts that the library leaves out, too."""
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
+        without = model._keys_to_ignore_on_load_unexpected or ()
+        left = [name for name in left if not any(re.search(pattern, name) for pattern in without)]
         if left:
             raise UnsupportedModel(
-                f"{self._folder} holds weights that {model} has no place for, among them {left[0]!r}"
+                f"{self._folder} holds weights that {type(model).__name__} has no place for, among them {left[0]!r}"
             )
 
 
-def _renaming(model: Any) -> Callable[[str], str]:
-    """Return what the library's class calls a tensor of a file: some checkpoints have older names."""
+def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
+    """Return what the library's class calls a tensor of a file: some checkpoints have older names, or those of a model
+    without a head. Scales of `stored` weights may be called just that."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
     steps = [step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)]
 
     def rename(name: str) -> str:
+        layer = name.removesuffix(".scale")
+        if layer != name and f"{layer}.weight" in stored:
+            name = f"{layer}.weight_scale_inv"
         for step in steps:
             name, _ = step.rename_source_key(name)
-        return name
+        first = name.partition(".")[0]
+        is_within = not hasattr(model, first) and hasattr(model.base_model, first)
+        return f"{model.base_model_prefix}.{name}" if is_within else name
 
     return rename
 

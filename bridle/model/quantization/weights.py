@@ -24,6 +24,7 @@ Stored = Mapping[str, Tensor]
 _FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word lie in it
 _GROUP = 32
+_POWERS = torch.float8_e8m0fnu
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,12 @@ def is_packed(stored: Stored) -> bool:
     """Return whether these are tensors of a quantized layer."""
     weight = stored.get("weight")
     return bool({"qweight", "weight_packed"} & stored.keys()) or (weight is not None and weight.itemsize == 1)
+
+
+def is_mxfp4(stored: Stored) -> bool:
+    """Return whether these are bytes of two values, with a power of two for 32 inputs."""
+    weight, scale = stored.get("weight"), stored.get("weight_scale_inv")
+    return weight is not None and weight.dtype is torch.int8 and scale is not None and scale.dtype is _POWERS
 
 
 def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
@@ -189,7 +196,8 @@ def _as_blocks(grouped: Grouped) -> Tensor | None:
 def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
     """int8 or float8, with scales for the whole, for outputs, for groups of inputs, or for squares."""
     weight = stored["weight"]
-    scales = _by_groups(stored["weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"], weight, scheme)
+    scale = stored["weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"]
+    scales = _by_groups(scale.float() if scale.dtype is _POWERS else scale, weight, scheme)
     zeros = stored.get("weight_zero_point")
     if zeros is not None and bool((zeros != 0).any()):
         zeros = _by_groups(zeros, weight, scheme).to(torch.int16)
