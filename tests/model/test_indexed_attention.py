@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from bridle.config import ModelConfig
 from bridle.engine.scheduling.step_plan import PlanRow, StepPlan
 from bridle.errors import InvalidRequest
+from bridle.lora import require_device
 from bridle.model.check import check_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.loading import load_executor
@@ -91,6 +92,14 @@ def test_eight_bits_are_too_few_for_index_keys() -> None:
     with pytest.raises(InvalidRequest, match="keys are selected by an index, which 8 bits do not keep") as caught:
         load("deepseek_v32", kv_cache_dtype="int8")
     assert caught.value.param == "kv_cache_dtype"
+
+
+def test_adapters_name_no_layer_that_sees_parts_of_a_step() -> None:
+    executor = load("deepseek_v32")
+    names = require_device(executor).layers
+    assert "model.layers.1.self_attn.o_proj" in names
+    assert not any(".indexer." in name for name in names)
+    executor.close()
 
 
 def test_quantized_layers_select_too() -> None:
