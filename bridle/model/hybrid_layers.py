@@ -1,5 +1,5 @@
-"""Descriptions of decoder layers for the native kernels, of models that have recurrent ones: LFM2, Qwen3.5, Nemotron-H
-and families with the same layers.
+"""Descriptions of decoder layers for the native kernels, of models that have recurrent ones: LFM2, Qwen3.5,
+Nemotron-H, Granite 4 H, Bamba and families with the same layers.
 
 A layer is found by the names of its parts. What the kernels lack, such as a mixture of experts, stays a module of the
 library. A description is used only after a trial (`bridle.model.hybrid_model`).
@@ -26,10 +26,13 @@ from bridle.model.linear import MIN_NATIVE_SIZE
 from bridle.model.native_step import Parts
 
 #: Names that families give to the parts of a layer.
-_NORMS = (("input_layernorm", "post_attention_layernorm"), ("operator_norm", "ffn_norm"), ("norm", "norm"))
-_MIXERS = ("linear_attn", "conv", "self_attn")
-_NETWORKS = ("mlp", "feed_forward")
-_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_NORMS = (
+    *(("input_layernorm", "post_attention_layernorm"), ("input_layernorm", "pre_ff_layernorm")),
+    *(("operator_norm", "ffn_norm"), ("norm", "norm")),
+)
+_MIXERS = ("linear_attn", "conv", "self_attn", "mamba")
+_NETWORKS = ("mlp", "feed_forward", "shared_mlp")
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_linear", "output_linear"))
 _DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 _SILU, _RELU2 = ("SiLU", "SiLUActivation"), ("ReLUSquaredActivation",)
 
@@ -75,8 +78,7 @@ class LayerReader:
         if names is None:
             raise CannotDescribe(f"{type(layer).__name__}: no norms under known names")
         first, second = (getattr(layer, name) for name in names)
-        mixer: Any = next((getattr(layer, name) for name in _MIXERS if hasattr(layer, name)), None)
-        network: Any = next((getattr(layer, name) for name in _NETWORKS if hasattr(layer, name)), None)
+        mixer, network = _part(layer, _MIXERS), _part(layer, _NETWORKS)
         if mixer is None:  # one half alone
             mixer = getattr(layer, "mixer", None)
             if not hasattr(mixer, "in_proj") and not hasattr(mixer, "q_proj"):
@@ -85,11 +87,17 @@ class LayerReader:
             raise CannotDescribe(f"{type(layer).__name__}: no mixer under a known name")
         fields: dict[str, Any] = dict.fromkeys(("out", "down", "norm", "mlp_norm", "head_norm"))
         fields |= {"qkv": (), "gate_up": (), "eps": 0.0, "mlp_eps": 0.0, "activation": "silu"}
+        fields["share"] = float(getattr(layer, "residual_multiplier", 1.0))
         parts: list[Sequence[Any]] = [(), ()]
         if mixer is not None:
             parts = [*self._mixer(mixer, fields)]
             fields["norm"], fields["eps"] = norm_weight(first)
-        parts += self._network(network, second, fields)
+        experts = getattr(layer, "block_sparse_moe", None)
+        if experts is None:
+            parts += self._network(network, second, fields)
+        else:
+            parts += [(), ()]
+            fields["network"] = _library_part((experts, network), second, fields["share"])
         return HybridLayer(_layer(fields), tuple(parts), fields.get("network"))  # type: ignore[arg-type]
 
     # -- first halves ----------------------------------------------------------------------------------------------
@@ -129,15 +137,15 @@ class LayerReader:
     def _network(self, module: Any, norm: nn.Module, fields: dict[str, Any]) -> list[Sequence[Any]]:
         if module is None:
             return [(), ()]
-        activation = type(getattr(module, "act_fn", nn.SiLU())).__name__
+        activation = type(_part(module, ("act_fn", "activation")) or nn.SiLU()).__name__
         names = next((each for each in _GATED if all(hasattr(module, name) for name in each)), None)
         if activation in _RELU2 and hasattr(module, "up_proj"):
-            names = ("up_proj", "down_proj")  # type: ignore[assignment]
+            names = ("up_proj", "down_proj")
         elif activation not in _SILU:
             names = None
         found = None if names is None else [getattr(module, name) for name in names]
         if found is None or not all(isinstance(each, nn.Module) for each in found):
-            fields["network"] = _library_part(module, norm)
+            fields["network"] = _library_part((module,), norm, fields["share"])
             return [(), ()]
         fields["activation"] = "relu2" if activation in _RELU2 else "silu"
         fields["gate_up"], fields["down"] = [self._matrix(each) for each in found[:-1]], self._matrix(found[-1])
@@ -160,14 +168,23 @@ def _layer(fields: dict[str, Any]) -> Layer:
     known = {name: value for name, value in fields.items() if name != "network"}
     defaults: dict[str, Any] = {"rotation": 0, "scale": 1.0, "window": None, "head_eps": 0.0}
     fixed: dict[str, Any] = dict.fromkeys(("last_norm", "mlp_last_norm", "softcap", "sinks"))
-    return Layer(**{**defaults, **fixed, "is_norm_of_all_heads": False, "share": 1.0, **known})
+    return Layer(**{**defaults, **fixed, "is_norm_of_all_heads": False, **known})
 
 
-def _library_part(module: Any, norm: nn.Module) -> Network:
+def _part(module: Any, names: Sequence[str]) -> Any:
+    """The part of a module that has one of `names`; None if there is none."""
+    return next((part for name in names if (part := getattr(module, name, None)) is not None), None)
+
+
+def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Network:
+    """The sum of what modules make of the same rows, times `share`."""
+
     def compute(rows: Tensor) -> Tensor:
-        found = module(norm(rows).unsqueeze(0))
-        out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out.view(rows.shape)
+        normed = norm(rows).unsqueeze(0)
+        found = [module(normed) for module in modules]
+        parts = [each[0] if isinstance(each, tuple) else each for each in found]
+        out: Tensor = sum(parts[1:], parts[0])
+        return out.view(rows.shape) * share
 
     return compute
 
@@ -229,7 +246,7 @@ def delta_net(module: Any) -> Mixer:
 
 
 def mamba2(module: Any) -> Mixer:
-    """Describe Nemotron-H's mixer."""
+    """Describe the mixer of Nemotron-H and others with Mamba 2."""
     _check_activation(module)
     heads, columns = int(module.num_heads), int(module.head_dim)
     if module.norm.group_size * module.n_groups != heads * columns:

@@ -31,7 +31,7 @@ from bridle.model.state_pool import StatePool
 
 _log = logging.getLogger(__name__)
 
-_LAST_NORMS = ("norm", "embedding_norm", "norm_f")
+_LAST_NORMS = ("norm", "embedding_norm", "norm_f", "final_layernorm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
 #: Largest error of a layer, relative to what it adds. Rows are rounded to 8 bits before quantized products, to other
@@ -48,7 +48,9 @@ class HybridModel:
         found, body = kernels(), model.model
         if found is None or not geometry.layers:
             raise CannotDescribe("no kernels for this processor" if found is None else "no attention")
-        self.embed = as_embedding(model.get_input_embeddings())
+        self._lookup = as_embedding(model.get_input_embeddings())
+        self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
+        self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
         self._rotary: Any = next((getattr(body, name) for name in _ROTARIES if hasattr(body, name)), None)
         self._norm: nn.Module = next(getattr(body, name) for name in _LAST_NORMS if hasattr(body, name))
         reader = LayerReader(geometry, found, self._rotary is not None)
@@ -72,6 +74,11 @@ class HybridModel:
     def is_whole(self) -> bool:
         """Return whether the kernels compute all of every layer."""
         return not self._networks
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]"""
+        rows: Tensor = self._lookup(ids)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def keep_angles(self, num_positions: int) -> None:
         """Keep the angles of that number of positions in memory."""
@@ -107,7 +114,8 @@ class HybridModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Inputs of the head [R, hidden] -> logits [R, V]"""
-        return self._head(hidden)
+        logits: Tensor = self._head(hidden)
+        return logits if self._logits_scale == 1.0 else logits / self._logits_scale
 
     def _with_networks(self, tap: LayerTap | None) -> LayerTap:
         def after(number: int, hidden: Tensor) -> None:

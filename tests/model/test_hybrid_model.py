@@ -42,7 +42,13 @@ from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no kernels for this processor")
 
-FAMILIES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
+_SCALES = {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 4.0, "attention_multiplier": 0.3}
+#: Granite 4 H with experts, and without.
+GRANITES = {
+    "granitemoehybrid": {"mamba_d_head": 16, **_SCALES},
+    "granitemoehybrid dense": {"mamba_d_head": 16, **_SCALES, "num_local_experts": 0},
+}
+FAMILIES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", "bamba", *GRANITES)
 #: Heads that kernels of any width read.
 WIDE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16}
 BLOCK = 4
@@ -51,10 +57,15 @@ PROMPT = tuple((7 * number) % 290 + 3 for number in range(40))
 _executors: dict[tuple[str, str], LocalExecutor] = {}
 
 
+def checkpoint_of(family: str) -> Path:
+    fields = {"mamba_d_head": 16} if family == "bamba" else GRANITES.get(family, {})
+    return tiny_checkpoints.cached_checkpoint(family.split()[0], **WIDE, **fields)
+
+
 def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
     """An executor without any sequence, which computes by the short form."""
     if (family, quantization) not in _executors:
-        path = tiny_checkpoints.cached_checkpoint(family, **WIDE)
+        path = checkpoint_of(family)
         config = ModelConfig(str(path), dtype="float32", num_blocks=64, block_size=BLOCK, quantization=quantization)
         loaded = load_executor(config)
         assert isinstance(loaded, LocalExecutor) and loaded.runner.hybrid is not None
@@ -160,7 +171,7 @@ def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: i
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drawn_token_is_the_oracles(family: str) -> None:
     """Forks, rewinds, chunks, preemption and prefix hits over pools that are too small."""
-    path = tiny_checkpoints.cached_checkpoint(family, **WIDE)
+    path = checkpoint_of(family)
     check_run(Oracle(path, 1e-2), *run(path, random.Random(5), 300, load_short))
 
 
