@@ -14,7 +14,7 @@ import pyaici.server as aici
 
 DATABASE = "shop"
 QUESTION = "How many products are there?"
-MAX_TRIES = 5
+MAX_REWINDS = 5
 
 
 async def ask(query: str) -> dict[str, list[list[object]] | str]:
@@ -44,6 +44,11 @@ async def mend(query: str, error: str, names: list[str], values: list[str], begi
     return kept + await aici.gen_text(max_tokens=1, bias=bias)
 
 
+async def completed(query: str) -> str:
+    """The query, up to its semicolon."""
+    return query + await aici.gen_text(stop_at=";", max_tokens=80)
+
+
 async def main() -> None:
     tables = [row[0] for row in (await ask("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))["rows"]]
     names = sorted({name for table in tables for name in re.findall(r"(?:TABLE|[(,])\s*(\w+)", table)})
@@ -52,15 +57,15 @@ async def main() -> None:
         await aici.chat("\n".join([*tables, "", QUESTION, "Answer with one query in SQLite."]))
     begin, query = aici.Label(), "SELECT"
     await aici.FixedTokens(query)
-    for _ in range(MAX_TRIES):
-        query += await aici.gen_text(stop_at=";", max_tokens=80)
+    query = await completed(query)
+    for _ in range(MAX_REWINDS):
         unknown = [each for each in re.findall(r"'([^']*)'", query) if each not in values]
         result = {"error": f"no such value: {unknown[0]}"} if unknown else await ask(query)
         if "rows" in result:
             aici.set_var("rows", json.dumps(result["rows"]))
             break
         print(f"rewound: {result['error']} in {query}")
-        query = await mend(query, result["error"], names, values, begin)
+        query = await completed(await mend(query, result["error"], names, values, begin))
 
 
 aici.start(main())

@@ -76,7 +76,7 @@ def test_a_query_is_mended_where_it_is_wrong(run: Run) -> None:
     """The demo model writes no query by itself: the script begins with one that names an unknown column."""
     begun = 'query = aici.Label(), "SELECT COUNT(weight) FROM products;"'
     last = 'await aici.gen_text(stop_at=";", max_tokens=80)'
-    output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, last: f'"" if query[-1] == ";" else {last}'})
+    output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, last: f'("" if query[-1] == ";" else {last})'})
     first, *others = re.findall(r"rewound: (.+)", output.outputs[0].logs)
     assert first == "no such column: weight in SELECT COUNT(weight) FROM products;"
     assert others[0].partition(" in ")[2].startswith("SELECT COUNT(") and "weight" not in "".join(others)
@@ -88,7 +88,7 @@ def test_a_wrong_name_inside_of_another_one_is_not_mistaken_for_it(run: Run) -> 
         "sql.py",
         **{
             'query = aici.Label(), "SELECT"': begun,
-            'query += await aici.gen_text(stop_at=";", max_tokens=80)': "query += ''",
+            'await aici.gen_text(stop_at=";", max_tokens=80)': "''",
         },
     )
     assert "no such column: uct in SELECT uct FROM products" in output.outputs[0].logs
@@ -98,9 +98,16 @@ def test_a_wrong_name_inside_of_another_one_is_not_mistaken_for_it(run: Run) -> 
 def test_a_query_with_an_unknown_value_is_mended(run: Run) -> None:
     begun = "query = aici.Label(), \"SELECT price FROM products WHERE name = 'Lamp'\""
     last = 'await aici.gen_text(stop_at=";", max_tokens=80)'
-    output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, f"query += {last}": "query += ''"})
+    output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, last: "''"})
     assert "rewound: no such value: Lamp" in output.outputs[0].logs
     assert json.loads(output.storage["rows"]) in ([[25.0]], [[80.0]], [[240.0]])
+
+
+def test_a_query_is_completed_after_the_last_rewind(run: Run) -> None:
+    begun = 'query = aici.Label(), "SELECT uct FROM products"'
+    told = {'await aici.gen_text(stop_at=";", max_tokens=80)': '(print("completed") or "")'}
+    output = run("sql.py", **{'query = aici.Label(), "SELECT"': begun, "MAX_REWINDS = 5": "MAX_REWINDS = 1", **told})
+    assert re.findall("completed|rewound", output.outputs[0].logs) == ["completed", "rewound", "completed"]
 
 
 def test_a_quotation_is_a_sentence_with_its_place(run: Run) -> None:
