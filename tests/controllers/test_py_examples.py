@@ -40,7 +40,7 @@ def run(py_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 def test_the_example_asks_for_one_word_alone(run: RunExample) -> None:
     output = run("yesno")
     assert output.text == "Q: Is Paris the capital of France?\nA: Yes, it is."
-    assert output.usage.sampled_tokens == 1
+    assert output.usage.sampled_tokens == 0  # it is scored as a whole
 
 
 def test_json_by_a_schema_is_read_by_the_script(run: RunExample) -> None:

@@ -7,14 +7,14 @@ from tests.controllers.pykit import script
 
 
 def test_the_first_sample_asks_for_one_word_alone(py: Run) -> None:
-    """The first sample of all: a question, then one of two words. Nothing else is sampled."""
+    """The first sample of all: a question, then one of two words, scored as a whole. Nothing is sampled."""
     body = """
 await aici.FixedTokens("Is an orca a dolphin? Say Yes or No.\\n")
 answer = await aici.gen_tokens(options=["Yes", "No"])
 """
     ran = py(script(body, call="test"), "Say Yes or No.\nYes, it is.")
     assert ran.text() == "Is an orca a dolphin? Say Yes or No.\nYes"
-    assert ran.end("a").usage.sampled_tokens == 1 and ran.logs("a").endswith("TEST OK\n")
+    assert ran.end("a").usage.sampled_tokens == 0 and ran.logs("a").endswith("TEST OK\n")
 
 
 def test_take_back_one_answer(py: Run) -> None:

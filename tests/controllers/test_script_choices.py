@@ -31,8 +31,23 @@ class RandomScripts(Scripts):
 
     def __init__(self, pool: RuntimePool, module: str, seed: int) -> None:
         super().__init__(pool, module)
-        executor = ScriptedExecutor(VOCAB_SIZE, 512, 4, eos_token_ids=(EOS,), max_model_len=2000, seed=seed)
-        self.engine = Engine(executor, EngineConfig(step_timeout=20.0), pools=[SharedRuntime(pool)])
+        self.executor = ScriptedExecutor(
+            VOCAB_SIZE,
+            512,
+            4,
+            eos_token_ids=(EOS,),
+            max_model_len=2000,
+            seed=seed,
+            record=True,
+            max_num_batched_tokens=1024,
+        )
+        self.engine = Engine(self.executor, EngineConfig(step_timeout=20.0), pools=[SharedRuntime(pool)])
+
+    def num_scoring(self, source: str) -> int:
+        """The passes of a script in which several options are computed side by side."""
+        num_before = len(self.executor.plans)
+        assert self.script(source, temperature=0.0, name=f"count-{next(_ids)}").startswith("Q: item ")
+        return sum(len(plan.rows) > 1 for plan in self.executor.plans[num_before:])
 
     def score(self, before: str, text: str) -> float:
         """The log-probability of a text, scored alone as the end of a prompt."""
@@ -96,19 +111,39 @@ def test_texts_that_cannot_be_scored_are_masked(texts: list[bytes], tokens: list
     assert spelled(vocabulary, texts) == tokens
 
 
-def test_a_choice_in_python_is_the_best_text_as_a_whole(py_pool: RuntimePool) -> None:
-    source = f"""
+@pytest.mark.parametrize(
+    "given",
+    [
+        "constraint=lambda: HostConstraint('choice', json.dumps({}))",
+        "options={}",
+    ],
+)
+def test_a_choice_in_python_is_the_best_text_as_a_whole(py_pool: RuntimePool, given: str) -> None:
+    for seed in range(3):
+        scripts = RandomScripts(py_pool, "pyctrl", seed)
+        best = max(CITIES, key=lambda city: scripts.score("Q: ", city))
+        assert scripts.script(in_python(given.format(CITIES)), temperature=0.0).removeprefix("Q: ") == best
+
+
+def in_python(given: str) -> str:
+    """A script that generates one text."""
+    return f"""
 import json
 import pyaici.server as aici
 from pyaici.constraints import HostConstraint
 
 async def main():
     await aici.FixedTokens("Q: ")
-    await aici.gen_text(constraint=lambda: HostConstraint("choice", {json.dumps(json.dumps(CITIES))}))
+    await aici.gen_text({given})
 
 aici.start(main())
 """
-    for seed in range(3):
-        scripts = RandomScripts(py_pool, "pyctrl", seed)
-        best = max(CITIES, key=lambda city: scripts.score("Q: ", city))
-        assert scripts.script(source, temperature=0.0).removeprefix("Q: ") == best
+
+
+def test_a_thousand_options_of_a_script_are_scored_in_one_pass(script_pool: RuntimePool, py_pool: RuntimePool) -> None:
+    many = [f"item {number:03}" for number in range(1_000)]
+    python = RandomScripts(py_pool, "pyctrl", 0)
+    assert python.num_scoring(in_python(f"options={many}")) == 1
+    javascript = RandomScripts(script_pool, Scripts(script_pool, "").upload(standard.load("jsctrl")), 0)
+    source = f"start(async () => {{ await fixed('Q: '); await gen({{ options: {many} }}) }})"
+    assert javascript.num_scoring(source) == 1

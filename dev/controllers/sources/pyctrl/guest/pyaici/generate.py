@@ -8,8 +8,10 @@ matches a regex ends where the model would leave the pattern, unless the `longes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pyaici import sequence
@@ -17,6 +19,7 @@ from pyaici.constraints import (
     CfgConstraint,
     ChooseConstraint,
     Constraint,
+    HostConstraint,
     JsonConstraint,
     LarkConstraint,
     RegexConstraint,
@@ -136,7 +139,7 @@ async def gen(
     makers: dict[Callable[..., Constraint], Any] = {
         RegexConstraint: regex,
         CfgConstraint: yacc,
-        ChooseConstraint: options,
+        partial(_choice_of, max_tokens, stop_at): options,
         JsonConstraint: json_schema,
         LarkConstraint: lark,
     }
@@ -157,6 +160,17 @@ async def gen(
         set_var(store_var, made.data)
     log(1, "GEN", repr(made.text))
     return made
+
+
+def _choice_of(max_tokens: int, stop_at: str | None, options: list[str]) -> Constraint:
+    """The host's choice, since its engine scores whole texts; the script's own if a text is empty or may be cut."""
+    if isinstance(options, list) and options and stop_at is None and all(_fits(each, max_tokens) for each in options):
+        return HostConstraint("choice", json.dumps(options))
+    return ChooseConstraint(options)
+
+
+def _fits(text: str, max_tokens: int) -> bool:
+    return bool(text) and (len(text.encode()) <= max_tokens or len(tokenize(text)) <= max_tokens)
 
 
 async def _collect(step: _Draw, stop_at: str | None, max_tokens: int) -> Generation:
