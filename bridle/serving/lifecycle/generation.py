@@ -177,6 +177,7 @@ class Generation:
                 if live is not None and not events:
                     await live.drain()
                 else:
+                    await self.model.pace.wait()
                     found = await self._take(part, events, sink, tells_failures)
                     if found is True:
                         return

@@ -31,6 +31,7 @@ from bridle.serving.lora.adapter_registry import AdapterRegistry
 from bridle.serving.models.early_parts import EarlyParts
 from bridle.serving.models.engine_factory import ExecutorLoader, load_parts, make_adapters, start_engine
 from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
+from bridle.serving.tenancy.loop_pace import LoopPace
 from bridle.threads import start_thread
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class LoadedModel:
     chat_format: dict[str, Any] | None = None  # how it writes calls and thoughts, once that is known
     policies: PolicySet | None = None  # what holds for all requests that come through no server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
+    pace: LoopPace = field(default_factory=LoopPace, repr=False)  # of the tasks that write its streams
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
     max_sequence_tokens: int = field(init=False, repr=False)
