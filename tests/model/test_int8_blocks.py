@@ -72,7 +72,7 @@ def test_blocks_of_a_cache_come_back_within_the_error() -> None:
         assert torch.equal(have[:4], want[:4])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_after_a_restart_blocks_of_the_same_format_are_found(tmp_path: Path, dtype: str) -> None:
     store: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "max_batch_total_tokens": 1024, "dtype": dtype}
     sizes, found = {}, []

@@ -21,6 +21,7 @@ from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.kv_cache import KVCache
 from bridle.model.loading import load_executor
 from bridle.model.state_pool import StatePool, StateShape
+from tests.covering import slow_but
 from tests.fakes.tiny_checkpoints import HYBRID_FAMILIES, cached_checkpoint
 
 PROMPT = [5 + i * i % 200 for i in range(200)]
@@ -163,11 +164,12 @@ def test_weights_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert weights_digest.weights_digest(folder) == found
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "bfloat16"}], ids=str)
-def test_after_a_restart_a_conversation_computes_only_new_tokens(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with LLM("demo", max_batch_total_tokens=1024, **settings) as llm:
+@pytest.mark.parametrize("dtype", slow_but(["auto", "int8"], ["auto", "int8", "bfloat16"]))
+def test_after_a_restart_a_conversation_computes_only_new_tokens(tmp_path: Path, dtype: str) -> None:
+    settings: dict[str, Any] = {"max_batch_total_tokens": 1024, "kv_cache_dtype": dtype}
+    with LLM("demo", **settings) as llm:
         (want,) = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True)
-    store = {"kv_store": str(tmp_path / "kv"), "max_batch_total_tokens": 1024, **settings}
+    store = {"kv_store": str(tmp_path / "kv"), **settings}
     with LLM("demo", **store) as llm:
         (first,) = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True)
     assert first.outputs[0].token_ids == want.outputs[0].token_ids
@@ -195,13 +197,7 @@ def test_a_cache_that_is_too_small_for_two_conversations_keeps_both(tmp_path: Pa
         assert statistics.num_restored_tokens > 0
 
 
-HYBRIDS = ("lfm2", "qwen3_5_text")
-
-
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(each, marks=() if each in HYBRIDS else pytest.mark.slow) for each in HYBRID_FAMILIES],
-)
+@pytest.mark.parametrize("family", slow_but(["lfm2"], HYBRID_FAMILIES))
 def test_a_recurrent_model_continues_after_a_restart_as_without_one(tmp_path: Path, family: str) -> None:
     """Five turns of two conversations with a common beginning."""
     model, options = str(cached_checkpoint(family)), {"dtype": "float32", "max_batch_total_tokens": 65_536}
