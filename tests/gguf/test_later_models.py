@@ -16,6 +16,7 @@ from bridle.gguf import open_model
 from bridle.model.gguf_matrix import ReorderedInputs
 from bridle.model.quantized_experts import PackedExperts
 from bridle.serving.models.export import quantize_model
+from tests.covering import slow_but
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import folder, load, logits, pair, rewritten
 from tests.gguf.later_models import EXPERTS, RECURRENT
@@ -33,7 +34,12 @@ def _numbers(file: Path, name: str) -> Tensor:
     return torch.from_numpy(model.read(name)).view(torch.float32).view(model.tensors[name].shape)
 
 
-@pytest.mark.parametrize("name", [*RECURRENT, *EXPERTS])
+#: Each kind of recurrence, latent and indexed attention, kinds of experts.
+KINDS = {"lfm2", "qwen3_next", "qwen3_5", "nemotron_h_moe", "falcon_h1", "jamba", "mamba2", "kimi_linear", "ling"}
+KINDS |= {"deepseek_v32", "gemma3n", "llama4", "apertus", "mimo_v2_flash", "granitemoeshared"}
+
+
+@pytest.mark.parametrize("name", slow_but(KINDS, [*RECURRENT, *EXPERTS]))
 def test_a_file_gives_the_logits_of_the_folder(name: str) -> None:
     original, file = _pair(name)
     want = logits(load(original))

@@ -15,10 +15,11 @@ from bridle.engine import Decision, Engine, Request
 from bridle.errors import InternalError
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
+from tests.covering import slow_but
 from tests.model.loaded_adapters import RECURRENT_TARGETS, TARGETS, Loaded, all_logits
 
 FAST = ("llama", "phi", "gpt_neox", "gpt2")
-FAMILIES = [pytest.param(family, marks=() if family in FAST else pytest.mark.slow) for family in TARGETS]
+FAMILIES = slow_but(FAST, TARGETS)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.covering import slow_but
 from tests.fakes import tiny_checkpoints
 from tests.model.oracle import _oracle, check_run, run
 
@@ -22,7 +23,7 @@ from tests.model.oracle import _oracle, check_run, run
 KINDS = ("llama", "gemma2", "gpt2", "opt", "mixtral", "gpt_oss")
 OTHERS = ("mistral", "qwen2", "qwen3", "gemma3_text", "phi", "phi3", "gpt_neox", "olmo2", "starcoder2", "stablelm",
           "qwen3_moe", "cohere")  # fmt: skip
-FAMILIES = [*KINDS, *(pytest.param(family, marks=pytest.mark.slow) for family in OTHERS)]
+FAMILIES = slow_but(KINDS, [*KINDS, *OTHERS])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -25,15 +25,13 @@ from bridle.model.loading import load_executor
 from bridle.model.lora_layers import LINEARS, Sites
 from bridle.model.state_pool import StatePool, StateShape
 from bridle.sampling import SamplingParams
+from tests.covering import slow_but
 from tests.fakes import tiny_checkpoints
 from tests.model.oracle import Oracle, check_run, run
 
 #: One of short convolutions, one of a gated delta net with a state in matrices; the others are slow.
 QUICK = ("lfm2", "qwen3_5_text")
-FAMILIES = [
-    pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
-    for family in tiny_checkpoints.HYBRID_FAMILIES
-]
+FAMILIES = slow_but(QUICK, tiny_checkpoints.HYBRID_FAMILIES)
 #: The library computes prompts by another formula, so errors are larger than elsewhere.
 GAP = 1e-2
 PROMPT = [(7 * number) % 290 + 3 for number in range(40)]
