@@ -45,9 +45,10 @@ IS_FULL = os.environ.get("BRIDLE_FULL", "") not in ("", "0")
 settings.load_profile(os.environ.get("BRIDLE_PROFILE", "full" if IS_FULL else "ci"))
 
 
-def examples(number: int) -> int:
-    """Return the number of examples of a test that needs more than the profile says: a third unless all is run."""
-    return number if IS_FULL else max(number // 3, 5)
+def examples(number: int, quick: int | None = None) -> int:
+    """Return the number of examples of a test that needs more than the profile says: a third, or `quick`, unless all is
+    run."""
+    return number if IS_FULL else quick or max(number // 3, 5)
 
 
 # A shell starts what runs in its background without Ctrl-C. Tests send it, also to processes that they start.

@@ -70,7 +70,7 @@ def make_rows(step: PackedStep, num_slots: int, num_heads: int, kv_heads: int) -
     kv=st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60, quick=8), deadline=None)
 def test_attention_is_that_of_the_reference(
     lengths: list[tuple[int, int]],
     group: int,
