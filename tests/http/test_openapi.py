@@ -59,7 +59,7 @@ def _model() -> LoadedModel:
 
 @cache
 def _app() -> Any:
-    return create_app(ModelRegistry([_model()]), HttpSettings(max_choices=8, request_timeout=5.0))
+    return create_app(ModelRegistry([_model()]), HttpSettings(max_choices=8, request_timeout=1.5))
 
 
 @cache
@@ -113,7 +113,7 @@ def _num_examples() -> int:
     """Of each group and way, so that there are as many requests as shall be."""
     groups = [_groups()[each.values[0]] for each in _cases()]
     num_requests = sum(group.num_requests for group in groups if group.takes_input)
-    return max(round(1.15 * _NUM_CASES / num_requests), 5)  # some bodies are no objects, and have nothing to cross
+    return max(round(1.15 * _NUM_CASES / num_requests), 3)  # some bodies are no objects, and have nothing to cross
 
 
 @pytest.mark.parametrize(("label", "mode"), list(_cases()))
