@@ -35,9 +35,10 @@ from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, ModelRegistry
 from bridle.serving.lifecycle.request_record import Tracing
 from bridle.serving.tenancy.keys import KeyStore
-from bridle.structured_output import ConstraintPool, vocabulary_of
+from bridle.structured_output import vocabulary_of
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.tokenizer import Detokenizer, Tokenizer
+from tests.fakes.compile_children import thrifty_pool
 from tests.fakes.tiny_checkpoints import save_tokenizer
 from tests.leftovers import kept_folder
 from tests.waiting import PATIENCE
@@ -87,7 +88,7 @@ def scripted_model(
         next_token=next_token,
         **options,
     )
-    constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
+    constraints = thrifty_pool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
     python = PythonControllerPool(text.vocab_size, tools, partial(text.encode, add_special_tokens=False))
     own = [] if runtime is None else [runtime]
     pools = with_composed([python, BeamPool(), constraints, *own], text.vocab_size)
