@@ -18,8 +18,11 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from runpy import run_module
+from typing import Self
 
 from tests.fakes.made_once import SHARED, shared_folder
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 _ADDRESS = "s"
@@ -56,14 +59,24 @@ _servers: list[subprocess.Popen[bytes]] = []
 
 
 class Command:
-    """A command that runs. Its process is no child of this one."""
+    """A command that runs. Its process is no child of this one. After `-m` comes a module that runs instead."""
 
-    def __init__(self, words: Sequence[str], variables: Mapping[str, str], stdout: int) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        variables: Mapping[str, str],
+        stdout: int,
+        *,
+        stdin: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.settimeout(PATIENCE)
         self._server.connect(str(command_folder() / _ADDRESS))
         message = json.dumps([list(words), str(ROOT), dict(variables)]).encode()
         with open(os.devnull, "r+b") as null:
-            socket.send_fds(self._server, [message], [null.fileno(), stdout, null.fileno()])
+            files = [null.fileno() if file is None else file for file in (stdin, stdout, stderr)]
+            socket.send_fds(self._server, [message], files)
         self.pid = int(self._server.recv(16))
 
     def send_signal(self, number: int) -> None:
@@ -74,6 +87,27 @@ class Command:
         """Wait until it has ended, once. Returns its exit status."""
         with self._server:
             return int(self._server.recv(16))
+
+
+class PipedCommand(Command):
+    """A command with pipes for its input, output and errors. To be used in a `with` block, which ends it."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        variables = os.environ | {"PYTHONPATH": str(ROOT)}
+        (stdin, feed), (read, stdout), (hear, stderr) = (os.pipe() for _ in range(3))
+        super().__init__(words, variables, stdout, stdin=stdin, stderr=stderr)
+        for end in (stdin, stdout, stderr):
+            os.close(end)
+        self.stdin, self.stdout, self.stderr = os.fdopen(feed, "w"), os.fdopen(read), os.fdopen(hear)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.send_signal(signal.SIGKILL)
+        self._server.close()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
 
 
 def _serve(address: str) -> int:
@@ -116,6 +150,10 @@ def _serve(address: str) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        run_module(words[1], run_name="__main__", alter_sys=True)
+        return 0
     sys.argv = ["bridle", *words]
     return main()
 

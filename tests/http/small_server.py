@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import select
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from bridle.serving import LoadedModel
 from bridle.serving.policies import PolicyRegistry
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
+from tests.command_server import PipedCommand
 from tests.serving.fakes import ByteTokenizer
 
 STEP_SECONDS = 0.1
@@ -53,13 +52,12 @@ if __name__ == "__main__":
     http = HttpSettings(policies=PolicyRegistry(files[0]) if len(files) == 1 else None)
     grace, number = float(sys.argv[1]), int(sys.argv[2])
     serve(ServeSettings(port=0, grace_period=grace, log_format="json", tls=tls, http=http, front_ends=number), load)
-ROOT = Path(__file__).parents[2]
 
 
 class Server:
     """The small server as a child process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: PipedCommand) -> None:
         self.process = process
         self.banner = [_readline(process.stdout) for _ in range(3)]
         found = re.search(r"https?://[\d.:]+/", self.banner[0])
@@ -74,13 +72,11 @@ class Server:
 
     def hurry(self) -> None:
         """Let the engine run at full speed."""
-        assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
 
-def _readline(stream: IO[str] | None) -> str:
-    assert stream is not None
+def _readline(stream: IO[str]) -> str:
     line = stream.readline()
     assert line, "the server ended"
     return line
@@ -88,17 +84,5 @@ def _readline(stream: IO[str] | None) -> str:
 
 @contextlib.contextmanager
 def small_server(grace: float, *files: Path, front_ends: int = 1) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.http.small_server", str(grace), str(front_ends), *map(str, files)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with PipedCommand(["-m", __name__, str(grace), str(front_ends), *map(str, files)]) as process:
         yield Server(process)
-    finally:
-        process.kill()
-        process.communicate()

@@ -189,7 +189,7 @@ def test_streams_end_before_the_server() -> None:
             server.signal_and_wait(signal.SIGTERM)
             server.hurry()
             assert "data: [DONE]" in [*lines]
-        assert server.process.wait(PATIENCE) == 0
+        assert server.process.wait() == 0
         psutil.wait_procs([child], PATIENCE)
         assert not child.is_running()
 
@@ -197,7 +197,7 @@ def test_streams_end_before_the_server() -> None:
 def test_a_front_end_ends_with_the_server() -> None:
     with small_server(PATIENCE, front_ends=2) as server:
         child = until(lambda: _writers(server.process.pid), "a front-end process")[0]
-        server.process.kill()
+        server.process.send_signal(signal.SIGKILL)
         psutil.wait_procs([child], PATIENCE)
         assert not child.is_running()
 

@@ -80,7 +80,7 @@ def test_the_first_signal_lets_running_requests_finish(number: int) -> None:
             for chunk in chunks:
                 text += chunk["choices"][0]["text"]
         assert text == "a" * 4000
-        assert server.process.wait(PATIENCE) == 0
+        assert server.process.wait() == 0
 
 
 def test_the_second_signal_ends_at_once() -> None:
@@ -92,7 +92,7 @@ def test_the_second_signal_ends_at_once() -> None:
         next(chunks_of(answer.iter_lines()))
         server.signal_and_wait(signal.SIGINT)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE) == 0
+        assert server.process.wait() == 0
 
 
 def test_after_the_grace_period_streams_end_with_an_error() -> None:
@@ -103,7 +103,7 @@ def test_after_the_grace_period_streams_end_with_an_error() -> None:
             server.process.send_signal(signal.SIGTERM)
             *_, last = chunks
         assert last["error"]["code"] == "engine_closed"
-        assert server.process.wait(PATIENCE) == 0
+        assert server.process.wait() == 0
 
 
 def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
@@ -116,7 +116,7 @@ def test_an_idle_server_ends_at_once_having_told_how_to_use_it() -> None:
             httpx.post(server.url + "v1/chat/completions", json=body | {"max_tokens": 2, "seed": 1}).status_code == 200
         )
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE) == 0
+        assert server.process.wait() == 0
 
 
 def test_a_taken_port_is_told_before_the_model_is_loaded() -> None:
