@@ -21,12 +21,13 @@ LENGTH = 64
 #: Each form of positions, of projections, of windows and of experts, and each kind of index.
 KINDS = {"bloom", "cohere2", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss"}
 KINDS |= {"gptj", "llama", "llama4_text", "mixtral", "mpt", "opt", "phi3", "qwen3_moe", "deepseek_v32"}
-KINDS |= {"dots3_note_text", "glm_moe_dsa"}
+KINDS |= {"deepseek_v4", "dots3_note_text", "glm_moe_dsa"}
 
 
-@pytest.mark.parametrize(
-    "family", slow_but(KINDS, sorted(tiny_checkpoints.FAMILIES | tiny_checkpoints.INDEXED_FAMILIES))
-)
+COMPARED = tiny_checkpoints.FAMILIES | tiny_checkpoints.INDEXED_FAMILIES | tiny_checkpoints.COMPRESSED_FAMILIES
+
+
+@pytest.mark.parametrize("family", slow_but(KINDS, sorted(COMPARED)))
 def test_family_equals_its_own_attention(family: str) -> None:
     report = check_model(tiny_checkpoints.cached_checkpoint(family), max_tokens=LENGTH)
     assert report.is_equal, str(report)
