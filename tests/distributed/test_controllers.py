@@ -27,9 +27,10 @@ from bridle.engine.client import EventStream
 from bridle.errors import ControllerError, InternalError, InvalidRequest, ProtocolError, UnsupportedFeature
 from bridle.outputs import Event, Finished, Log, Stored, TokenEvent, Traced
 from bridle.serving.policies import PolicyContext, read_policies
-from bridle.structured_output import Choice, Constraint, ConstraintPool, JsonSchema, Regex, vocabulary_of
+from bridle.structured_output import Choice, Constraint, JsonSchema, Regex, vocabulary_of
 from bridle.traces import ChunkRecord, TokenRecord
 from tests.engine.support import make_request
+from tests.fakes.compile_children import thrifty_pool
 from tests.http.harness import scripted_model, tokenizer
 
 WASM = WasmController("a" * 64, '{"x": "é"}', Auth("eva", True))
@@ -55,7 +56,7 @@ def test_constraints_and_wasm_controllers_travel(controller: object) -> None:
 
 
 def test_free_parts_travel_with_what_their_grammar_comes_of() -> None:
-    pool = ConstraintPool(lambda: vocabulary_of(tokenizer(), tokenizer().vocab_size, tokenizer().eos_token_ids))
+    pool = thrifty_pool(lambda: vocabulary_of(tokenizer(), tokenizer().vocab_size, tokenizer().eos_token_ids))
     grammar = asyncio.run(compile_grammar(pool, Regex("[0-9]+")))
     part = ReasoningThenGrammar(2, 1, 30, (5, 2), (6,), grammar, False)
     plain = pack_controller(part)

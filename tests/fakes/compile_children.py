@@ -1,4 +1,4 @@
-"""Children that try grammars, handed on from one pool to the next: to start one costs a quarter of a second."""
+"""Children that try grammars, handed on from one pool to the next: to start one takes processor time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HandedOn(CompileSandbox):
         with self.lending:
             kept = self._running.intersection(resting)
             self._running -= kept
-            self.spare += kept
+            self.spare.extend(kept)
         for _ in resting:
             self._idle.put(None)
         super().close()
