@@ -28,6 +28,7 @@ from bridle.serving.lifecycle.request_lifecycle import AppState
 from bridle.serving.tenancy.keys import KeyStore
 from bridle.serving.tenancy.loop_throttle import MAX_USELESS
 from bridle.serving.tenancy.socket_tickets import MAX_PER_USER, TICKET_SECONDS
+from tests.command_server import PipedCommand
 from tests.http.harness import NAME, scripted_model, served
 from tests.waiting import PATIENCE
 
@@ -188,24 +189,21 @@ def start(*args: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_serve_model_says_where_and_drains(tmp_path: Path) -> None:
-    with start("--port", "0", "--verbose", "--cuda", stderr=subprocess.PIPE) as server:
-        assert server.stdout is not None and server.stderr is not None
-        try:
-            assert server.stdout.readline().startswith("[Loading demo with bridle.LLM('demo'")
-            line = server.stdout.readline()
-            assert line.startswith("[Serving LMTP endpoint on ws://127.0.0.1:")
-            address = line.rpartition("ws://")[2].removesuffix("/]\n")
-            assert server.stdout.readline().startswith("[demo ready on device ")
-            with open_socket(address) as socket:
-                message = GENERATE.replace(NAME, "demo")
-                assert len(ask(socket, message)) == 3
-                assert server.stdout.readline() == message + "\n"
-                server.send_signal(signal.SIGTERM)
-                with pytest.raises(ConnectionClosed):
-                    socket.recv(SECONDS)
-        finally:
-            server.kill()
-        server.wait(SECONDS)
+    words = ("serve-model", "demo", "--control", "off", "--port", "0", "--verbose", "--cuda")
+    with PipedCommand(words) as server:
+        assert server.stdout.readline().startswith("[Loading demo with bridle.LLM('demo'")
+        line = server.stdout.readline()
+        assert line.startswith("[Serving LMTP endpoint on ws://127.0.0.1:")
+        address = line.rpartition("ws://")[2].removesuffix("/]\n")
+        assert server.stdout.readline().startswith("[demo ready on device ")
+        with open_socket(address) as socket:
+            message = GENERATE.replace(NAME, "demo")
+            assert len(ask(socket, message)) == 3
+            assert server.stdout.readline() == message + "\n"
+            server.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed):
+                socket.recv(SECONDS)
+        server.wait()
 
 
 @pytest.mark.slow
