@@ -3,7 +3,8 @@
 `FOLDER/SCOPE/*.kv` are the segments of one scope, which stands for a model and the format of its KV. The index is made
 from the headers, so no file of it can be wrong. A process appends only to segments of its own, and finds what others
 have appended when it looks again. The limit holds for all scopes together: before a segment is begun, complete ones are
-removed, those first that were not used for the longest time. A segment that is being written counts in full.
+removed, those first that were not used for the longest time. A segment that is being written counts in full. A user
+gets at most half of the limit as long as other users have blocks of the model; then the user's own segments make room.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 import logging
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridle.kv_store import segment as segments
@@ -27,8 +29,19 @@ _log = logging.getLogger(__name__)
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
+#: The part of the limit that one user's blocks may take beside those of others.
+MAX_SHARE = 0.5
 #: The file whose lock is held while segments are begun or removed.
 LOCK = ".lock"
+
+
+@dataclass(slots=True)
+class _Contents:
+    """The records of a segment that were seen: their keys, and the bytes of each user."""
+
+    segment: Segment
+    keys: list[bytes] = field(default_factory=list)
+    num_bytes: Counter[bytes] = field(default_factory=Counter)
 
 
 class SegmentStore:
@@ -42,7 +55,8 @@ class SegmentStore:
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.segment_bytes = min(limit // NUM_SEGMENTS, _MAX_SEGMENT_BYTES)
         self.index: dict[bytes, tuple[Segment, int]] = {}
-        self._segments: dict[Path, tuple[Segment, list[bytes]]] = {}
+        self._segments: dict[Path, _Contents] = {}
+        self._held: Counter[bytes] = Counter()  # bytes of each user, in all of them
         self._lock = threading.Lock()
         self._writer: SegmentWriter | None = None
         self.refresh()
@@ -63,20 +77,23 @@ class SegmentStore:
                 self._forget(path)
             for path in sorted(found - self._segments.keys()):
                 with contextlib.suppress(OSError):  # removed a moment ago
-                    self._segments[path] = Segment(path), []
-            for segment, keys in self._segments.values():
-                self._scan(segment, keys)
+                    self._segments[path] = _Contents(Segment(path))
+            for contents in self._segments.values():
+                self._scan(contents)
 
-    def _scan(self, segment: Segment, keys: list[bytes]) -> None:
-        for position, header in segment.scan():
+    def _scan(self, contents: _Contents) -> None:
+        for position, header in contents.segment.scan():
             if header.key != ERASED:
-                keys.append(header.key)
-                self.index[header.key] = segment, position
+                contents.keys.append(header.key)
+                self.index[header.key] = contents.segment, position
+                contents.num_bytes[header.tenant] += header.num_bytes
+                self._held[header.tenant] += header.num_bytes
 
     def _forget(self, path: Path) -> None:
-        segment, keys = self._segments.pop(path)
-        for key in keys:
-            if (place := self.index.get(key)) is not None and place[0] is segment:
+        contents = self._segments.pop(path)
+        self._held -= contents.num_bytes  # which leaves out users who have none
+        for key in contents.keys:
+            if (place := self.index.get(key)) is not None and place[0] is contents.segment:
                 del self.index[key]
 
     def read(self, key: bytes, into: memoryview) -> bool:
@@ -107,14 +124,14 @@ class SegmentStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block unless it is there. Returns whether it is there now; it is not if the disk is full or the limit
-        too small."""
+        """Write a block unless it is there. Returns whether it is there now; it is not if the disk is full, the limit
+        too small, or the user's part of it taken by a segment that is being written."""
         if key in self.index:
             return True
         if self._cipher is not None:
             block = self._cipher.seal(key, block)
         size = HEADER_BYTES + len(block)
-        if size > self.segment_bytes:
+        if size > self.segment_bytes or not self._fits_share(tenant, size):
             return False
         try:
             if self._writer is None or self._writer.size + size > self.segment_bytes:
@@ -128,9 +145,25 @@ class SegmentStore:
             return False
         with self._lock:
             if self._writer.path not in self._segments:
-                self._segments[self._writer.path] = Segment(self._writer.path), []
-            self._scan(*self._segments[self._writer.path])
+                self._segments[self._writer.path] = _Contents(Segment(self._writer.path))
+            self._scan(self._segments[self._writer.path])
         return key in self.index
+
+    def _fits_share(self, tenant: bytes, size: int) -> bool:
+        """Return whether a block leaves others their part. Segments that hold mostly this user's blocks make room for
+        it, the least recently used first."""
+        most = self.limit * MAX_SHARE - size
+        if self._held[tenant] <= most or self._held.keys() <= {tenant}:
+            return True
+        with self._lock:
+            own = {path for path, each in self._segments.items() if 2 * each.num_bytes[tenant] > each.num_bytes.total()}
+        used = sorted((used, path) for path, _, used in list_segments(self.folder) if path in own)
+        with _locked(self.folder):
+            for _, path in used:
+                if self._held[tenant] > most and segments.remove_if_complete(path):
+                    with self._lock:
+                        self._forget(path)
+        return self._held[tenant] <= most
 
     def _begin_segment(self) -> SegmentWriter | None:
         self._end_segment()

@@ -126,6 +126,19 @@ def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
     assert found_in(target, range(8)) == {0, 1, 2, 3}
 
 
+def test_a_user_takes_at_most_half_of_the_limit_beside_others(tmp_path: Path) -> None:
+    target = SegmentStore(tmp_path, "model", LIMIT)  # 16 segments of four blocks
+    fill(target, range(8), "colleague")
+    for number in range(100, 200):  # more than the store holds
+        target.append(key_of(number), tag("greedy"), block_of(number))
+        assert found_in(target, range(8)) == set(range(8))
+    kept = found_in(target, range(100, 200))
+    assert 24 <= len(kept) <= 32 and 199 in kept and 100 not in kept
+    alone = SegmentStore(tmp_path, "other", LIMIT)
+    fill(alone, range(200, 260), "greedy")
+    assert len(found_in(alone, range(200, 260))) > 32
+
+
 def test_a_block_or_a_limit_that_does_not_fit_is_not_stored(tmp_path: Path) -> None:
     target = SegmentStore(tmp_path, "model", LIMIT)
     assert not target.append(key_of(1), tag(""), block_of(1, 5 * BLOCK))
