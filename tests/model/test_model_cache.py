@@ -213,6 +213,8 @@ import sys
 from bridle.model import model_cache
 model_cache.LEAST_BYTES = 0
 from tests.model.driver import record
+import transformers.models.llama.modeling_llama
+print("ready", flush=True)
 print(record(sys.argv[1])[1].double().sum().item())
 """
 
@@ -221,11 +223,13 @@ def test_two_processes_may_load_one_model_at_once() -> None:
     folder = tiny_checkpoints.cached_checkpoint("llama")
     command = [sys.executable, "-c", _LOADS, str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    told = [process.communicate()[0] for process in both]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        _, mine = run(folder)
+        told = process.stdout.read()
     second, have = run(folder)
     assert is_restored(second) and len(kept_models()) == 1
-    assert [float(one) for one in told] == [have.double().sum().item()] * 2
+    assert float(told) == mine.double().sum().item() == have.double().sum().item()
 
 
 _NEEDS_NONE = """
