@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), sampling=LONG) as loaded:
+    with LLM(str(folder), sampling=LONG, num_blocks=64) as loaded:
         yield loaded
 
 

@@ -17,10 +17,11 @@ from bridle.controllers.composite_pool import with_composed
 from bridle.controllers.pool import PythonControllerPool
 from bridle.engine import AsyncEngine, Engine
 from bridle.serving import LoadedModel
-from bridle.structured_output import ConstraintPool, vocabulary_of
+from bridle.structured_output import vocabulary_of
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.tokenizer import Detokenizer, Tokenizer
 from tests.aici.guests import guest2, sample
+from tests.fakes.compile_children import thrifty_pool
 from tests.http.harness import NAME, tokenizer, tokenizer_folder
 from tests.waiting import PATIENCE
 
@@ -63,7 +64,7 @@ def controlled_model(
     limits = ("--wasm-max-step-time", "500", "--limit", "max_prepare_wait=600000", "--store", str(store))
     config = RuntimeConfig(str(folder or tokenizer_folder()), num_logits=text.vocab_size, extra_args=(*limits, *args))
     pool = RuntimePool(config, text.vocab_size)
-    constraints = ConstraintPool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
+    constraints = thrifty_pool(lambda: vocabulary_of(text, text.vocab_size, text.eos_token_ids))
     pools = with_composed([pool, PythonControllerPool(text.vocab_size), constraints], text.vocab_size)
     engine = Engine(executor, EngineConfig(step_timeout=5.0), pools=pools, decoder=Detokenizer(text))
     client = AsyncEngine(engine)
