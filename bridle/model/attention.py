@@ -97,13 +97,13 @@ class PagedAttention:
         options: AttentionOptions,
         extra: dict[str, Any],
     ) -> Tensor:
-        layer = self.cache.layers[module.layer_idx]  # type: ignore[index]
+        number: Any = module.layer_idx
+        layer = self.cache.layers[number]
         assert self.step is not None
         layer.write(self.step.slots, key, value)
         selection = extra.get("indices")
         if isinstance(selection, Compressed):
-            records = self.cache.layers[~module.layer_idx]  # type: ignore[operator]
-            return attend_compressed(self.step.rows, query, layer, records, options, selection)
+            return attend_compressed(self.step.rows, query, layer, self.cache.layers[~number], options, selection)
         dense = partial(self.kernel.attend, query, layer, options)
         if selection is None:
             return dense()
