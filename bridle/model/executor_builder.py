@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -154,8 +155,8 @@ def _demands_of_keys(loaded: LoadedWeights) -> str | None:
         return "hold biases of positions"
     if not loaded.geometry.indexes:
         return None
-    is_compressed = loaded.model.config.model_type in COMPRESSED_FAMILIES  # type: ignore[union-attr]
-    return "are compressed in windows" if is_compressed else "are selected by an index"
+    config: Any = loaded.model.config
+    return "are compressed in windows" if config.model_type in COMPRESSED_FAMILIES else "are selected by an index"
 
 
 def _num_mutual_rows(model: nn.Module) -> int:

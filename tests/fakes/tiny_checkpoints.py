@@ -376,7 +376,8 @@ def randomize(model: nn.Module, seed: int) -> None:
             if name.endswith("correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
             elif name.endswith("tid2eid"):  # the experts of each token, all of them others
-                orders = torch.rand(len(buffer), model.config.num_local_experts, generator=generator).argsort(-1)
+                router: Any = model.get_submodule(name.rpartition(".")[0])
+                orders = torch.rand(len(buffer), router.num_experts, generator=generator).argsort(-1)
                 buffer.copy_(orders[:, : buffer.shape[1]])
 
 

@@ -99,7 +99,7 @@ def _read_experts(
             shape = (linear.out_features, linear.in_features)
             _check_shape(f"{name}.weight", (blocks.shape[0], 2 * blocks.shape[1]), shape)
             _check_shape(f"{name}.scale", scales.shape, (shape[0], shape[1] // 32))
-            return mxfp4_layer(blocks.unflatten(1, (-1, 16)), scales, None, dtype, keeps_blocks=device.type == "cpu")
+            return mxfp4_layer(blocks.view(*scales.shape, 16), scales, None, dtype, keeps_blocks=device.type == "cpu")
         if is_packed(stored):
             return make(name, stored, linear)
         if "weight" not in stored:
