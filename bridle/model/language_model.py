@@ -9,6 +9,7 @@ library made it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -189,8 +190,8 @@ class LanguageModel(nn.Module):
     ) -> SimpleNamespace:
         """Ids [1, T], and rows [1, T, hidden] with features of images at `places` [N] -> `logits` [1, T or R, V]."""
         if self._visual_ids and input_ids is not None and not _is_captured(input_ids):
-            ids = torch.tensor(self._visual_ids, device=input_ids.device)
-            extra["moe_mm_token_type_ids"] = torch.isin(input_ids, ids).int()
+            are_visual = reduce(torch.logical_or, (input_ids == each for each in self._visual_ids))
+            extra["moe_mm_token_type_ids"] = are_visual.int()
         has_further = bool(getattr(self.config, "hidden_size_per_layer_input", 0) or 0)
         if places is not None and input_ids is not None and has_further:  # Gemma 4
             ids = input_ids.index_fill(1, places, self.config.pad_token_id)
