@@ -26,8 +26,8 @@ NEED_PIP := $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/n
 	$(PYTHON) -m pip --python $(PY) install --quiet pip
 
 # Tests compute on one thread each, so that a busy machine changes their time and not their outcome. So many files of
-# tests run side by side as JOBS says.
-JOBS ?= 2
+# tests run side by side as JOBS says: three on two cores, because a quarter of their time is waiting.
+JOBS ?= 3
 export TOKENIZERS_PARALLELISM = false
 PYTEST = $(PY) -m pytest -q -n $(JOBS) --dist loadfile --max-worker-restart 0
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=

@@ -18,7 +18,7 @@ from bridle.testing.async_executor import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.testing.text import PieceDecoder
 from tests.engine.programs import VOCAB, RandomProgram
-from tests.engine.support import Lab, Replay, make_request
+from tests.engine.support import Lab, Replay, make_request, scheduler_of
 from tests.fakes.controller_runtime import FakeController
 
 
@@ -177,7 +177,7 @@ class DraftedLab(Lab):
 
     @property
     def drafter(self) -> ModelDrafter:
-        drafter = self.engine._scheduler.speculation.guessing._model
+        drafter = scheduler_of(self.engine).speculation.guessing._model
         assert isinstance(drafter, ModelDrafter)
         return drafter
 

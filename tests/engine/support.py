@@ -16,6 +16,7 @@ from bridle.controllers.composite_pool import with_composed
 from bridle.engine.engine import Engine
 from bridle.engine.interfaces import ControllerPool, Executor, TextDecoder
 from bridle.engine.request import Request
+from bridle.engine.scheduling.scheduler import Scheduler
 from bridle.engine.sequence import Sequence, root_key
 from bridle.engine.sequence_state import QueueState
 from bridle.outputs import (
@@ -47,6 +48,11 @@ from tests.waiting import until
 _ids = count()
 _SAMPLING = frozenset(SamplingParams.__dataclass_fields__)
 _CONFIG = frozenset(EngineConfig.__dataclass_fields__)
+
+
+def scheduler_of(engine: Engine) -> Scheduler:
+    """The scheduler of an engine, to look at what it holds."""
+    return engine._scheduler
 
 
 def make_request(prompt: Seq[int] = (1, 2, 3), **fields: object) -> Request:

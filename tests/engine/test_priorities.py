@@ -19,7 +19,7 @@ from bridle.errors import DeadlineExceeded, InvalidRequest
 from bridle.outputs import Finished, FinishReason, PromptEvent
 from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
-from tests.engine.support import make_request, make_sequence
+from tests.engine.support import make_request, make_sequence, scheduler_of
 from tests.fakes.controller_runtime import FakeController, FakeControllerPool, Reply
 
 SECONDS = 10.0
@@ -107,14 +107,14 @@ def test_what_has_waited_is_not_preempted_at_once() -> None:
     engine.add(make_request(id="low", max_tokens=3, priority=1))
     engine.add(make_request(id="0", max_tokens=1))
     engine.step()  # room for both
-    (low,) = [seq for seq in engine._scheduler.running.values() if seq.request.id == "low"]
+    (low,) = [seq for seq in scheduler_of(engine).running.values() if seq.request.id == "low"]
     assert low.queue.level == 1
-    engine._scheduler.preempt(low)
+    scheduler_of(engine).preempt(low)
     clock.wait_until(clock() + 10.0)
     for number in range(1, 4):
         engine.add(make_request(id=f"{number}", max_tokens=1))
     engine.step()
-    assert low.queue.level == 0 and low.id in engine._scheduler.running
+    assert low.queue.level == 0 and low.id in scheduler_of(engine).running
 
 
 # -- deadlines -----------------------------------------------------------------------------------------------

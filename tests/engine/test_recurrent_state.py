@@ -20,11 +20,11 @@ from bridle.testing.kv import FakeStates
 from tests.engine.programs import always, script
 from tests.engine.random_labs import LABS, LATE, ON_TIME, SEED, maker, random_lab, run_staggered
 from tests.engine.rewind_properties import at
-from tests.engine.support import Lab, check_against_reference, make_request, make_sequence
+from tests.engine.support import Lab, check_against_reference, make_request, make_sequence, scheduler_of
 
 
 def states_of(lab: Lab) -> StateManager:
-    return lab.engine._scheduler.blocks.states
+    return scheduler_of(lab.engine).blocks.states
 
 
 @LABS

@@ -23,7 +23,7 @@ from bridle.serving.models.kv_store import open_store
 from bridle.testing.scripted import ScriptedExecutor
 from tests.engine.random_labs import SEED
 from tests.engine.store_lab import BLOCK, StoreLab, flood, num_cached, prompt_of
-from tests.engine.support import check_against_reference, make_request
+from tests.engine.support import check_against_reference, make_request, scheduler_of
 from tests.waiting import until
 
 # -- what is found ---------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_requests_that_compute_nothing_slow_no_reading_down(tmp_path: Path) -> N
     for number, is_held in enumerate((True, False)):
         lab.engine.add(make_request(prompt_of(2 + number), max_tokens=9))
         lab.step()
-        (held,) = lab.engine._scheduler.running.values()
+        (held,) = scheduler_of(lab.engine).running.values()
         held.queue.awaits_media = is_held
         lab.engine.add(make_request(prompt_of(1), max_tokens=3))
         lab.step()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,14 @@ def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
         until(lambda: counted(url, "bridle_engine_blocks_in_store") >= held // 16, "blocks on disk")
         first = [each for each in psutil.Process(server).children() if "replica-1.sock" in str(each.cmdline())]
         first[0].kill()  # the one to which the first request went
-        post("/v1/completions", prompt=SYSTEM[::-1], max_tokens=1)  # now the other one looks for new blocks on disk,
-        time.sleep(1)  # on a thread of its own
+
+        def finds_blocks() -> bool:
+            """Let the other one compute, which looks for new blocks on disk now and then."""
+            post("/v1/completions", prompt=f"{next(numbers)}{SYSTEM[::-1]}", max_tokens=1)
+            return counted(url, "bridle_engine_blocks_in_store") >= held // 16
+
+        numbers = itertools.count()
+        until(finds_blocks, "the other replica's blocks on disk")
         usage = post("/v1/completions", prompt=f"{SYSTEM}So?", max_tokens=1)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == held
         until(lambda: counted(url, "bridle_engine_restored_tokens_total") == held, "the replica's report")
