@@ -41,6 +41,9 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
+#: Accepted drafts, and the number of those that were guessed.
+_Accepted = tuple[AcceptedDrafts, int]
+
 
 @dataclass(slots=True)
 class Outputs:
@@ -214,9 +217,21 @@ class SamplePlanner:
     ) -> None:
         """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
-        runs = out.batch.scores[:num_known]
         changed = set[int]()  # sequences that take another way than the drawn one
-        scores = {run.seq_id: values for run, values in zip(runs, result.scores[:num_known], strict=True)}
+        runs = zip(out.batch.scores[:num_known], result.scores[:num_known], strict=True)
+        self._note_scores(scheduled, {run.seq_id: values for run, values in runs}, changed)
+        for (seq, _), vector in zip(out.embeds, vectors, strict=True):
+            self._progress.embed(seq, vector)
+        for parent, child in out.forks:
+            self._progress.announce_fork(parent, child)
+        if any(draw.look is not None for draw in out.draws):
+            changed |= self._look_ahead(out, result, changed)
+        self._count_drafts(scheduled, self._take_draws(out, result, changed))
+        if out.choices:
+            self.choices.take(out.choices, result.scores[num_known:], scheduled)
+
+    def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
+        """Note computed prompts, the log-probabilities of known tokens, and what these rule out."""
         for item in scheduled:
             seq = item.seq
             if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:
@@ -230,13 +245,10 @@ class SamplePlanner:
                 self._progress.finish_when_scored(seq)
             elif seq.output.unlikely is not None:
                 self._apply_floor(seq, changed)
-        for (seq, _), vector in zip(out.embeds, vectors, strict=True):
-            self._progress.embed(seq, vector)
-        for parent, child in out.forks:
-            self._progress.announce_fork(parent, child)
-        num_right: dict[int, tuple[AcceptedDrafts, int]] = {}
-        if any(draw.look is not None for draw in out.draws):
-            changed |= self._look_ahead(out, result, changed)
+
+    def _take_draws(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> dict[int, _Accepted]:
+        """Apply the sampled tokens. Returns the accepted drafts by sequence."""
+        accepted: dict[int, _Accepted] = {}
         for draw in out.draws:
             if changed and draw.seq.id in changed:
                 continue
@@ -245,30 +257,43 @@ class SamplePlanner:
                 is_kept = self._progress.append_plain(draw.seq, token, result.logprobs[draw.row])
                 if draw.seq.control.pool is not None:
                     self._steering.report(draw.seq, token if is_kept else None)
-                continue
-            if draw.row is not None and draw.seq.is_traced:
-                self._progress.note_drawn(draw.seq, out.batch.rows[draw.row], result, draw.row, is_draft=False)
-            if draw.row is not None and not self._is_kept(draw.seq, result, draw.row):
-                draw.seq.draws.num_draws += 1
-                self._restart(draw.seq, changed)
             elif draw.row is None:
-                splice = draw.branch.splices[0]
-                scales = draw.branch.control_vectors
+                splice, scales = draw.branch.splices[0], draw.branch.control_vectors
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens, scales=scales)
-            elif draw.ways:
-                right = self._drafted.accept(draw, draw.row, out.batch, result)
-                num_right[draw.seq.id] = right, num_guessed(draw.item, draw.ways)
             else:
-                mu = result.mus[draw.row] if result.mus else None
-                probes = result.probes[draw.row] if result.probes else ()
-                self._accept(draw, result.tokens[draw.row], result.logprobs[draw.row], mu, probes)
+                self._take_draw(draw, draw.row, out, result, changed, accepted)
+        return accepted
+
+    def _take_draw(
+        self,
+        draw: PlannedDraw,
+        row: int,
+        out: PlannedSamples,
+        result: StepResult,
+        changed: set[int],
+        accepted: dict[int, _Accepted],
+    ) -> None:
+        """Apply a token that is traced, follows drafts, or is subject to rules."""
+        seq = draw.seq
+        if seq.is_traced:
+            self._progress.note_drawn(seq, out.batch.rows[row], result, row, is_draft=False)
+        if not self._is_kept(seq, result, row):
+            seq.draws.num_draws += 1
+            self._restart(seq, changed)
+        elif draw.ways:
+            right = self._drafted.accept(draw, row, out.batch, result)
+            accepted[seq.id] = right, num_guessed(draw.item, draw.ways)
+        else:
+            mu = result.mus[row] if result.mus else None
+            probes = result.probes[row] if result.probes else ()
+            self._accept(draw, result.tokens[row], result.logprobs[row], mu, probes)
+
+    def _count_drafts(self, scheduled: list[Scheduled], accepted: Mapping[int, _Accepted]) -> None:
         for item in scheduled:
             if item.drafts:
-                right, num_drafted = num_right.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
+                right, num_drafted = accepted.get(item.seq.id) or (NONE_RIGHT, num_guessed(item, []))
                 self._progress.count_drafts(item.seq, num_drafted, right.num_drawn)
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
-        if out.choices:
-            self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _is_kept(self, seq: Sequence, result: StepResult, row: int) -> bool:
         """Return whether an output that is to follow the model's distribution goes on with its token."""
