@@ -55,7 +55,10 @@ def test_a_file_is_served_as_the_folder_is(name: str) -> None:
     assert [each.outputs[0].token_ids for each in have] == [each.outputs[0].token_ids for each in want]
 
 
-@pytest.mark.parametrize(("name", "ends"), [("lfm2", "shortconv.conv.weight"), ("mamba", "ssm_conv1d.weight")])
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("lfm2", "shortconv.conv.weight"), ("mamba", "ssm_conv1d.weight"), ("nemotron_h", "ssm_norm.weight")],
+)
 def test_convolutions_and_decays_stay_floats(name: str, ends: str) -> None:
     """llama.cpp computes them in no other type."""
     tensors = open_model(_pair(name, "Q8_0")[1]).tensors
