@@ -45,13 +45,20 @@ def script(prefix: Any) -> Any:
 def read_stream(
     url: str, path: str, body: dict[str, Any], post: Callable[..., httpx.Response] = httpx.post
 ) -> tuple[list[str], str]:
-    """The forms of the events of a stream, those in a row that are equal once, and all of their texts."""
+    """The forms of the events of a stream, those in a row that are equal once, and all of their texts. Choices come one
+    after the other here, because how they take turns depends on how busy the server is."""
     answer = post(url + path, json={"model": NAME, "stream": True, **body}, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
-    events = re.split(r"\n\n|(?<=})\n", answer.text)
+    events = sorted(re.split(r"\n\n|(?<=})\n", answer.text), key=_choice_of)
     forms = [_OWN.sub("", _TEXT.sub(r'"\1":', event)) for event in events]
-    texts = [json.loads(match[2]) for match in _TEXT.finditer(answer.text)]
+    texts = [json.loads(match[2]) for event in events for match in _TEXT.finditer(event)]
     return [form for form, _ in groupby(forms)], "".join(texts)
+
+
+def _choice_of(event: str) -> int:
+    """The choice to which an event belongs; those without any come first."""
+    found = re.match(r'data: \{.*"choices":\[\{.*?"index":(\d+)', event)
+    return -1 if found is None else int(found[1])
 
 
 _NUM_TOKENS = 4000
