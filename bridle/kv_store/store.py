@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 #: The limit holds this many segments, unless they would be larger than the second number.
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
+#: The most complete segments: each is an open file, and restarts and full disks leave small ones.
+MAX_FILES = 4 * NUM_SEGMENTS
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
 #: The part of the limit that one user's blocks may take beside those of others.
@@ -188,8 +190,9 @@ class SegmentStore:
                 complete.append((used, size, path))
                 taken += size
         free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
-        for _, size, path in sorted(complete):
-            if taken + self.segment_bytes <= self.limit and free >= self.segment_bytes:
+        for number, (_, size, path) in enumerate(sorted(complete)):
+            is_few = len(complete) - number < MAX_FILES
+            if is_few and taken + self.segment_bytes <= self.limit and free >= self.segment_bytes:
                 break
             if segments.remove_if_complete(path):
                 taken, free = taken - size, free + size

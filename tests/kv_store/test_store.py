@@ -126,6 +126,16 @@ def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
     assert found_in(target, range(8)) == {0, 1, 2, 3}
 
 
+def test_small_segments_are_few(tmp_path: Path) -> None:
+    """Each process that begins, and each full disk, leaves one."""
+    for number in range(store.MAX_FILES + 10):
+        target = SegmentStore(tmp_path, "model", 100 * LIMIT)
+        fill(target, range(number, number + 1))
+        target.close()
+    assert len(list(list_segments(tmp_path))) == store.MAX_FILES
+    assert target.read(key_of(number), memoryview(bytearray(BLOCK)))
+
+
 def test_a_user_takes_at_most_half_of_the_limit_beside_others(tmp_path: Path) -> None:
     target = SegmentStore(tmp_path, "model", LIMIT)  # 16 segments of four blocks
     fill(target, range(8), "colleague")
