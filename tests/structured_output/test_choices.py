@@ -12,7 +12,7 @@ import pytest
 from bridle.engine.sampling.option_draw import draw_option
 from bridle.engine.sampling.token_trie import TokenTrie
 from bridle.errors import InternalError
-from bridle.outputs import FinishReason, Stored
+from bridle.outputs import Finished, FinishReason, Stored
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Choice, Constraint, JsonSchema
 from tests.structured_output.choices import exact
@@ -136,6 +136,19 @@ def test_neighbours_and_cancellation_are_not_affected() -> None:
         lab.engine.step()
         lab.engine.cancel(left.id)
         list(lab.events())
+
+
+@pytest.mark.parametrize("num_steps", range(2, 6))
+def test_a_choice_that_waits_for_room_goes_on_when_another_is_cancelled(num_steps: int) -> None:
+    with Lab(text_vocabulary(), seed=5, kv="sequences", max_num_seqs=2) as lab:
+        first, waiting = lab.request(CITIES, PROMPT), lab.request(CITIES, (1, 3))
+        lab.engine.add(first)
+        lab.engine.add(waiting)
+        found = [event for _ in range(num_steps) for event in lab.engine.step()]
+        lab.engine.cancel(first.id)
+        found += [event for _ in range(100) for event in lab.engine.step()]
+        assert not lab.engine.has_work
+        assert waiting.id in {event.request_id for event in found if isinstance(event, Finished)}
 
 
 def test_a_trie_scores_each_edge_once() -> None:

@@ -216,6 +216,7 @@ class ChoiceScorer:
             self._let_go(choice, seq)
             if not choice.owners:
                 self._drop_probes(choice)
+                self._begin_more()
 
     def fail(self, probe: Sequence, error: BridleError | None) -> None:
         """End the outputs whose probe failed, with its error."""
