@@ -27,8 +27,9 @@ _log = logging.getLogger(__name__)
 
 #: The limit holds this many segments, unless they would be larger than the second number.
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
-#: The most complete segments: each is an open file, and restarts and full disks leave small ones.
-MAX_FILES = 4 * NUM_SEGMENTS
+#: So many small segments, which restarts and full disks leave, are kept beside those that fill the limit: each is an
+#: open file.
+SMALL_FILES = 48
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
 #: The part of the limit that one user's blocks may take beside those of others.
@@ -56,6 +57,7 @@ class SegmentStore:
         self._own = folder / scope
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.segment_bytes = min(limit // NUM_SEGMENTS, _MAX_SEGMENT_BYTES)
+        self.max_files = SMALL_FILES + limit // max(self.segment_bytes, 1)
         self.index: dict[bytes, tuple[Segment, int]] = {}
         self._segments: dict[Path, _Contents] = {}
         self._held: Counter[bytes] = Counter()  # bytes of each user, in all of them
@@ -133,9 +135,11 @@ class SegmentStore:
         if self._cipher is not None:
             block = self._cipher.seal(key, block)
         size = HEADER_BYTES + len(block)
-        if size > self.segment_bytes or not self._fits_share(tenant, size):
+        if size > self.segment_bytes:
             return False
         try:
+            if not self._fits_share(tenant, size):
+                return False
             if self._writer is None or self._writer.size + size > self.segment_bytes:
                 self._writer = self._begin_segment()
             if self._writer is None:
@@ -155,9 +159,9 @@ class SegmentStore:
         """Return whether a block leaves others their part. Segments that hold mostly this user's blocks make room for
         it, the least recently used first."""
         most = self.limit * MAX_SHARE - size
-        if self._held[tenant] <= most or self._held.keys() <= {tenant}:
-            return True
         with self._lock:
+            if self._held[tenant] <= most or self._held.keys() <= {tenant}:
+                return True
             own = {path for path, each in self._segments.items() if 2 * each.num_bytes[tenant] > each.num_bytes.total()}
         used = sorted((used, path) for path, _, used in list_segments(self.folder) if path in own)
         with _locked(self.folder):
@@ -191,7 +195,7 @@ class SegmentStore:
                 taken += size
         free = shutil.disk_usage(self.folder).free - RESERVE_BYTES
         for number, (_, size, path) in enumerate(sorted(complete)):
-            is_few = len(complete) - number < MAX_FILES
+            is_few = len(complete) - number < self.max_files
             if is_few and taken + self.segment_bytes <= self.limit and free >= self.segment_bytes:
                 break
             if segments.remove_if_complete(path):

@@ -128,12 +128,27 @@ def test_the_least_recently_used_segment_goes_first(tmp_path: Path) -> None:
 
 def test_small_segments_are_few(tmp_path: Path) -> None:
     """Each process that begins, and each full disk, leaves one."""
-    for number in range(store.MAX_FILES + 10):
+    for number in range(store.SMALL_FILES + store.NUM_SEGMENTS + 10):
         target = SegmentStore(tmp_path, "model", 100 * LIMIT)
         fill(target, range(number, number + 1))
         target.close()
-    assert len(list(list_segments(tmp_path))) == store.MAX_FILES
+    assert len(list(list_segments(tmp_path))) == store.SMALL_FILES + store.NUM_SEGMENTS
     assert target.read(key_of(number), memoryview(bytearray(BLOCK)))
+
+
+def test_a_large_limit_is_filled_by_more_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MAX_SEGMENT_BYTES", 2 * BLOCK)  # of one block, so that the limit is many of them
+    target = SegmentStore(tmp_path, "model", 200 * BLOCK)
+    fill(target, range(90))
+    assert found_in(target, range(90)) == set(range(90))
+
+
+def test_a_folder_that_is_lost_costs_blocks_alone(tmp_path: Path) -> None:
+    target = SegmentStore(tmp_path / "kv", "model", LIMIT)
+    fill(target, range(2), "colleague")
+    fill(target, range(100, 132), "greedy")  # its half
+    shutil.rmtree(tmp_path / "kv")
+    assert not target.append(key_of(140), tag("greedy"), block_of(140))
 
 
 def test_a_user_takes_at_most_half_of_the_limit_beside_others(tmp_path: Path) -> None:
