@@ -21,7 +21,7 @@ MAX_SCORES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class TokenRecords:
-    """What a layer keeps of the tokens of one sequence: `inputs` [slots, A] of compressors, and `entries` [slots, D] of
+    """A layer's records of the tokens of one sequence: `inputs` [slots, A] of compressors, and `entries` [slots, D] of
     windows by the names of compressors. Those of position p are in slot `slots[p]`."""
 
     inputs: Tensor
@@ -30,7 +30,7 @@ class TokenRecords:
 
 
 class _Columns(NamedTuple):
-    """Where a compressor, which is `module`, has its inputs in the records of tokens."""
+    """A compressor, and the columns of its inputs in the records of tokens."""
 
     module: Any
     inputs: slice
@@ -104,7 +104,7 @@ class _Windows:
         return self._start // ratio * ratio, self._end // ratio * ratio
 
     def _inputs(self, name: str, first: int, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """What a compressor reads of tokens: [1, n, width] each."""
+        """Return the values and gates of tokens that a compressor reads, [1, n, width] each."""
         found = self._records.inputs[:, self._columns[name].inputs].index_select(0, self._records.slots[first:end])
         kv, gate = found.to(like.dtype).unsqueeze(0).chunk(2, -1)
         return kv, gate

@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
 
     @property
     def sees_locally(self) -> bool:
-        """Whether the rows of an image attend to each other within windows alone."""
+        """Return whether the rows of an image attend to each other within windows alone."""
         return bool(self.inner.config.model_type == "gemma4")
 
     @property

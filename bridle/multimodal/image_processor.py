@@ -37,7 +37,7 @@ class ImageProcessor:
         self.is_mutual = family.is_mutual is True or (bool(family.is_mutual) and family.is_mutual == sees)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Of an image in a file, an image of Pillow's or an array."""
+        """Return the arrays and the layout of an image in a file, of Pillow's, or of an array."""
         is_file = isinstance(file, bytes)
         return self._prepare(
             open_picture(file, limits, where) if is_file else check_picture(file, limits, where), where

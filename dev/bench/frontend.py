@@ -66,7 +66,7 @@ class FrontendFigure:
 
     @property
     def tokens_per_second(self) -> float:
-        """How many tokens the core of the front end's thread streams."""
+        """Return the tokens that the core of the front end's thread streams in a second."""
         return 1e6 / max(self.token_microseconds, 1e-3)
 
 
