@@ -59,7 +59,7 @@ class Checkpoint:
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
-    """Return the bytes of a tensor of a GGUF file: numbers, blocks with kernels, or others, which are brought to 8 bits."""
+    """Return the bytes of a GGUF tensor: of numbers, of blocks that have kernels, or of others brought to 8 bits."""
     from bridle.cpu_kernels.ggml import TYPES  # which imports torch
 
     if entry.kind.name in FLOATS:
