@@ -74,7 +74,9 @@ def test_a_refusal_closes_the_connection_after_a_stream() -> None:
     with front_ended(leisurely_model(), max_requests=1) as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
         _post(connection, LONG | {"max_tokens": 2}).read()
+        until(lambda: not server.http.admission.num_requests, "that there is room for another request")
         with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=PATIENCE) as answer:
+            assert answer.status_code == 200
             next(answer.iter_lines())
             connection.putrequest("POST", "/v1/completions")
             connection.putheader("Content-Type", "application/json")
