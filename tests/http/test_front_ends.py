@@ -77,7 +77,8 @@ def test_a_refusal_closes_the_connection_after_a_stream() -> None:
         until(lambda: not server.http.admission.num_requests, "that there is room for another request")
         with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=PATIENCE) as answer:
             assert answer.status_code == 200
-            next(answer.iter_lines())
+            lines = answer.iter_lines()  # kept, because the end of an iterator closes its stream
+            next(lines)
             connection.putrequest("POST", "/v1/completions")
             connection.putheader("Content-Type", "application/json")
             connection.putheader("Content-Length", str(1 << 30))
