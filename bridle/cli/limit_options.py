@@ -50,7 +50,7 @@ class LimitOptions:
     watchdog_timeout: float = 300.0
     "Seconds that a step of an engine may take. Then its requests fail, and the engine is restarted. 0: no limit."
     max_engine_restarts: int = 5
-    "Number of restarts in a row of an engine that fails or hangs. Then the server ends."
+    "Number of restarts in a row of an engine that fails or hangs. Then a server without another model ends."
     strict_fields: Annotated[bool, Parameter(negative="")] = False
     "Reject requests with unknown fields, even harmless ones."
 

@@ -27,6 +27,8 @@ def probe(http: HttpState, path: str) -> Response | None:
 
 
 def _healthy(http: HttpState) -> Response:
+    if given_up := http.registry.given_up:
+        return _state(False, "ok", f"the engine of {', '.join(given_up)} failed too often")
     if http.registry.restarting:
         return _state(False, "ok", f"restarting the engine of {', '.join(http.registry.restarting)}")
     return _state(http.registry.is_healthy, "ok", "an engine has failed" if len(http.registry) else "no model")

@@ -19,6 +19,7 @@ from bridle.serving.models import engine_supervisor
 from bridle.serving.models.engine_supervisor import RestartPolicy
 from tests.control_vectors.kit import directions
 from tests.http.faulty_server import FaultyServer, faulty_server, once, raising
+from tests.http.harness import scripted_model
 from tests.waiting import PATIENCE, until
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6}
@@ -170,6 +171,20 @@ def test_the_server_gives_up() -> None:
         assert server.post().status_code == 503
         server.thread.join(PATIENCE)
         assert "the engine of 'demo' failed after 1 restarts; the server ends" in str(server.failure)
+
+
+def test_a_server_of_two_models_gives_up_one() -> None:
+    with faulty_server(RestartPolicy(max_restarts=0)) as server:
+        server.registry.add(scripted_model(name="other"))
+        server.fault = raising(SystemExit("killed"))
+        assert server.post(model="demo").status_code == 503
+        until(lambda: "demo failed too often" in server.health().text, "that health names the model")
+        refused = server.post(model="demo")
+        assert refused.status_code == 503
+        assert "the operator has to start the server again" in refused.text
+        assert server.post(model="other").status_code == 200
+        assert server.health().status_code == 503
+        assert server.failure is None
 
 
 def test_a_load_that_fails_is_tried_again() -> None:

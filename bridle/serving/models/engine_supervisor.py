@@ -33,7 +33,7 @@ PROVEN_SECONDS = 120.0
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """A step may last `watchdog_timeout` seconds (0: any time). After `max_restarts` restarts in a row that did not
-    help, the server ends."""
+    help, the model is given up. The server ends unless it serves another model."""
 
     watchdog_timeout: float = 300.0
     max_restarts: int = 5
@@ -84,7 +84,7 @@ class EngineSupervisor:
         self._num_good = {slot: count for slot, count in self._num_good.items() if slot.model is not None}
         for slot in list(self._slots()):
             client = None if slot.model is None else slot.model.local_engine
-            if slot.is_restarting and slot.model is None and slot.task is None:
+            if slot.is_restarting and slot.model is None and slot.task is None and not slot.is_given_up:
                 self._restart(slot, str(slot.failure))
             elif client is not None:
                 self._end_stuck(slot, client)
@@ -115,14 +115,21 @@ class EngineSupervisor:
         self._watched.pop(slot, None)
         most = self._policy.max_restarts
         if self._keeper is None or slot.config is None or slot.num_faults > most:
-            num = slot.num_faults - 1
-            self._give_up(
-                EngineFailed(f"the engine of {slot.name!r} failed after {num} restarts; the server ends: {reason}")
-            )
+            self._abandon(slot, reason)
             return
         pause = self._policy.pause(slot.num_faults)
         _log.error("engine of %s failed: %s: restart %d of %d in %g s", slot.name, reason, slot.num_faults, most, pause)
         self._keeper.restart(slot, pause)
+
+    def _abandon(self, slot: Slot, reason: str) -> None:
+        """End the server, unless it serves another model."""
+        message = f"the engine of {slot.name!r} failed after {slot.num_faults - 1} restarts"
+        others = (each.model for each in self._slots() if each is not slot)
+        if self._keeper is None or not any(model is not None and model.client.is_healthy for model in others):
+            self._give_up(EngineFailed(f"{message}; the server ends: {reason}"))
+            return
+        _log.error("%s, and is given up; start the server again to serve it: %s", message, reason)
+        self._keeper.give_up(slot, f"{message}; the operator has to start the server again")
 
     def _count_good(self, slot: Slot) -> None:
         if slot.num_faults:

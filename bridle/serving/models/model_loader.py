@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 #: How long a failed load is remembered, in seconds.
 FAILURE_SECONDS = 30.0
+#: When a client may ask again for a model that was given up, in seconds: perhaps the server was started again.
+GIVEN_UP_SECONDS = 60.0
 #: Shows, under a title, what the `Report` that it gives is told.
 Show = Callable[[str], AbstractContextManager[Report]]
 
@@ -134,6 +137,14 @@ class ModelManager:
         slot.is_filling = True  # so that no client that leaves ends it
         slot.stage = "restarting"
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
+
+    def give_up(self, slot: Slot, reason: str) -> None:
+        """Close a model whose engine has failed, and refuse its requests for `reason` from now on. Its
+        memory stays reserved, because a step that hangs still holds it."""
+        model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
+        slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
+        if model is not None:
+            start_thread(lambda: _close(model), "bridle-unload")
 
     async def _load_again(self, slot: Slot, failed: LoadedModel | None, pause: float) -> None:
         if failed is not None:

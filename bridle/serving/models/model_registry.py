@@ -210,6 +210,11 @@ class ModelRegistry:
         """The models whose engines have failed and are started again."""
         return [slot.name for slot in self._slots.values() if slot.is_restarting]
 
+    @property
+    def given_up(self) -> list[str]:
+        """The models whose engines failed too often, and are not started again."""
+        return [slot.name for slot in self._slots.values() if slot.is_given_up]
+
     def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
         """Return what restarts the engines of this registry while it runs; `give_up` is called where that fails."""
         self._supervisor = EngineSupervisor(self._slots.values, self._keeper, policy, give_up)

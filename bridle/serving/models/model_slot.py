@@ -55,6 +55,7 @@ class Slot:
     filled: ModelConfig | None = None
     num_faults: int = 0
     is_restarting: bool = False
+    is_given_up: bool = False  # its engine failed too often, and is not started again
     adapters: tuple[AdapterInfo, ...] = ()  # those of the engine that failed
     control_vectors: ControlVectors | None = None  # likewise
 
