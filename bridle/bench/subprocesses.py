@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bridle.errors import EngineClosed
 
-_START_SECONDS = 180.0
+_START_SECONDS = 600.0
 _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 

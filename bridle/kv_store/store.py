@@ -27,8 +27,7 @@ _log = logging.getLogger(__name__)
 
 #: The limit holds this many segments, unless they would be larger than the second number.
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
-#: So many small segments, which restarts and full disks leave, are kept beside those that fill the limit: each is an
-#: open file.
+#: So many small segments, which restarts leave, are kept beside those that fill the limit: each is an open file.
 SMALL_FILES = 48
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
@@ -63,6 +62,7 @@ class SegmentStore:
         self._held: Counter[bytes] = Counter()  # bytes of each user, in all of them
         self._lock = threading.Lock()
         self._writer: SegmentWriter | None = None
+        self._has_failed = False  # the last attempt to write
         self.refresh()
 
     def __contains__(self, key: bytes) -> bool:
@@ -140,19 +140,19 @@ class SegmentStore:
         try:
             if not self._fits_share(tenant, size):
                 return False
-            if self._writer is None or self._writer.size + size > self.segment_bytes:
-                self._writer = self._begin_segment()
-            if self._writer is None:
+            if not self._has_segment_for(size):
                 return False
+            assert self._writer is not None
             self._writer.append(key, tenant, block)
+            with self._lock:
+                if self._writer.path not in self._segments:
+                    self._segments[self._writer.path] = _Contents(Segment(self._writer.path))
+                self._scan(self._segments[self._writer.path])
         except OSError as error:
             _log.warning("%s: a block is not stored: %s", self._own, error.strerror or error)
-            self._end_segment()
+            self._has_failed = True
             return False
-        with self._lock:
-            if self._writer.path not in self._segments:
-                self._segments[self._writer.path] = _Contents(Segment(self._writer.path))
-            self._scan(self._segments[self._writer.path])
+        self._has_failed = False
         return key in self.index
 
     def _fits_share(self, tenant: bytes, size: int) -> bool:
@@ -170,6 +170,16 @@ class SegmentStore:
                     with self._lock:
                         self._forget(path)
         return self._held[tenant] <= most
+
+    def _has_segment_for(self, size: int) -> bool:
+        """Begin a segment if the one that is written has no room. After a failure that one continues once there is
+        room again on disk, because each segment costs a descriptor."""
+        if self._writer is None or self._writer.size + size > self.segment_bytes:
+            self._writer = self._begin_segment()
+        elif self._has_failed:
+            with _locked(self.folder):
+                return self._make_room()
+        return self._writer is not None
 
     def _begin_segment(self) -> SegmentWriter | None:
         self._end_segment()
