@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -145,6 +146,18 @@ def test_the_server_writes_while_no_front_end_runs() -> None:
         os.kill(writer.pid, signal.SIGKILL)
         until(lambda: not writer.is_up, "that the process has ended")
         assert read_stream(server.url, *BODIES["completions"])
+
+
+def test_the_server_writes_without_a_descriptor_for_a_front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with front_ended(scripted_model(next_token=script)) as server, httpx.Client(base_url=server.url) as client:
+        first = read_stream("", *BODIES["completions"], client.post)
+        monkeypatch.setattr(os, "dup", refuse)
+        with httpx.Client(base_url=server.url) as another:
+            assert read_stream("", *BODIES["completions"], another.post) == first
+            assert server.pool.writers[0].num_connections == 1
 
 
 def test_a_front_end_that_hangs_is_replaced() -> None:

@@ -117,11 +117,13 @@ class WriterPool:
 
     def take(self, plain: asyncio.Transport, protocol: asyncio.Protocol) -> WriterTransport | None:
         """Give a connection to the process that has the fewest. Returns its transport from now on; None if no process
-        has room, or if the connection has bytes to write yet."""
+        has room, if the connection has bytes to write yet, or if this process has no descriptor left."""
         links = [writer.link for writer in self.writers if writer.link is not None and writer.link.has_room]
         if not links or plain.is_closing() or plain.get_write_buffer_size():
             return None
-        return WriterTransport(plain, protocol, min(links, key=lambda link: link.num_connections))
+        with contextlib.suppress(OSError):
+            return WriterTransport(plain, protocol, min(links, key=lambda link: link.num_connections))
+        return None
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each process, for admins."""
