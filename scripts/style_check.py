@@ -9,6 +9,7 @@ warnings: they are counted, and listed with `--sentences`. Standard library only
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -52,10 +53,16 @@ GENERATED = ("_pb2.py",)
 _BANNED = {re.compile(rf"\b{phrase}\b", re.IGNORECASE): advice for phrase, advice in BANNED.items()}
 _ANY = re.compile("|".join(rf"\b{phrase}\b" for phrase in BANNED), re.IGNORECASE)
 _QUESTION = re.compile(r"(What|Whether|Who|How|Where|Which)\b")
-_SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\"'(\[0-9-])|\n\s*\n|\n\s*[*-] |\|")
+_LOWER = r"(?:bridle|llama|lm-eval|torch|transformers)\b"  # names that begin a sentence in lower case
+_SENTENCE = re.compile(
+    rf"(?:(?<=[.!?:])|(?<=[.!?]\)))\s+(?=[A-Z`*\"'(\[0-9-])|(?<=[.!?])\s+(?={_LOWER})|\n\s*\n|\n\s*[*-] |\|"
+)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`|\(https?://\S+\)")
-_NAMES = re.compile(r"X(?:,? (?:(?:and|or) )?X\b)+")  # a list of names, which reads as one
+_SOURCES = r"(?: \([\w ,.&-]*\))?"  # after a name: the systems that have it
+_NAMES = re.compile(rf"X{_SOURCES}(?:,? (?:(?:and|or) )?X\b{_SOURCES})+")  # a list of names, which reads as one
+_INDENTED = re.compile(r"\n\n(?: {4}.*(?:\n|$)|\n)+")  # code and doctests in a docstring
+_PARAMETER = re.compile(r"^\S.*\n(?= {4,}\S)", re.MULTILINE)  # a name of numpydoc, above its description
 _SUITE = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -122,9 +129,14 @@ def banned(passage: Passage) -> Iterator[str]:
                 yield f"{passage.file}:{number}: {found[0]!r} ({advice}): {line[:100]}"
 
 
+def prose_of(docstring: str) -> str:
+    """Return a docstring without code blocks and doctests, with each described parameter as its own paragraph."""
+    return _PARAMETER.sub("\n\n", _INDENTED.sub("\n\n", inspect.cleandoc(docstring)))
+
+
 def long_sentences(passage: Passage) -> Iterator[str]:
     """Yield the sentences over `MAX_WORDS` words."""
-    for sentence in _SENTENCE.split(passage.text):
+    for sentence in _SENTENCE.split(prose_of(passage.text) if passage.is_docstring else passage.text):
         if len(sentence.split()) > MAX_WORDS:
             yield f"{passage.file}:{passage.line}: {' '.join(sentence.split())}"
 

@@ -8,6 +8,8 @@ import pytest
 
 from scripts import style_check
 
+WORDS = " ".join(["word"] * 20)
+
 
 def checked(folder: Path, **files: str) -> tuple[list[str], list[str]]:
     """Return errors and long sentences of files, whose keys are their paths with `__` for `/` and `_DOT_` for a dot."""
@@ -45,7 +47,25 @@ def test_question_words_are_errors_above_the_limit(tmp_path: Path, monkeypatch: 
 
 
 def test_long_sentences_are_counted(tmp_path: Path) -> None:
-    words = " ".join(["word"] * 20)
-    text = f"A {words}. A {words}.\n\n* A {words}\n* A {words}\n\nA {words} {words}.\n"
+    text = f"A {WORDS}. A {WORDS}.\n\n* A {WORDS}\n* A {WORDS}\n\nA {WORDS} {WORDS}.\n"
     errors, long = checked(tmp_path, a_DOT_md=text)
     assert errors == [] and len(long) == 1 and len(long[0].split()) == 42
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Run it.\n\n    Parameters\n    ----------\n    name\n        A {WORDS}\n    other\n        A {WORDS}\n    ",
+        f"Run it so\n\n        {WORDS}\n        {WORDS}\n\n    and so on.",
+        f"Run it {WORDS}\n\n    >>> {WORDS}\n    {WORDS}\n\nand so on.",
+        f"A {WORDS}. llama.cpp {WORDS}",
+        f"(A {WORDS}.) A {WORDS}",
+    ],
+)
+def test_parts_of_a_docstring_are_no_single_sentence(tmp_path: Path, text: str) -> None:
+    assert checked(tmp_path, dev__a_DOT_py=f'''"""{text}"""''')[1] == []
+
+
+def test_a_list_of_names_with_their_systems_is_no_sentence(tmp_path: Path) -> None:
+    text = ", ".join(["`name` (vLLM, SGLang, llama.cpp)"] * 20)
+    assert checked(tmp_path, a_DOT_md=text)[1] == []
