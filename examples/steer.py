@@ -2,9 +2,8 @@
 
     python examples/steer.py demo
 
-The controller writes the fixed parts of a JSON record itself, without asking the model, and lets the model
-write only what belongs between them: letters up to a quotation mark, or digits. The result is valid JSON
-whatever the model is.
+The controller writes the fixed parts of a JSON record itself, without asking the model. The model writes only the
+values between them: letters up to a quotation mark, or digits. The result is valid JSON with any model.
 """
 
 from __future__ import annotations
