@@ -116,15 +116,21 @@ class SpliceReply(Struct):
 
 
 class BranchReply(Struct):
-    """D2: one way to continue; `sample_mask` is a row of the mask matrix, None means do not sample.
+    """D2: one way to continue. `sample_mask` is a row of the mask matrix; None means do not sample.
 
-    Additions: `sampling` (parameters of this one draw, names as in the engine), `bias` (additive, token to value),
-    `top_logprobs` (ask for that many candidates with the next op), `wait` (a noop that lasts until an event, so the
-    engine need not ask soon), `waits_for` (with `wait`: the variables that can end it, each with the version to exceed;
-    none: the guest itself, when it is asked again), `turns` (with a noop: how often in a row the guest did nothing),
-    `draft` (tokens that are likely to be sampled next; they are computed ahead, which changes only the time), `options`
-    (token sequences of which one comes next: an engine may score them as a whole in place of a draw under the mask),
-    `control_vectors` (new scales of vectors that the request names, from the branch's first token on).
+    bridle's additional fields:
+
+    * `sampling`: parameters of this one token, with the engine's names.
+    * `bias`: additive, token to value.
+    * `top_logprobs`: report this number of candidates with the next op.
+    * `wait`: a noop that lasts until an event, so the engine need not ask soon.
+    * `waits_for`, with `wait`: the variables that can end it, each with the version to exceed. If empty, the guest
+      itself decides when it is asked again.
+    * `turns`, with a noop: how often in a row the guest did nothing.
+    * `draft`: tokens that are likely to be sampled next. They are computed ahead, which changes only the time.
+    * `options`: token sequences of which one comes next. An engine may score them as a whole instead of sampling under
+      the mask.
+    * `control_vectors`: new scales of vectors that the request names, from the branch's first token on.
     """
 
     sample_mask: int | None = None

@@ -1,8 +1,8 @@
 """The link between an engine and its runtime: two channels of two directions each, and the region of bias rows.
 
 The engine creates every object under a prefix of its own, then starts the runtime, which attaches. Both kinds of
-synchronization have the same interface. The creator of a link may `unlink` it once the peer has attached: the objects
-then live exactly as long as the processes that hold them, and nothing can be left behind.
+synchronization have the same interface. The creator of a link may `unlink` it once the peer has attached. The objects
+then live exactly as long as the processes that hold them, so none can be left behind.
 """
 
 from __future__ import annotations

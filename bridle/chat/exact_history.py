@@ -1,11 +1,10 @@
-"""Lets a conversation continue from the very tokens that the model wrote, where its template would write them
-otherwise.
+"""Continues a conversation from the exact tokens that the model wrote, where its template would write them differently.
 
-After a tool call the client sends the answer back as text and calls. A template writes those in its own way: other
-spaces, keys in another order, thoughts left out. The KV of what the model wrote is then of no use. So answers with
-calls are remembered, and the next prompt gets the model's own tokens in place of the template's rendering. That is done
-only if the client sends back exactly what it received, thoughts included, and if the template writes the same text
-before the answer, and ends it as the model did. In any doubt the prompt is what the template says.
+After a tool call the client sends the answer back as text and calls. A template renders those in its own way: other
+spaces, keys in another order, reasoning left out. Then the KV of the model's own tokens cannot be reused. So answers
+with calls are remembered, and in the next prompt the model's own tokens replace the template's rendering. That requires
+that the client sends back exactly what it received, reasoning included. The template must also write the same text
+before the answer, and end it as the model did. In any doubt the prompt is the template's.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ _COMPARED = frozenset({"role", "content", "tool_calls", "name", *THOUGHT_KEYS})
 def keep_answers(
     model: LoadedModel, request: Request, rendered: str, ended: Iterable[tuple[CompletionOutput, ChatMessage]]
 ) -> None:
-    """Remember the answers of a request that is over and parks, as far as they call tools and end by themselves;
-    `rendered` is the text of its prompt, empty if it was not the template's alone. If none calls, its KV is let go."""
+    """Remember the answers of a finished request whose KV is parked. Only answers that call tools and ended by
+    themselves are remembered; if there is none, the KV is released. `rendered` is the text of the prompt, empty if the
+    template did not write all of it."""
     calling = [(output, found) for output, found in ended if found.calls and output.finish_reason in BY_ITSELF]
     if not calling:
         model.client.release_retained_kv(request.id)
@@ -51,8 +51,8 @@ def keep_answers(
 def recalled(
     model: LoadedModel, user: str, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
 ) -> ChatPrompt:
-    """The prompt that was `made` of a conversation, with the model's own tokens in place of what the template wrote for
-    an answer of its, as far as both say the same."""
+    """Return the prompt `made` of a conversation with the model's own tokens in place of the template's rendering of
+    earlier answers, where both have the same content."""
     if made.sights.runs or conversation.template is not None:
         return made
     num_tries = 0

@@ -85,8 +85,8 @@ _TAG = re.compile(r"[<\[][^<>\[\]\n]+[>\]]")
 
 
 def infer_thoughts(template: ChatTemplate) -> tuple[str, str, str, str] | None:
-    """The tags that a chat template writes around reasoning, and the marks that it writes before and behind the answer
-    (empty if none); None if it writes no reasoning, or not between tags."""
+    """Return the two tags that a chat template writes around reasoning, and its marks before and after the answer
+    (empty if it has none). Return None if the template writes no reasoning, or writes it without tags."""
     for options, has_call in product(({}, dict.fromkeys(SWITCHES, True)), (False, True)):
         text = _thoughtful(template, options, has_call)
         before, thought, rest = text.partition(THOUGHT)

@@ -30,7 +30,8 @@ def explain(
     """Explain how a traced request got its tokens.
 
     `bridle generate "Once" --trace once.jsonl`, then `bridle explain once.jsonl` shows where the mask excluded what the
-    model preferred, how long controllers took, what was computed in vain, and the output in the colours of its origins.
+    model preferred, how long controllers took, and what was computed in vain. It also prints the output, coloured by
+    the origin of its tokens.
 
     Parameters
     ----------

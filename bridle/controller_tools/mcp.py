@@ -1,8 +1,7 @@
 """Servers of the Model Context Protocol as tools, by the official package `mcp` (extra `tools`).
 
-A server is started, or connected to, at the first call of one of its tools, and again at the first call after it has
-ended; a call that was under way then fails. `mcp_transports.py` has the transports. All of it runs on the desk's event
-loop.
+A server is started, or connected to, at the first call of one of its tools. If it ends, the running call fails, and the
+next call starts it again. `mcp_transports.py` has the transports. All of it runs on the tool executor's event loop.
 """
 
 from __future__ import annotations

@@ -13,11 +13,14 @@ Candidates = tuple[tuple[int, float], ...] | None
 
 @dataclass(slots=True, eq=False)
 class CompositeMember:
-    """One of the controllers on one output. `untold` are changes that it was not shown yet, and `ahead` changes that
-    it was shown before the others. While it has a `script` (forced tokens), it is not asked, and its `answer` is not
-    sent: alone it would not have been asked yet. One that `is_lenient` can be asked for alternatives if others do
-    not allow its forced tokens. One that `may_go` is left out if it fails. After a fork the member `is_forked`: it is
-    asked in the same step as its copies, as it would be alone, because a runtime forks only what it is asked about."""
+    """One of the controllers on one output.
+
+    `untold` are changes that it was not shown yet, and `ahead` changes that it was shown before the others. While it
+    has a `script` (forced tokens), it is not asked, and its `answer` is not sent, because alone it would not have been
+    asked yet. A member that `is_lenient` can be asked for alternatives if others do not allow its forced tokens. A
+    member that `may_go` is left out if it fails. After a fork the member `is_forked`. It is then asked in the same step
+    as its copies, because a runtime forks only a controller that it is asked about.
+    """
 
     id: int
     pool: ControllerPool

@@ -105,10 +105,10 @@ class Controller:
 
     An exception in any method ends only that output, with a `ControllerError`.
 
-    A class may set `is_pure = True` if its answers depend only on its own state and its view, and it has no other
-    effects (files, clocks, random numbers, shared state). Then copies of it are asked about draft tokens, so that its
-    output is as fast as one without a controller. The copy whose tokens are sampled replaces it, with its logs and
-    variables; the others are dropped. Other classes get no draft tokens.
+    A class may set `is_pure = True` if its answers depend only on its own state and its view. It must have no other
+    effects, such as files, clocks, random numbers or shared state. Then copies of it are asked about draft tokens, so
+    that its output is as fast as one without a controller. The copy whose tokens are sampled replaces it, with its logs
+    and variables; the others are dropped. Other classes get no draft tokens.
     """
 
     is_pure: ClassVar[bool] = False

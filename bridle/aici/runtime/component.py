@@ -1,7 +1,7 @@
-"""Controllers as WebAssembly components: the rest of the runtime sees the same kind of instance, but its functions are
+"""Controllers as WebAssembly components. The rest of the runtime sees the same kind of instance, but its functions are
 typed instead of using pointers.
 
-The interface is in `wit/controller.wit`. A component always has its own process and is forked with it, so the limits of
+The interface is in `wit/controller.wit`. A component always has its own process and is forked with it. So the limits of
 the Python API (slow conversion of long lists, one place for exceptions) affect no other guest.
 """
 

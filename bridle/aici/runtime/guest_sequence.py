@@ -1,8 +1,9 @@
 """A sequence in a worker: an instance and its tokens, for an engine of either dialect.
 
-Engine and guest may speak different dialects; this module handles all four combinations. D1 guests under a D2 engine
-answer "suspend" with a noop, forced tokens with a splice and a wish to fork with noop branches, after which each fork
-gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase returns their answers.
+Engine and guest may speak different dialects; this module handles all four combinations. A D1 guest under a D2 engine
+answers "suspend" with a noop and forced tokens with a splice. A wish to fork becomes noop branches, after which each
+fork gets its mid callback. D2 guests under a D1 engine are asked in the pre phase, and the mid phase returns their
+answers.
 """
 
 from __future__ import annotations

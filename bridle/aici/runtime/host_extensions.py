@@ -1,5 +1,5 @@
-"""Functions of module `bridle` for guests besides constraints: vocabulary look-ups without a copy of the token trie,
-failing with the guest's own message, and asking whether the guest will be ended."""
+"""Functions of module `bridle` for guests, except those for constraints. Guests look up the vocabulary without a copy
+of the token trie, fail with their own message, and ask whether they will be ended."""
 
 from __future__ import annotations
 

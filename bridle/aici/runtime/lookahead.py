@@ -1,9 +1,9 @@
-"""A guest's answers to draft tokens: clones of it are shown the tokens, one after the other.
+"""Answers of a guest to draft tokens: clones of the guest are shown the tokens, one after the other.
 
-A clone's logs and writes are part of its answer, and count once its token was sampled. The clone then replaces the
-guest, so that nothing is called twice; all others are dropped, and their memory is reused. A draft ends if the guest
-does not just sample, fails or takes long, and if it cannot be cloned: a guest that is copied with its process, or that
-uses variables shared with other sequences.
+A clone's logs and writes are part of its answer, and count only if its token is sampled. The clone then replaces the
+guest, so that no callback runs twice. All other clones are dropped, and their memory is reused. A draft ends if the
+guest does anything but sample, fails or takes long. It also ends if the guest cannot be cloned, because it is forked
+with its process or uses variables shared with other sequences.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def scored_texts(kind: str, spec: str) -> tuple[bytes, ...]:
 
 
 def spelled(vocabulary: RuntimeVocabulary, texts: Sequence[bytes]) -> list[list[int]]:
-    """The tokens of texts of which one comes next, as the tokenizer writes them; nothing if the engine cannot score
-    them: there are too few or too many, one is over, or two have the same tokens."""
+    """Return the tokens of the texts of which one comes next, as the tokenizer writes them. Return nothing if the
+    engine cannot score them: there are too few or too many, one is complete already, or two have the same tokens."""
     if not 1 < len(texts) <= MAX_SCORED or not all(texts):
         return []
     options = [_written(vocabulary, text) for text in texts]

@@ -61,10 +61,11 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Layout of calls: `section_open` call `separator` call ... `section_close`.
 
     `call` is a pattern of literals and fields. With `name_key` the call is a JSON object that has the name under this
-    key and the arguments under `arguments_key` (`name_key` "" means that the name itself is the key of the arguments).
-    `is_bare` means that no markup begins a call: an output is calls from its first character on, or text.
-    `max_calls` is set where the template refuses further calls, or writes them in another way. With `is_prompted` the
-    prompt ends with the opening of a call; what the model writes instead is `content_open` behind it, and content.
+    key and the arguments under `arguments_key`. An empty `name_key` means that the name itself is the key of the
+    arguments. `is_bare` means that no markup begins a call: an output is either calls from its first character on, or
+    text. `max_calls` is set where the template refuses further calls, or writes them in another way. With `is_prompted`
+    the prompt ends with the opening of a call. If the model does not continue the call, it writes `content_open` and
+    then content.
     """
 
     call: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Flags of other servers, and what each is on the command line of `bridle serve`.
+"""Flags of other servers, with the flag of `bridle serve` that each corresponds to.
 
-The parser's own further names (`spellings`), what is read as another flag (`TAKEN`) and what the refusal of a flag says
-(`rows_of`) all come from these rows; docs/coming-from.md shows them as tables.
+These rows are the source of three lists. `spellings` has the parser's alternative names, `TAKEN` the flags that are
+read as another flag, and `rows_of` the messages for refused flags. docs/coming-from.md shows them as tables.
 """
 
 from __future__ import annotations
