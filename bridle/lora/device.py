@@ -27,8 +27,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """Limits on adapters of a model: its layers by name, the bytes of one value, and the bytes that all adapters
-    together may take on the host and on the device."""
+    """Limits on the adapters of a model. They are its layers by name, the bytes of one value, and the memory of all
+    adapters together on the host and on the device."""
 
     layers: Mapping[str, LayerShape]
     item_size: int

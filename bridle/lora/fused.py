@@ -1,19 +1,19 @@
-"""AdapterKernel of many adapters in two Triton kernels per site: the way of CUDA.
+"""AdapterKernel that computes many adapters with two Triton kernels per site. It is used on CUDA.
 
-The first kernel takes rows down to the ranks of their adapter, the second from there to columns, which it adds to.
-Rows are cut into *tiles*, each of one adapter; a program of a kernel computes a part of one tile. Weights are read
-where each adapter lies: a tile has the address of its adapter's flat tensor, and that of a *table* which says where in
-it the matrices of each site are. So adapters of any ranks and layers are one launch, nothing is copied together, and
-rows without an adapter belong to no tile.
+The first kernel multiplies rows by A, down to the ranks of their adapter. The second one multiplies the result by B and
+adds it to the output columns. Rows are cut into *tiles*, each of one adapter, and a program of a kernel computes a part
+of one tile. A tile has the address of its adapter's flat tensor, and the address of a *table* with the offsets of each
+site's matrices in it. So adapters of any ranks and layers share one launch without being copied together. Rows without
+an adapter belong to no tile.
 
-Sums are in float32, of both kernels; between them they stay float32 in memory, and are rounded to the weights' type as
-the second kernel multiplies them, as plain torch does. Nothing is added atomically: a step gives the same bits each
+Both kernels add in float32, and their intermediate result is float32 in memory. The second kernel rounds it to the
+weights' type when it multiplies, as plain torch does. There are no atomic additions, so a step gives the same bits each
 time.
 
-Sizes of blocks follow from a step's longest segment, from ranks, and from the type. They are not tuned at run time:
-each size is a kernel to be compiled, so there are few of them, and all that an adapter needs can be compiled before it
-is used. What the first kernel lacks in parallel work, when a step has few tiles, is made up for by dividing the inputs:
-each part's sums are kept apart, and the second kernel adds them up.
+Block sizes follow from a step's longest segment, from ranks, and from the type. They are not tuned at run time, because
+each size is a kernel that has to be compiled. With few sizes, all kernels that an adapter needs can be compiled before
+it is used. If a step has few tiles, the first kernel divides the inputs into parts, to have enough parallel work. It
+keeps the sums of the parts separate, and the second kernel adds them up.
 """
 
 from __future__ import annotations

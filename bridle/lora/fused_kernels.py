@@ -1,9 +1,9 @@
 """The two kernels of `fused`, which says how they divide the work. Importing this needs Triton.
 
-Pointers: `rows` [T, in], `hidden` [shares, T, ranks] float32, `out` [T, columns], `tiles` [tiles, 4]. An adapter's A
-lies as [rank, in] and each part's B as [columns, ranks], at offsets that are multiples of 8 numbers, since ranks are;
-told so, the compiler loads 16 bytes at a time. `is_wide` multiplies in float32 whatever the type is: Triton's
-interpreter needs that, as it keeps bfloat16 as integers.
+Pointers: `rows` [T, in], `hidden` [shares, T, ranks] float32, `out` [T, columns], `tiles` [tiles, 4]. An adapter's A is
+stored as [rank, in] and each part's B as [columns, ranks]. Ranks are multiples of 8, and so are the offsets of both.
+The kernels tell the compiler so, which then loads 16 bytes at a time. `is_wide` multiplies in float32 whatever the type
+is. Triton's interpreter needs that, because it keeps bfloat16 as integers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Memory layout of an adapter: one flat tensor, with a block for each site in the model that it changes.
 
-A *site* is a linear layer that the model computes. A layer that adapters name is a site of its own, or a part of one
-where the model computes several layers as one product (queries, keys and values, for example): there the A matrices of
-all parts lie side by side, so that one product serves them, and each B adds to its part's columns. Ranks are padded
-with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be multiplied together.
+A *site* is a linear layer that the model computes. A layer that an adapter names is usually a site of its own. If the
+model computes several layers as one product (queries, keys and values, for example), each is a part of one site. The A
+matrices of all parts are then concatenated, so that one product computes them, and each B adds to the columns of its
+part. Ranks are padded with zeros to a multiple of `RANK_STEP`, so that more adapters have the same layout and can be
+multiplied together.
 """
 
 from __future__ import annotations

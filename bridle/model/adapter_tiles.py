@@ -1,8 +1,9 @@
-"""The adapters of captured steps: their tiles are at a fixed place of the device, where each step writes its own.
+"""The adapters of captured steps. Their tiles are at a fixed place on the device, and each step writes its own tiles
+there.
 
-What is launched follows from the most that a step may hold: a number of tiles, every layer that adapters may name, and
-ranks up to `MOST_RANKS`. A tile that a step has no use for has no rows, and a table without sites, so its programs
-end at once; so do programs for ranks, parts and sites that an adapter lacks.
+A launch has the size of the largest possible step: a number of tiles, every layer that adapters may name, and ranks up
+to `MOST_RANKS`. A tile that a step does not use has no rows and a table without sites, so its programs end at once.
+Programs for ranks, parts and sites that an adapter lacks end at once, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The one attention function that the library's models call, and its handler for real steps. The handler also gives
 recurrent layers their states.
 
-The function is registered under the name `bridle` in the attention registry only. Having no entry in the mask
-registry is what makes the library build no mask and guess no packing from positions: who sees whom is decided here
-alone, by the block tables of the step.
+The function is registered under the name `bridle` in the attention registry only. Because the mask registry has no
+entry for it, the library builds no mask and does not guess packing from positions. Only the block tables of the step
+decide which tokens attend to which.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class PackedRow:
         return self.context - self.length
 
     def pieces(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """The row in pieces, each of which ends where a recurrent state is saved, or with the row: their lengths, if
-        there is no state before them, and the slots to save to."""
+        """Return the lengths of the row's pieces, whether no state precedes them, and the slots to save to. A piece
+        ends where a recurrent state is saved, or with the row."""
         begin = self.start
         ends = {save.position for save in self.saves if begin < save.position < self.context}
         for end in sorted(ends | {self.context}):

@@ -46,8 +46,8 @@ class Checkpoint:
     tensor_bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
-        """Return the bytes of the weights in memory with values of `item_size` bytes; `keeps_blocks` if packed ones
-        stay in the blocks of the CPU's kernels, `keeps_codes` if they keep their bit width."""
+        """Return the bytes of the weights in memory with values of `item_size` bytes. With `keeps_blocks`, packed
+        weights stay in the blocks of the CPU's kernels. With `keeps_codes`, they keep their bit width."""
         if "quantization_config" in self.config:  # of 4 bits some become 8, with scales, or numbers
             if keeps_codes:
                 return self.num_bytes * 5 // 4

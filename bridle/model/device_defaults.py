@@ -46,9 +46,9 @@ def choose_devices(name: str, count: int) -> list[torch.device]:
 
 
 def choose_threads(num_threads: int | None) -> None:
-    """Set the number of threads that compute. The default is torch's choice, but no more than this process has
-    processor time for: torch counts the machine's cores, and a container that has two of sixty-four would spend its
-    time waiting for threads."""
+    """Set the number of threads that compute. The default is torch's choice, limited to the processors that this
+    process may use. torch counts the machine's cores: in a container with two of sixty-four cores, its threads would
+    mostly wait for each other."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif torch.get_num_threads() > (cores := num_cores()):
@@ -56,8 +56,8 @@ def choose_threads(num_threads: int | None) -> None:
 
 
 def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU; elsewhere it is the checkpoint's own type if that is half precision, else bfloat16:
-    a GPU multiplies that in matrix units, and reads half as much."""
+    """Return the data type for `config.dtype`. `auto` is float32 on a CPU. Elsewhere it is the checkpoint's own type if
+    that is half precision, else bfloat16. A GPU multiplies half precision in matrix units, and reads half as much."""
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if device.type == "cpu":

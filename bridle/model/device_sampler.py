@@ -1,9 +1,9 @@
-"""The sampler of a GPU: the usual draws in kernels, nobody waiting before their tokens are taken.
+"""The sampler of a GPU. Kernels sample the usual rows, and the host does not wait until it reads the tokens.
 
-Greedy draws, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and log-probabilities are the usual
-ones. Rows that ask for more (typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k
-beyond 128, packed biases, traces) are sampled by the standard sampler, one after the other and waited for. Scores of
-prompts are computed in plain torch, and waited for with the tokens.
+The usual rows have greedy sampling, temperature, top-k up to 128, top-p, min-p, masks, biases, penalties and
+log-probabilities. The standard sampler samples all other rows, one after the other, and the host waits for it. These
+are rows with typical-p, top-n-sigma, XTC, a dynamic temperature, Mirostat, DRY, a watermark, top-k beyond 128, packed
+biases or traces. Scores of prompts are computed in plain torch, and the host waits for them together with the tokens.
 """
 
 from __future__ import annotations

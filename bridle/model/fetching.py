@@ -1,5 +1,5 @@
-"""Files of a hub repository, fetched into the hub's own cache or found there, with a callback for how far that is; who
-gives none has the download told to those that watch this thread (`bridle.load_progress`)."""
+"""Fetches files of a hub repository into the hub's own cache, or finds them there. A callback gets the progress.
+Without a callback, the progress goes to the watchers of this thread (`bridle.load_progress`)."""
 
 from __future__ import annotations
 

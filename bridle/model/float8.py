@@ -1,8 +1,8 @@
-"""Linear layers in 8-bit floating point (e4m3) on CUDA: a scale per output for the weights, a scale per token for the
-activations, multiplied in the tensor cores of GPUs from compute capability 8.9 on.
+"""Linear layers in 8-bit floating point (e4m3) on CUDA, with a scale per output for weights and a scale per token for
+activations. The tensor cores of GPUs from compute capability 8.9 on multiply them.
 
-Weights take half of bfloat16's memory, and half the time to read. Embeddings, the output head, norms and attention stay
-as they are.
+Weights take half of bfloat16's memory, and half the time to read. Embeddings, the output head, norms and attention are
+unchanged.
 """
 
 from __future__ import annotations

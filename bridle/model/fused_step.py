@@ -1,8 +1,8 @@
-"""Computes the lean layers of a dense model on CUDA with few launches: what lies between matrix products and attention
-is one Triton kernel each, that is ten launches a layer with those of paged attention.
+"""Computes the lean layers of a dense model on CUDA with few launches. Each stretch between matrix products and
+attention is one Triton kernel. A layer takes ten launches, those of paged attention included.
 
-The lean layers compute the same in torch. They are the reference of a trial while loading, with the model's own
-weights, and what remains where Triton is missing or the trial fails.
+The lean layers compute the same in torch. While loading, they are the reference of a trial with the model's own
+weights. They are also used where Triton is missing or the trial fails.
 """
 
 from __future__ import annotations

@@ -131,9 +131,9 @@ class GeometryRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """All layers' KV shapes, in the order of layer numbers, the width of a logits row, the shapes of what recurrent
-    layers keep of a sequence, and those of index keys, whose halves are cached as a key and a value, or of what
-    compressors keep of a token (see `compressed_windows`)."""
+    """Shapes of a model's caches: the KV of all layers by number, the states of recurrent layers, and index keys.
+    `vocab_size` is the width of a logits row. The halves of an index key are cached as a key and a value. `indexes`
+    also has the entries that compressors keep of a token (see `compressed_windows`)."""
 
     layers: dict[int, LayerGeometry]
     vocab_size: int

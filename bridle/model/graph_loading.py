@@ -1,8 +1,8 @@
-"""Captures a model's graphs while it is loaded, and tries each of them beside the same step without a graph.
+"""Captures a model's graphs while it is loaded, and compares each with the same step without a graph.
 
-What cannot be captured, or then gives something else, is computed step by step as ever, and the log says why: the steps
-of one kind, or all if these are the first. Of several ranks all have graphs, or none: what one waits for, all wait for.
-Only memory may lack in one of them, and that ends it.
+If the steps of one kind cannot be captured, or their results differ, these steps run without graphs, and the log says
+why. If the first kind fails, all steps run without graphs. With several ranks, all ranks have graphs or none has,
+because each rank waits for the others. The one exception is lack of memory in a single rank, which ends the rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lookup of model names in the hub and its local cache, without torch: cached names, the hub's reason for a
+"""Lookup of model names in the hub and its local cache, without torch. Finds cached names, the hub's reason for a
 refusal, and the known name that is closest to a wrong one."""
 
 from __future__ import annotations

@@ -33,14 +33,16 @@ _FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 def resolve_model(
     model: str, revision: str | None = None, progress: Progress | None = None, mmproj: str | None = None
 ) -> Path:
-    """The folder of `model`: a demo model (`demo`, `demo-sees`), a folder, a GGUF file, or a hub id, fetched or found
-    in the hub's cache; `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights
-    are in one GGUF file stands for that file. What a GGUF file holds beside weights is unpacked into a folder of its
-    own, with the vision tower in the file `mmproj`, if given. A name of the list of `bridle pull` means its file or
-    folder, pulled or found in the user's folder.
+    """Return the folder of `model`, which it fetches or finds in the hub's cache.
 
-    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is neither,
-    `UnsupportedModel` if the hub does not have it or cannot be reached.
+    `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name of the list of `bridle
+    pull`. `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
+    file stands for that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the
+    vision tower in the file `mmproj`, if given. A name of the list means its file or folder, pulled or found in the
+    user's folder.
+
+    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is none of
+    these, and `UnsupportedModel` if the hub does not have it or cannot be reached.
     """
     local = local_path(model)
     if local is not None:

@@ -61,8 +61,8 @@ def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], li
 
 
 def _stacked(parts: Sequence[Tensor]) -> _Parts:
-    """Return views [parts, blocks or slots, bytes] of parts. Those of one size that lie at one distance, as all do
-    where layers are equal, are one view: it is copied in one go, which holds up no other thread of Python."""
+    """Return views [parts, blocks or slots, bytes] of parts. Parts of one size at equal distances, as in models whose
+    layers are all alike, share a view. A view is copied in one operation, which does not block other Python threads."""
     found: list[list[NDArray[np.uint8]]] = []
     for part in (each.numpy() for each in parts):
         if not (found and _continues(found[-1], part)):

@@ -52,9 +52,9 @@ LEAST_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PoolNeeds:
-    """Inputs to the size of a KV pool. `block_bytes` are those of a block in all layers, with its part of the memory
-    for recurrent states; `step_tokens` and `step_seqs` are what the largest step holds; `weight_bytes` are those of the
-    weights, as they lie in memory."""
+    """Inputs to the size of a KV pool. `block_bytes` is the size of a block in all layers, with its part of the memory
+    for recurrent states. The largest step has `step_tokens` tokens of `step_seqs` sequences. `weight_bytes` is the size
+    of the weights in memory."""
 
     config: ModelConfig
     device: torch.device

@@ -1,9 +1,9 @@
-"""The text part of a model that also takes images or sound, as a model of its own: the same logits for text, and a
-place where features of these go in.
+"""The text part of a model that also takes images or sound, as a model of its own. It gives the same logits for text,
+and takes features of images or sound as input rows.
 
-Embedding, layers and head are those of the whole model, which is kept: its tower turns images into features. What
-follows here (geometry, lean layers, forms of weights, adapters) sees the text part alone, so the tower stays as the
-library made it.
+Embedding, layers and head are those of the whole model. The whole model is kept, because its tower turns images into
+features. All later changes (geometry, lean layers, weight formats, adapters) apply to the text part alone, so the tower
+stays as the library made it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Linear layers with weights in the order that the native kernels or the CPU's matrix library want, arranged once while
-loading.
+"""Linear layers whose weights are arranged once, while loading, for the native kernels or the CPU's matrix library.
 
-The kernels compute float32 as fast as the library packed, or faster, and two to three times as fast as plain torch
-(dev/log.md); and a row gives the same bits alone and among others. The library's order is for bfloat16, and where no
-kernels fit. A plain `nn.Linear` has its weights rearranged in every call: measured with one thread (docs/models.md),
-float32 matrices of some million numbers gain 1.5 to 2 times by that order at 2 to 32 rows and lose little elsewhere,
-smaller ones gain less and lose at one row; bfloat16 gains 1.5 to 2.5 times at any size.
+The native kernels compute float32 at least as fast as the library does with its packed order, and two to three times as
+fast as plain torch (dev/log.md). They also give a row the same bits alone and among others. The library's order is used
+for bfloat16, and where no kernels fit.
+
+A plain `nn.Linear` rearranges its weights in every call. Measured with one thread (docs/models.md), the library's order
+makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices of some million values gain 1.5 to 2 times at 2 to
+32 rows and lose little elsewhere. Smaller ones gain less, and lose at one row.
 """
 
 from __future__ import annotations
@@ -94,10 +95,10 @@ def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], Non
 
 
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
-    """Replace every plain linear layer that becomes faster, one at a time; returns their number.
+    """Replace every plain linear layer that becomes faster, one at a time; return their number.
 
-    In float32, one or two rows are faster with the usual order: it is kept beside the other where that costs nothing,
-    as in a head that shares the embedding's weight, or next to nothing of the memory that is free.
+    In float32, one or two rows are faster with the usual order. It is kept as well if it costs no memory, as in a head
+    that shares the embedding's weight, or very little of the free memory.
     """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     shared = embedding.weight if isinstance(embedding, nn.Embedding) else None

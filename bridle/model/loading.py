@@ -1,8 +1,8 @@
-"""Loads a model, and the draft model that guesses its tokens ahead, if there is one; or a model that pools.
+"""Loads a model with its draft model, if there is one, or a pooling model.
 
-A model and its draft model have a KV pool for the same number of tokens, out of one budget: the model's pool is sized
-as if each token took the memory that it takes in both, once the weights of both are in place. The largest step that is
-run to find out what it takes is the model's own; the two never compute at the same time.
+A model and its draft model have KV pools for the same number of tokens, out of one budget. Once the weights of both are
+loaded, the model's pool is sized as if each token took the memory of both pools. The trial of the largest step, which
+measures its memory, runs on the model alone, because the two never compute at the same time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keeps dense models on disk in the form in which a CPU computes them, so that a file that was loaded before is neither
-unpacked, checked nor arranged again, and the library that defines its architecture is not imported.
+"""Keeps dense models on disk in the form in which a CPU computes them. A file that was loaded before is not unpacked,
+checked or arranged again, and the library that defines its architecture is not imported.
 
-An entry depends on the checkpoint's files (path, size, time of change), on what was asked for, on the kernels, and on
-the versions of all that computed it. It is only written once the restored model gave the same bits.
+An entry depends on the checkpoint's files (path, size, time of change), on the options, on the kernels, and on the
+versions of all programs that computed it. It is only written if the restored model gave the same bits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Families whose layers compute attention by functions of their own, led to bridle's.
+"""Support for families whose layers have attention functions of their own.
 
-Inside of a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of one they
-compute as the library does, which is what they are compared with. Biases of positions (ALiBi) become further numbers of
-each key: the bias of a head for a key depends on the key's position alone, as what all keys share changes no softmax.
-Llama 4's chunks are windows of their length, in which keys of the chunk before get no weight.
+During a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of a step they
+compute as the library does, which is the reference for tests. Position biases (ALiBi) become additional components of
+each key. This works because a head's bias for a key may depend on the key's position alone: a term that all keys share
+does not change a softmax. Llama 4's chunks become windows of their length, in which keys of the chunk before get no
+weight.
 """
 
 from __future__ import annotations

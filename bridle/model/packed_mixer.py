@@ -1,8 +1,8 @@
 """Recurrent mixers of the library over packed steps: all tokens at once.
 
-A mixer's own code runs once per step, with other functions in the place of those that go along the tokens: short
-convolutions, gated delta rules, and the scans of Mamba and Mamba-2. On a CPU these are kernels. MiniMax-01's lightning
-attention is a scan of Mamba-2 with fixed decays.
+A mixer's own code runs once per step. The functions that run along the tokens are replaced: short convolutions, gated
+delta rules, and the scans of Mamba and Mamba-2. On a CPU the replacements are kernels. MiniMax-01's lightning attention
+is a scan of Mamba-2 with fixed decays.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class PackedStates(TorchFunctionMode):
     def gated_delta_rule(
         self, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: Any
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [1, T, H, V] for queries and keys [1, T, G, K], values [1, T, H, V], logarithms of decays [1, T, H],
-        or [1, T, H, K] for one decay per channel, and rates [1, T, H]."""
+        """Return outputs [1, T, H, V]. Inputs are queries and keys [1, T, G, K], values [1, T, H, V] and rates [1, T,
+        H]. The logarithms of decays are [1, T, H], or [1, T, H, K] with one decay per channel."""
         with torch._C.DisableTorchFunction():
             queries, keys, values = (_floats(part[0]) for part in (query, key, value))
             decays, rates = _floats(g[0]).contiguous(), _floats(beta[0]).contiguous()
@@ -167,8 +167,8 @@ class PackedStates(TorchFunctionMode):
             return out.unsqueeze(0), out
 
     def decay(self, value: Tensor, rate: Tensor, key: Tensor, query: Tensor) -> Tensor:
-        """Outputs [1, T, H, V] of states that hold keys times values, for values [1, T, H, V], keys and queries
-        [1, T, H, K], and the logarithms of decays [H]."""
+        """Return outputs [1, T, H, V] of states that hold keys times values. Inputs are values [1, T, H, V], keys and
+        queries [1, T, H, K], and the logarithms of decays [H]."""
         with torch._C.DisableTorchFunction():
             steps = torch.ones(value.shape[1:3], device=value.device)
             return self._space((value.contiguous(), key.contiguous(), query.contiguous()), steps, rate)[None]

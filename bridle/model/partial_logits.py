@@ -1,7 +1,7 @@
 """Logits of a large step on a CPU: computed in parts when they are sampled, so that their memory is bounded.
 
-A step of 256 sequences over a vocabulary of 262,144 tokens would need 256 MiB for its logits, and a prompt that is
-scored needs as much for every 256 tokens.
+A step of 256 sequences over a vocabulary of 262,144 tokens would need 256 MiB for its logits. A prompt that is scored
+needs as much for every 256 tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Linear layers in 8 bits: a scale per output channel for the weights, a scale per token for the activations; or in
-blocks of 32 inputs, 8 or 4 bits each (`bridle.cpu_kernels.linear`).
+"""Linear layers in 8 bits, with a scale per output channel for weights and a scale per token for activations. Weights
+may also be in blocks of 32 inputs, with 8 or 4 bits per value (`bridle.cpu_kernels.linear`).
 
-Integer products are summed exactly, and each token has its own scale, so a row's result does not depend in the least
-on its batch mates. Weights take a quarter of float32's memory. Experts of a mixture are quantized one by one on a CPU.
-Embeddings, norms, attention and experts in uncommon layouts stay as they are. Native kernels and plain torch give the
-same bits.
+Integer products are summed exactly, and each token has its own scale, so a row's result does not depend on the other
+rows of its batch. Weights take a quarter of float32's memory. Experts of a mixture are quantized one by one on a CPU.
+Embeddings, norms, attention and experts in uncommon layouts are unchanged. Native kernels and plain torch give the same
+bits.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
 
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
-    """The angles of all positions up to `num_positions`, as `compute` gives them; None where they take too much memory,
-    or the halves of a head do not turn by the same angles."""
+    """Return the angles of all positions up to `num_positions`, as `compute` gives them. Return None if they take too
+    much memory, or if the halves of a head do not rotate by the same angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
         last = min(first + POSITIONS, num_positions)

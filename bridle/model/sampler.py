@@ -1,13 +1,13 @@
 """Logits to tokens: the standard sampler of every torch backend.
 
-Per row, in this order: gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma, temperature, top-k,
-top-p, min-p, typical-p, XTC, draw; with Mirostat, it takes the place of all from top-k to XTC.
-Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are
-rebuilt from its rows, so a request may change its parameters from one token to the next, and operations that no row
-asks for are skipped. The sampler knows nothing of KV, blocks or text.
+Each row passes these steps, in this order: gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma,
+temperature, top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat takes the place of the steps from top-k to XTC.
+Log-probabilities are those of the raw row, or of the row after bias and mask. The arrays of a step are rebuilt from its
+rows, so a request may change its parameters from one token to the next. Operations that no row needs are skipped. The
+sampler knows nothing of KV, blocks or text.
 
-A row's token is a function of its logits, parameters, history, key and draw alone: bitwise the same whatever else is in
-the batch and however wide the vocabulary is padded.
+A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. It is the same,
+bit for bit, whatever else is in the batch and however wide the vocabulary is padded.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ _Processed = dict[int, torch.Tensor]
 
 @dataclass(slots=True)
 class _Drawn:
-    """Tokens, the rows [W] that mask or bias changed if that is to be told, the states of Mirostat after the draw, and
-    for traced rows what is known of all rows after mask and bias: None if they were changed further."""
+    """Return the tokens, the rows [W] that mask or bias changed (if reported), and the states of Mirostat after
+    sampling. For traced rows also return the data about all rows after mask and bias, or None if later steps changed
+    them."""
 
     tokens: list[int]
     processed: _Processed = field(default_factory=dict)
@@ -176,8 +177,9 @@ def _draw(
     rows: Sequence[SampleRow],
     kinds: Sequence[SamplingFlags],
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """Tokens [n] sampled from the rows `where` of logits `work` [R, W], `index` on its device; the next states of
-    Mirostat by row, and the totals of the weights [n, 1] that were sampled from; `best` [n] are the largest logits."""
+    """Return tokens [n] sampled from the rows `where` of logits `work` [R, W], with `index` on the same device. Also
+    return the next states of Mirostat by row, and the total weights [n, 1] of the distributions. `best` [n] are the
+    largest logits."""
     found, params = sampling_kernels(work), [row.sampling for row in rows]
     is_cut = any(kind.is_cut for kind in kinds)
     is_plain = not any(kind.is_bent for kind in kinds)

@@ -1,14 +1,15 @@
-"""One model over several processes: each keeps a part of every linear layer, as the library's own plan says.
+"""One model over several processes: each keeps a part of every linear layer, according to the library's own plan.
 
-A column-parallel layer keeps a part of its outputs, a row-parallel one a part of its inputs, after which the processes
-add up what they have. Attention heads fall to processes whole. The head is split by tokens, and each process gets the
-logits of all. All processes run the same passes in step; embeddings and norms are kept by each. The number of this
-process, and the communication, come from `torch.distributed`.
+A column-parallel layer keeps a part of its outputs. A row-parallel layer keeps a part of its inputs, and the processes
+then add up their results. Each attention head belongs to one process. The head is split by tokens, and each process
+gets the logits of all. All processes run the same passes in step, and each keeps all embeddings and norms.
+`torch.distributed` has the number of this process, and does the communication.
 
-Every form of a layer, the library's, the lean and the fused one, sums twice a pass, rows of the same size and type: so
-processes need not have chosen the same form. Steps as CUDA graphs are filled up, so all processes have them or none has
-(`all_agree`). Trials of layers sum nothing (`unsummed`), since one process may try what another does not. On GPUs a sum
-is a command of the stream that computes, and nobody waits for it.
+A layer has three implementations: the library's, the lean and the fused one. All of them sum twice a pass, rows of the
+same size and type, so processes need not have chosen the same one. Steps as CUDA graphs are padded, so all processes
+have graphs or none has (`all_agree`). Trials of layers sum nothing (`unsummed`), because one process may try an
+implementation that another does not. On GPUs a sum is a command in the stream that computes, and the host does not wait
+for it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Attention on CUDA: Triton kernels of our own over the block table, for pages of any size.
 
-A short chunk (single tokens, forced ones, the tail of a resumed sequence) is cut along its context into *works* of
-`CHUNK` positions, so that a few sequences keep a GPU busy; a second kernel joins their parts. A longer chunk is cut
-into *tiles* of `TILE` tokens, each of which is done over all that it sees. Which of the two a sequence takes depends on
-its own length, and chunks lie at absolute positions: its result is the same bits whatever else is in the step.
+A short chunk (single tokens, forced tokens, the tail of a resumed sequence) is cut along its context into *works* of
+`CHUNK` positions. So a few sequences keep a GPU busy, and a second kernel joins their parts. A longer chunk is cut into
+*tiles* of `TILE` tokens, and a program computes a tile over all positions that it sees. The choice depends only on the
+sequence's own length, and chunks start at absolute positions. So the result has the same bits whatever else is in the
+step.
 
-Heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows, soft-capping and sinks
-are all done here; wider heads go through plain torch.
+The kernels support heads of any width up to `MAX_DIM`, grouped heads, values narrower than keys, sliding windows,
+soft-capping and sinks. Wider heads are computed in plain torch.
 """
 
 from __future__ import annotations
@@ -73,9 +74,15 @@ class PromptRow(NamedTuple):
 
 @dataclass(slots=True)
 class PagedLayout:
-    """Layout of a step as the kernels read it, short sequences first and those of `prompts` last. `words` holds
-    `num_sequences` rows of [offset, tokens, context, first part, seat], then works of [sequence, chunk], then tiles of
-    [sequence, tile], then `num_news` pages that the block table on the device lacks, as [place, page]."""
+    """Layout of a step as the kernels read it: short sequences first, those of `prompts` last.
+
+    `words` holds, in this order:
+
+    * `num_sequences` rows of [offset, tokens, context, first part, seat];
+    * works of [sequence, chunk];
+    * tiles of [sequence, tile];
+    * `num_news` pages that the block table on the device lacks, as [place, page].
+    """
 
     words: Ints
     num_sequences: int

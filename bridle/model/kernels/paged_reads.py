@@ -1,13 +1,14 @@
 """The loop that every kernel of `paged` shares: a block of rows over the positions that they see. Needs Triton.
 
 Keys are read in blocks that begin at multiples of `block_keys` positions in every program. A block in which a row sees
-nothing changes no bit of it, so a row's result depends neither on the rows beside it nor on where its pages lie.
+nothing changes no bit of the row. So a row's result depends neither on the other rows nor on where its pages lie.
 
-The entries of the block table for the next round travel through the loop. A load whose address depends on a load of the
-same round takes the place of a stage: with the entries at hand, keys and values get as many buffers as `num_stages`
-says less one, and the copies of a round overlap the products of the one before.
+The loop loads the entries of the block table one round ahead. A load whose address depends on a load of the same round
+would occupy one pipeline stage. With the entries at hand, keys and values get `num_stages` - 1 buffers, and the copies
+of a round overlap the products of the round before.
 
-`is_wide` multiplies in float32 whatever the type is: Triton's interpreter needs that, as it keeps bfloat16 as integers.
+`is_wide` multiplies in float32 whatever the type is. Triton's interpreter needs that, because it keeps bfloat16 as
+integers.
 """
 
 from __future__ import annotations

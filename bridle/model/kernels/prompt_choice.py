@@ -1,8 +1,8 @@
 """The choice of the kernel that computes attention of long chunks, made while a model is loaded.
 
-The kernels of libraries are tried in a fixed order, so that the choice does not vary from start to start: the first
-that gives what the own kernel gives, and is no slower, computes chunks of `MIN_TOKENS` tokens or more. The own kernel
-computes all others, and these too if there is none.
+Kernels of libraries are tried in a fixed order, so that the choice does not vary from start to start. The first kernel
+that gives the same result as bridle's own, and is no slower, computes chunks of `MIN_TOKENS` tokens or more. bridle's
+own kernel computes all others, and all chunks if no library's kernel qualifies.
 """
 
 from __future__ import annotations

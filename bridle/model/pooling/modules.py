@@ -1,7 +1,7 @@
-"""The modules of a sentence-transformers folder: what is done with a transformer's hidden states, as plain data.
+"""The modules of a sentence-transformers folder as plain data: the operations on a transformer's hidden states.
 
-`modules.json` names Python classes. None of them is imported: each one that is known here stands for a step of ours,
-any other is refused by name, since leaving it out would give other vectors. Knows no tensors.
+`modules.json` names Python classes, none of which is imported. Each known class stands for a step of bridle's own.
+Other classes are refused by name, because the vectors would be wrong without them. Knows no tensors.
 """
 
 from __future__ import annotations

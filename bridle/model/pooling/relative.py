@@ -28,8 +28,8 @@ def lower_relative(base: Any) -> None:
 
 
 def by_distance(length: int, values: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    """[..., length, length] of `values` [..., 2 * length - 1], which are given for each distance of two tokens: how far
-    the query stands behind the key, from 1 - length up to length - 1."""
+    """Return [..., length, length] of `values` [..., 2 * length - 1], which are given by the distance of two tokens.
+    The distance is that of the query behind the key, from 1 - length to length - 1."""
     found = values(torch.arange(1 - length, length, device=device))
     return found.unfold(-1, length, 1).flip(-1)
 

@@ -1,15 +1,16 @@
 """The three Triton kernels of `CodeLinear`, which says how they divide the work. Importing this needs Triton.
 
-Pointers: `rows` [T, in], `words` int32 [slots * bits / 32, out], `scales` and `zeros` [groups, out], `order` int32
-[slots] (`codes.py` has what they mean), `sums` float32 [shares, T, out], `out` [T, out].
+Pointers, which `codes.py` explains: `rows` [T, in], `words` int32 [slots * bits / 32, out], `scales` and `zeros`
+[groups, out], `order` int32 [slots]. Outputs are `sums` float32 [shares, T, out] and `out` [T, out].
 
 Slots are cut into *shares*, by the sizes of the weight alone. A share's products are added in the order of its slots,
-shares in their order, whether they are computed side by side or one after the other. Rows are multiplied in tiles of
+and shares in their order, whether they are computed in parallel or one after the other. Rows are multiplied in tiles of
 16 or 32, for which matrix units have the same instruction. So a row gives the same bits alone and among others.
 
-Integers are multiplied as they are, less their zero points, which is exact; a run's sum is multiplied by its scale.
+Integers are multiplied unchanged, less their zero points, which is exact; a run's sum is multiplied by its scale.
 
-`is_wide` multiplies in float32 whatever the type is: Triton's interpreter needs that, as it keeps bfloat16 as integers.
+`is_wide` multiplies in float32 whatever the type is. Triton's interpreter needs that, because it keeps bfloat16 as
+integers.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ FLOAT8_SHARE = 256.0
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A weight [out, in]: `words` int32 [slots * bits / 32, out]; `scales` [groups, out]; zero points, uint8 [groups,
-    out] or one for all; `order` int32 [slots], -1 for no input, or None where a slot is the input of its number."""
+    """A weight [out, in]. `words` are int32 [slots * bits / 32, out], and `scales` [groups, out]. Zero points are uint8
+    [groups, out], or one for all. `order` is int32 [slots] with the input of each slot (-1: none), or None if slot i is
+    input i."""
 
     words: Tensor
     scales: Tensor

@@ -1,6 +1,5 @@
-"""A checkpoint in 8 bits, as `--quantization int8` makes it while loading, but made once: compressed-tensors' format of
-integers with a scale for each output, which other programs read as well.
-"""
+"""Saves a checkpoint in 8 bits, with the same weights as `--quantization int8` computes at each start. The format is
+that of compressed-tensors, integers with a scale for each output, which other programs read as well."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A packed checkpoint in the library's own model class: made without memory, then filled layer by layer, as GGUF files
-are, so that no weight is ever in memory as floating point beside its packed form for longer than its own turn.
-"""
+"""Reads a packed checkpoint into the library's own model class, as GGUF files are read. The model is created without
+memory and filled layer by layer. So only one layer at a time is in memory both as floating point and packed."""
 
 from __future__ import annotations
 

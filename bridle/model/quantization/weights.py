@@ -1,9 +1,8 @@
-"""The tensors that a method stores for one linear layer, as the weight that they stand for.
+"""Reads the tensors that a quantization method stores for one linear layer, and returns the weight.
 
-`read_grouped` says what integers, zero points and scales they are, for kernels that take any of them. `read_weight`
-says it in the forms of the CPU's kernels: those take 8-bit integers with a scale per output, and 4-bit integers around
-8 with a scale per 32 inputs or a multiple, as they are. Everything else becomes floating point, and the caller rounds
-it to Q8_0.
+`read_grouped` returns integers, zero points and scales, for kernels that take any of them. `read_weight` returns the
+formats of the CPU's kernels. These take 8-bit integers with a scale per output unchanged, and 4-bit integers around 8
+with a scale per 32 inputs or a multiple. Everything else becomes floating point, and the caller rounds it to Q8_0.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _POWERS = torch.float8_e8m0fnu
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A weight of `scale * (value - zero)`: `values` [out, in] are uint8 of `bits` bits, int8 or float8; `scales` [out,
-    groups]; `zeros` int16 [out, groups], or None if there are none; `index` [in] is the group of each input."""
+    """A weight of `scale * (value - zero)`. `values` [out, in] are uint8 of `bits` bits, int8 or float8, and `scales`
+    are [out, groups]. `zeros` are int16 [out, groups], or None. `index` [in] is the group of each input."""
 
     values: Tensor
     scales: Tensor

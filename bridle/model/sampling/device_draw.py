@@ -1,9 +1,9 @@
-"""Draws on a GPU, from the logits to numbers in the host's memory, in kernels of our own.
+"""Samples on a GPU, from the logits to numbers in the host's memory, in kernels of our own.
 
-All parameters of a draw are uploaded in one copy, all results are downloaded in one, and the host waits for nothing in
-between. A row is read where the model left it: bias, mask and penalties are applied to each logit when it is read,
-again in each of the kernels, since that takes less than to write a matrix down. Only rows that are cut (top-k, top-p)
-or that tell log-probabilities are written, because the best of them are looked for.
+All parameters are uploaded in one copy, all results are downloaded in one, and the host waits for nothing in between.
+The kernels read a row directly from the model's output. Each kernel applies bias, mask and penalties to a logit when it
+reads it, because that is faster than writing a changed matrix. Only rows with top-k, top-p or log-probabilities are
+written, because their best tokens are searched for.
 
 1. `count_tokens` and `place_biases`, where rows ask for them: tables over the vocabulary.
 2. `find_peaks`: the largest logit of each part of a row.
@@ -11,7 +11,8 @@ or that tell log-probabilities are written, because the best of them are looked 
 4. `pick`: the part, and the token in it, that the row's random number falls on.
 5. `copy_told` and `tell`, for log-probabilities.
 
-Whole numbers have the same sum however they are added, so a row's token depends on nothing that shares its step.
+Whole numbers have the same sum in any order of addition, so a row's token does not depend on the other rows of its
+step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The Triton kernels of `device_draw`, which says in which order they run. Importing this needs Triton.
 
-Pointers: `logits` [R, V]; `ints` [N, INTS] and `floats` [N, FLOATS], the parameters of rows (`columns` names them);
-`masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. A row is cut into parts of `part`
-columns, P of them; what is found of parts lies in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V]
-has the logits of rows that are cut, `heads` their best ones in order. Sums are of whole numbers (`draw_numbers`), so
-they are the same on any GPU.
+Pointers: `logits` [R, V]; `masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. `ints`
+[N, INTS] and `floats` [N, FLOATS] are the parameters of rows (`columns` names them). A row is cut into P parts of
+`part` columns. The results of the parts are in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V] has
+the logits of rows that are cut, `heads` their best ones in order. Sums are of whole numbers (`draw_numbers`), so they
+are the same on any GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Distributions behind traced tokens: the model's own, and the one left by mask and bias.
 
-All of it is computed for the traced rows of a step together, from what the draw has found already where it has, and
-stays numbers: a `Draw` is made of them when somebody reads it, which may be long after the step.
+The distributions of all traced rows of a step are computed together, from the sampler's own results where it has them.
+They remain arrays until a reader needs them, which may be long after the step. Only then a `Draw` is made of them.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def traced_draws(
     steered: Mapping[int, torch.Tensor],
     seen: RowTotals | None,
 ) -> TracedDraws:
-    """Return the distributions behind the sampled `tokens` of the traced `rows`, in `logits` [R, V]; `steered` are
-    the rows [W] that mask or bias changed, `seen` is all of them, if the sampler has left them so; they are used
-    up. A row from which nothing was sampled has none."""
+    """Return the distributions behind the sampled `tokens` of the traced `rows`, in `logits` [R, V]. `steered` are the
+    rows [W] that mask or bias changed. `seen` are all rows after mask and bias, if the sampler left them so; their
+    memory is reused. A row from which nothing was sampled has no distribution."""
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]

@@ -1,10 +1,10 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677, 2024): a penalty that grows with the
-length of the repetition that a token would continue with.
+length of the repetition that a token would continue.
 
-If the sequence ends in tokens that stand earlier in it, too, and token t followed there, t loses
-multiplier * base ** (length - allowed_length), where length is that of the longest such end; shorter ones than
-`allowed_length` lose nothing. No repetition is counted across a sequence breaker. Lengths above 50 count as 50, as in
-the original, which bounds the work.
+Suppose that the last tokens of the sequence also stand earlier in it, and that token t followed there. Then t loses
+multiplier * base ** (length - allowed_length), where length is that of the longest such repetition. If it is shorter
+than `allowed_length`, t loses nothing. No repetition is counted across a sequence breaker. Lengths above 50 count as
+50, as in the original, which bounds the work.
 """
 
 from __future__ import annotations

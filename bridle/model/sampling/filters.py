@@ -1,9 +1,9 @@
-"""Top-k, top-p, min-p and typical-p: which tokens stay in the draw.
+"""Top-k, top-p, min-p and typical-p: filters of the tokens that may be sampled.
 
-Top-k and top-p keep a prefix of the tokens in the order (logit down, id up), so they are found from the
-sorted largest values alone: a short head of the row, and a longer one only for rows that need it. Typical-p
-(arXiv 2202.00666) keeps no prefix and sorts the whole row. Rows come with their largest logit subtracted and
-divided by the temperature; tokens that go are set to -inf in place.
+Top-k and top-p keep a prefix of the tokens in descending order of logits, with ties in ascending order of ids. So they
+need only the largest values of a row, sorted: a short head, and a longer one for rows that need it. Typical-p (arXiv
+2202.00666) keeps no prefix and sorts the whole row. The caller has subtracted each row's largest logit and divided by
+the temperature. Removed tokens are set to -inf in place.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor
 
 
 def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """Keep, of each row of `x` [R, W], the first tokens in (logit down, id up) order: at most `top_k`, and
-    only while the ones before them hold less than `top_p` of the weight of those `top_k`."""
+    """Keep the first tokens of each row of `x` [R, W], in descending order of logits, with ties in ascending order of
+    ids. At most `top_k` tokens are kept. A token is kept only if the ones before it hold less than `top_p` of the
+    weight of those `top_k`."""
     width, device = x.shape[1], x.device
     ks = [p.top_k if 0 < p.top_k < width else width for p in params]
     top_k = upload_list(ks, torch.int64, device).unsqueeze(1)  # [R, 1], as all below

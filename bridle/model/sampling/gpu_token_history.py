@@ -1,6 +1,5 @@
-"""Histories that penalties count, kept on the device: a step uploads the tokens that a sequence has got since its last
-draw, and the kernel that counts them puts them behind the others.
-"""
+"""Token histories for penalties, kept on the device. A step uploads the tokens that a sequence has got since its last
+sampling, and the kernel that counts tokens appends them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Masks of tokens on a device: a ring of slots, each as wide as the vocabulary.
 
-Masks that come while a forward pass runs are copied beside it, on a stream of their own. A mask that is in the ring is
-not copied again, whether it is the same object or another one of the same bits, which is common with a fixed set of
-tokens or with many rows that have the same constraint.
+Masks that arrive during a forward pass are copied at the same time, on a stream of their own. A mask that is in the
+ring is not copied again, whether it is the same object or another one with the same bits. Equal masks are common with a
+fixed set of tokens, or with many rows that have the same constraint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Mirostat 2.0 (Basu et al., arXiv 2007.14966, algorithm 2): only tokens whose surprise, -log2 p, is at most mu may be
-sampled, at least the most probable; after each draw mu moves against the difference between the surprise that was
-seen and the one that is wanted, tau, by the share eta.
+"""Mirostat 2.0 (Basu et al., arXiv 2007.14966, algorithm 2).
+
+Only tokens whose surprise, -log2 p, is at most mu may be sampled; the most probable token always may. After each token,
+mu decreases by eta times the difference between the observed surprise and the target tau.
 
 mu begins at twice tau. It belongs to a sequence, not to this module: rows bring it, and results carry the next one.
 """

@@ -1,7 +1,7 @@
 """Repetition, presence and frequency penalties, from each sequence's tokens so far.
 
-Token lists are turned into arrays incrementally: a sequence that grew by one token since the last step costs
-one comparison with what is already known, not a conversion of its whole history.
+Token lists are turned into arrays incrementally. For a sequence that grew by one token since the last step, the list is
+compared with the known tokens, and only the new one is converted.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Top-n-sigma, dynamic temperature and XTC. Rows come with their largest logit subtracted; tokens that go are set to
--inf in place. Each function is given only the rows that ask for it.
+"""Top-n-sigma, dynamic temperature and XTC. The caller has subtracted each row's largest logit. Removed tokens are set
+to -inf in place. Each function is given only the rows that ask for it.
 
 Top-n-sigma (Tang et al., arXiv 2411.07641): a token stays if its logit is at most n standard deviations below the
-largest one. The deviation is that of the logits of all allowed tokens, before the temperature, which changes nothing
-about who stays.
+largest one. The deviation is that of the logits of all allowed tokens, before the temperature. The temperature does not
+change which tokens stay.
 
-Dynamic temperature (kalomaze, llama.cpp pull request 4972): temperature - range where the next token is certain,
-temperature + range where all are equally likely, and between them as the entropy, divided by its largest possible
-value, to the power of the exponent.
+Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is between temperature - range, where the
+next token is certain, and temperature + range, where all tokens are equally likely. Its place between them is the
+entropy, divided by its largest possible value, to the power of the exponent.
 
-XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335): with a probability, all tokens of at least
-`threshold` go, but for the least likely of them.
+XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. It removes
+all tokens with a probability of at least `threshold`, except for the least likely of them.
 """
 
 from __future__ import annotations

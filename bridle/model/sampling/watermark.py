@@ -1,8 +1,8 @@
-"""The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226): half of the vocabulary, chosen by a hash of the
-previous token, gets a small bonus, so that text of a model can later be told from other text.
+"""The green-list watermark of Kirchenbauer et al. (arXiv 2301.10226). Half of the vocabulary, chosen by a hash of the
+previous token, gets a small bonus. So text of a model can later be distinguished from other text.
 
-Without a key, the list is that of text-generation-inference: seeded with 15485863 times the previous token, so that
-its detectors read what is written here. With one, it is that of `bridle.watermark`.
+Without a key, the list is that of text-generation-inference: it is seeded with 15485863 times the previous token. So
+the detectors of text-generation-inference detect this text. With a key, the list is that of `bridle.watermark`.
 """
 
 from __future__ import annotations
