@@ -164,41 +164,43 @@ def _check_positive(config: ModelConfig | EngineConfig, names: tuple[str, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Limits of scheduling: what a step may hold, how long prompts wait for one, how long requests may be. None takes
-    what suits the backend; `bridle.engine.scheduling.batching` says what that is, docs/batching.md what each of them
-    trades.
+    """Limits of scheduling: the size of a step, the waiting time of prompts, the length of requests. None takes the
+    default of the backend. `bridle.engine.scheduling.batching` has these defaults, and docs/batching.md explains the
+    trade-offs.
 
-    A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts,
-    for at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together. While
-    sequences decode, queued prompts get their part of a step once `waiting_served_ratio` times as many are queued as
-    decode, or `max_waiting_tokens` steps after prompts last did. Without `chunked_prefill` prompts are computed whole,
-    in steps of their own. A prompt has at most `max_input_tokens` tokens, prompt and output at most `max_total_tokens`.
+    A step computes at most `max_num_batched_tokens` tokens, of which `max_batch_prefill_tokens` may belong to prompts.
+    It computes at most `max_num_seqs` sequences, which hold at most `max_batch_total_tokens` tokens of KV together.
+    While sequences decode, queued prompts get their part of a step once `waiting_served_ratio` times as many are queued
+    as decode, or `max_waiting_tokens` steps after prompts last did. Without `chunked_prefill` prompts are computed
+    whole, in steps of their own. A prompt has at most `max_input_tokens` tokens, prompt and output at most
+    `max_total_tokens`.
 
-    `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, put to wait or fork for
-    as long as it spends at most `max_draws_factor` times its `max_tokens` (plus a small constant) in draws and
-    `max_idle_steps` steps in a row without progress; a request all of whose controllers do nothing, `max_noops` times
-    in a row, is given up. `max_forks` bounds the outputs of one request.
-    `step_timeout` is how long a step waits for controllers once its forward pass is done, in seconds. A level of
-    priority is worth `priority_seconds` of waiting: who has waited that much longer comes first all the same.
+    `max_waiting` bounds the queue of requests not yet running. A sequence may be rewound, suspended or forked within
+    two limits. It may sample at most `max_draws_factor` times its `max_tokens` (plus a small constant) tokens in all,
+    and spend at most `max_idle_steps` steps in a row without progress. A request ends with an error if all of its
+    controllers do nothing `max_noops` times in a row. `max_forks` bounds the outputs of one request. A step waits at
+    most `step_timeout` seconds for controllers after its forward pass. A level of priority equals `priority_seconds` of
+    waiting: a request of a lower level that has waited that much longer comes first.
 
-    A step computes with at most `max_step_adapters` adapters; more take turns. Those in use take at most
-    `adapter_memory` bytes where the model computes, those that were read `adapter_host_memory` bytes on the host (None:
-    1 and 4 GiB; where memory is set aside for them, an eighth of what is free if that is less).
+    A step computes with at most `max_step_adapters` adapters; more take turns. Adapters in use take at most
+    `adapter_memory` bytes on the model's device. Loaded adapters take at most `adapter_host_memory` bytes on the host.
+    None means 1 and 4 GiB; where memory is reserved for them, an eighth of the free memory if that is less.
 
-    After a tool call the KV of a conversation is parked for `park_seconds`: it is evicted after all else. What is
-    parked takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked). Of that, a
-    user retains `max_retained` prefixes and caches, of `max_retained_tokens` tokens (None: half of what is parked).
+    After a tool call the KV of a conversation is parked for `park_seconds`, which means that it is evicted last. Parked
+    KV takes at most `park_memory` bytes of the KV cache (None: a quarter of it; 0: nothing is parked). Within that
+    limit, a user may retain `max_retained` prefixes and caches, of `max_retained_tokens` tokens (None: half of the
+    parked tokens).
 
-    Blocks of the KV cache that are evicted, and those in memory when the engine closes, are kept in the folder
-    `kv_store` (`auto`: one in the user's cache, if the model can use it; None: nowhere), in at most `kv_store_bytes`
-    bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file `kv_store_key` they are
-    encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV. Blocks of a GPU are kept in
-    `kv_host_bytes` bytes of the host's memory first (0: in none).
+    The folder `kv_store` keeps blocks of the KV cache that are evicted, and those in memory when the engine closes.
+    `auto` is a folder in the user's cache, if the model can use it; None keeps no blocks. The folder takes at most
+    `kv_store_bytes` bytes (None: 8 GiB, or a tenth of the free disk if that is less). With the key in the file
+    `kv_store_key` they are encrypted. The `kv_store_format` is exact, or int8 for less room and approximate KV. Blocks
+    of a GPU are first kept in `kv_host_bytes` bytes of the host's memory (0: not at all).
 
-    Ids of the model that no token of the tokenizer has are never drawn, unless `unnamed_ids` says so.
+    Ids of the model that no token of the tokenizer has are never sampled, unless `unnamed_ids` allows it.
 
-    Requests that do not say how many tokens to draft get `speculate`: a number, 0 for none, -1 for as many as pay
-    (None: as many as pay if there is a draft model, else none). With `allow_probes` controllers may read hidden states
+    `speculate` is the default number of draft tokens for requests that do not set one: 0 for none, -1 for as many as
+    increase the speed. None means -1 with a draft model, else 0. With `allow_probes` controllers may read hidden states
     along control vectors.
     """
 

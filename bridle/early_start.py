@@ -1,6 +1,5 @@
-"""Begins what a first look at a model needs while the libraries that serve it are imported, which keeps one core busy:
-torch's own library is read by a thread, and a GGUF file that is new is unpacked by another process.
-"""
+"""Prepares a model's files while the serving libraries are imported, because imports keep only one core busy. A thread
+reads torch's own library, and another process unpacks a GGUF file that is new."""
 
 from __future__ import annotations
 

@@ -57,11 +57,11 @@ Api = Literal["openai", "tgi", "lmtp", "cli"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Metadata of a field of `SamplingParams`, for all code that lists such fields. Its `part` is `draw` if it
-    affects the choice of a token, `report` if it affects the data returned about one (a sampler needs both), and
-    `output` if it is about the whole output. A controller `may_change` it for one token. `names` are its names in
-    APIs that do not use its own; None: it is not supported there, or set by other fields. A number lies `within` two
-    others, and is an integer if they are."""
+    """Metadata of a field of `SamplingParams`, for all code that lists such fields. `part` says what the field affects:
+    `draw` the choice of a token, `report` the data returned about a token, `output` the whole output. A sampler needs
+    the first two. A controller `may_change` the field for one token. `names` are its names in APIs that do not use its
+    own; None: it is not supported there, or set by other fields. A number lies `within` two others, and is an integer
+    if they are."""
 
     part: Part = "output"
     may_change: bool = False
@@ -109,43 +109,48 @@ def _unknown(name: str) -> UnknownKeyword:
 class SamplingParams:
     """Parameters of one request. All are checked here; an `InvalidRequest` names the field and the limit.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 are off.
-    `repetition_penalty` looks at prompt and output (CTRL, arXiv 1909.05858), `presence_penalty` and
-    `frequency_penalty` at the output alone (OpenAI). `max_tokens` None means up to the context limit.
-    `logprobs` None reports nothing, 0 the chosen token's log-probability, k also the k best alternatives;
-    `logprobs_mode` `raw` is the model's own distribution, `processed` the one after bias and masks, both
-    before temperature. `prompt_logprobs` does the same for the tokens of the prompt, from `prompt_logprobs_start` on:
-    what comes before need not be computed if it is cached. `seed` None draws one at
-    admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none. `speculate` is
-    how many tokens are drafted at once, which changes nothing but the time: 0 (or `off`) none, -1 (or `auto`) as many
-    as pay, None what the engine is set to (with a `prediction`, of what the output will be, as many as pay).
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `min_p` 0 and `typical_p` 1 are off. `repetition_penalty`
+    looks at prompt and output (CTRL, arXiv 1909.05858), `presence_penalty` and `frequency_penalty` at the output alone
+    (OpenAI). `max_tokens` None means up to the context limit. `logprobs` None reports nothing, 0 the chosen token's
+    log-probability, k also the k best alternatives. `logprobs_mode` `raw` is the model's own distribution, `processed`
+    the one after bias and masks, both before temperature. `prompt_logprobs` does the same for the tokens of the prompt,
+    from `prompt_logprobs_start` on: tokens before it need not be computed if they are cached. `seed` None chooses a
+    random seed at admission. `n` outputs are forks of one sequence after one prefill. `watermark` None writes none.
 
-    Further samplers, each off by default, by llama.cpp's names; `bridle.model.sampling` has their definitions:
-    `top_n_sigma` (arXiv 2411.07641), `xtc_probability` and `xtc_threshold` (XTC), `dynatemp_range` and
-    `dynatemp_exponent` (a temperature that follows the entropy), `mirostat` 2 with `mirostat_tau` and `mirostat_eta`
-    (arXiv 2007.14966), `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
-    `dry_sequence_breakers` (DRY). At temperature 0 only DRY counts, since the others choose what may be sampled.
+    `speculate` is how many tokens are drafted at once, which changes only the speed. 0 (or `off`) drafts none, -1 (or
+    `auto`) as many as increase the speed. None is the engine's setting; with a `prediction` of the output it is `auto`.
 
-    With `allowed_token_ids` nothing else is sampled (vLLM), no end either unless it is one of them; what a constraint
-    forces is not sampled. `logit_bias` may name texts beside token ids: each token of a text gets the addend
-    (llama.cpp). `bad_words` are never completed, by whichever of two spellings: alone and after a space (vLLM). The
-    text never holds any of `banned_phrases`, however it is put into tokens: what would complete one is rolled back
-    unseen, and sampled anew. Under a constraint, `canonical` says whether its text is put into tokens as the tokenizer
-    would do it: `strict` always, `prefer` where little is allowed. The builder of a request turns texts to tokens: it
-    sets `dry_breaker_ids`, `bad_words_ids` and `prediction_ids`, and `bias_texts` are the entries that it resolves of
-    `logit_bias`.
+    Further samplers, each off by default, have llama.cpp's names; `bridle.model.sampling` has their definitions:
 
-    `constraint_report` measures what steering took from the model (`Usage.constraint`). `constraint_floor` is a
-    log-probability: a run of forced tokens below it is counted (`on_constraint_floor` `flag`), ends the output with an
-    error (`refuse`), or is taken back with the token that led to it, which is not sampled there again (`rewind`).
-    `lookahead` is the number of forced tokens after a candidate whose probability counts when the candidate is chosen.
-    With `aligned`, an output under a constraint begins again, at most so often, so that texts have the probabilities
-    that the model gives them among the allowed ones.
+    * `top_n_sigma` (arXiv 2411.07641);
+    * `xtc_probability` and `xtc_threshold` (XTC);
+    * `dynatemp_range` and `dynatemp_exponent` (a temperature that follows the entropy);
+    * `mirostat` 2 with `mirostat_tau` and `mirostat_eta` (arXiv 2007.14966);
+    * `dry_multiplier`, `dry_base`, `dry_allowed_length`, `dry_penalty_last_n` (-1: all tokens) and
+      `dry_sequence_breakers` (DRY).
 
-    With `token_healing` the last tokens of the prompt are taken back if a longer token may stand there; the output
+    At temperature 0 only DRY has an effect, because the others choose which tokens may be sampled.
+
+    With `allowed_token_ids` only these tokens are sampled (vLLM). The end token is not sampled either, unless it is one
+    of them. Tokens that a constraint forces are not sampled. `logit_bias` may name texts as well as token ids: each
+    token of a text gets the addend (llama.cpp). `bad_words` are never completed, in either of two spellings: alone and
+    after a space (vLLM). The text never contains any of `banned_phrases`, in any tokenization. A token that would
+    complete one is rolled back before the client sees it, and another one is sampled. Under a constraint, `canonical`
+    says whether its text is tokenized as the tokenizer would do it: `strict` always, `prefer` where few tokens are
+    allowed. The builder of a request converts texts to tokens. It sets `dry_breaker_ids`, `bad_words_ids` and
+    `prediction_ids`, and `bias_texts` are the entries of `logit_bias` that it resolves.
+
+    `constraint_report` measures how much probability steering removed (`Usage.constraint`). `constraint_floor` is a
+    log-probability for runs of forced tokens. `on_constraint_floor` says what happens to a run below it: `flag` counts
+    it, and `refuse` ends the output with an error. `rewind` rolls it back with the token that led to it, which is not
+    sampled there again. `lookahead` is the number of forced tokens after a candidate whose probability counts when the
+    candidate is chosen. `aligned` is how often an output under a constraint may begin again, so that texts have the
+    probabilities that the model gives them among the allowed ones.
+
+    With `token_healing` the last tokens of the prompt are rolled back if a longer token may stand there. The output
     spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
-    message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name.
-    Of the `n` outputs only `keep_best` with the highest mean log-probability are wanted (0: all); others end once they
+    message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name. Of
+    the `n` outputs only `keep_best` with the highest mean log-probability are returned (0: all); others end once they
     cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the hidden
     states.
     """

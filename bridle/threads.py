@@ -46,8 +46,8 @@ def run_in_thread(function: Callable[[], T], name: str = "bridle-apart") -> T:
 
 
 def run_after(function: Callable[[], T], name: str) -> T:
-    """Run `function` in a new thread that computes behind the others, and wait for it: it and its workers get what
-    processor time the rest leaves, where the system lets threads have priorities of their own."""
+    """Run `function` in a new thread of low priority, and wait for it. The thread and its workers get the processor
+    time that other threads leave, where the system lets threads have priorities of their own."""
 
     def run() -> T:
         if sys.platform == "linux":

@@ -82,8 +82,8 @@ class RecurrentSlots:
     """A sequence's state in a model with recurrent layers. Written by `StateManager`.
 
     `slot` holds the state after `position` tokens, drafts included; -1 if it has none. `pending` are the copies that
-    the step under way makes, `base` the one from before its drafts, and `tail` is the hash at which the newest copy of
-    its own is kept. At `junction` tokens others may continue differently; 0 if that is not known of any place.
+    the current step makes, and `base` is the copy from before its draft tokens. `tail` is the hash of the sequence's
+    own newest copy. At `junction` tokens other sequences may continue differently; 0 if no such place is known.
     """
 
     slot: int = -1

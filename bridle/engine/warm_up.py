@@ -67,9 +67,9 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 
 
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
-    """Run a prefill of `num_tokens` and one token for each of the other sequences, as many as there is room for, up
-    to `num_seqs` in total (0: as many as one step takes). The first prompt begins at position `context`, as the last
-    chunk of a long one does; KV before it is read, whatever it holds."""
+    """Run a prefill of `num_tokens` and one token for each of the other sequences. There are up to `num_seqs` sequences
+    in total (0: as many as one step takes), as far as there is room for them. The first prompt begins at position
+    `context`, like the last chunk of a long prompt. KV before it is read, whatever its content."""
     info = executor.info
     num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)

@@ -1,7 +1,7 @@
-"""Threads that read blocks: fast ones, and one that takes little from a model which computes on the same processors.
+"""Threads that read blocks: fast ones, and a slow one for use while a model computes on the same processors.
 
-That one has low priority and rests after each block. Priority alone is not enough: the threads that compute a layer
-wait for the slowest of them, so each millisecond that reading takes from one of them delays the whole step.
+The slow thread has low priority and rests after each block. Priority alone is not enough. The threads that compute a
+layer wait for the slowest of them, so each millisecond that the reader takes from one of them delays the whole step.
 """
 
 from __future__ import annotations

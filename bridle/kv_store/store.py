@@ -128,8 +128,8 @@ class SegmentStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block unless it is there. Returns whether it is there now; it is not if the disk is full, the limit
-        too small, or the user's part of it taken by a segment that is being written."""
+        """Write a block unless the store has it. Return whether the store has it now. It does not if the disk is full,
+        the limit too small, or the user's part of the limit filled by a segment that is being written."""
         if key in self.index:
             return True
         if self._cipher is not None:

@@ -38,10 +38,11 @@ class PlaceholderLayout:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFamily:
-    """`arrays` are what the tower reads of the image processor's results; `options` go to the processor. The
-    configuration's field `placeholder` is the token that stands for an image in a prompt. With `mutual` the rows of
-    an image attend to each other in both directions, always or if the text's configuration has that value; with
-    `whole` all tokens of a prompt with images do. Templates may write `written` for an image, which is not a token."""
+    """A family of multimodal models. `arrays` are the results of the image processor that the tower reads, and
+    `options` go to the processor. The configuration's field `placeholder` is the token that stands for an image in a
+    prompt. With `mutual` the rows of an image attend to each other in both directions, always or if the text's
+    configuration has that value. With `whole` all tokens of a prompt with images do. Templates may write `written` for
+    an image, which is not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)

@@ -1,5 +1,5 @@
-"""Decodes untrusted image files. Sizes are checked in the header before anything is decoded, only listed formats are
-tried, and no library's message is passed on, because it may contain memory addresses of this process.
+"""Decodes untrusted image files. Sizes are checked in the header before anything is decoded, and only listed formats
+are tried. Messages of libraries are not passed on, because they may contain memory addresses of this process.
 
 The result is the first frame, rotated as its camera says, on white where it is transparent, in RGB.
 """

@@ -20,9 +20,10 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frame settings of a checkpoint: patches of `patch` x `patch` pixels over `temporal` frames, `merge` x `merge`
-    of which are a row; between `least` and `most` pixels; `rate` frames per second, `fewest` to `many` in all.
-    Square frames have `edge` pixels along a side; of clips over `longest` seconds fewer frames are used."""
+    """Frame settings of a checkpoint. A patch has `patch` x `patch` pixels over `temporal` frames, and `merge` x
+    `merge` patches are a row. A frame has between `least` and `most` pixels. Frames are sampled at `rate` per second,
+    `fewest` to `many` in all. Square frames have `edge` pixels along a side; clips over `longest` seconds use fewer
+    frames."""
 
     patch: int = 14
     temporal: int = 2

@@ -251,11 +251,11 @@ class Look:
 
 
 def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
-    """Copies, checked, in one common form: content is text (parts are joined with line breaks, none becomes empty) or
-    what `look` makes of it, and the arguments of tool calls are objects, not JSON in a string.
+    """Return checked copies of messages in one common form. The content is text (parts are joined with line breaks,
+    none becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON in a string.
 
-    Raises `InvalidRequest` for what is no list of messages, and without `look` `UnsupportedFeature` for images and the
-    like.
+    Raises `InvalidRequest` if it is no list of messages, and without `look` `UnsupportedFeature` for images and other
+    media.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")

@@ -22,7 +22,7 @@ class Detokenizer:
     """Implements `bridle.engine.interfaces.TextDecoder` for a tokenizer.
 
     Property: the text that a state returns, with its flush, is `decode` of prompt and output without `decode` of the
-    prompt; a character that begins in the prompt and ends in the output belongs to the output.
+    prompt. A character that begins in the prompt and ends in the output belongs to the output.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -55,8 +55,8 @@ class ByteText:
     `bridle.engine.interfaces.TextState`; `skipped` are the tokens that leave no text.
 
     A token that is whole characters costs one list look-up. Bytes that may begin a character wait for the rest of it.
-    Tokens can be rolled back: only the few positions with waiting bytes (or within the special beginning of a text)
-    need remembering, the others are recomputed from nothing but the number of characters each token gave.
+    Tokens can be rolled back. For this, only the few positions with waiting bytes (or within the special beginning of a
+    text) are remembered. The others are recomputed from the number of characters of each token.
     """
 
     def __init__(self, table: TokenTable, prompt: Sequence[int], skipped: AbstractSet[int]) -> None:

@@ -161,9 +161,9 @@ class ControllerPool(ABC):
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the leading `tokens` that are allowed one after the other, each with the tokens that are then
-        forced; and whether the forced tokens differ from those that come next in `tokens`. A later call continues
-        from there."""
+        """Return the leading `tokens` that are allowed one after the other, each with the tokens that are then forced.
+        Also return whether the forced tokens differ from those that come next in `tokens`. A later call continues from
+        there."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:

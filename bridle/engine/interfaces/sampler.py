@@ -20,8 +20,8 @@ class PendingSample(Protocol):
 
     @property
     def tokens(self) -> Any:
-        """The tokens as the device has them, an integer tensor [rows] in the order of the batch, less than 0 where none
-        could be sampled; None if they have to be waited for."""
+        """Return the tokens as an integer tensor [rows] on the device, in the order of the batch. A row from which no
+        token could be sampled has a number below 0. Return None if the host has to wait for the tokens."""
 
     def take(self) -> StepResult:
         """Wait for them. Called once."""

@@ -2,16 +2,18 @@
 
 Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
 
-1. A block is written only if one sequence refers to it and it has no hash: a shared one is copied first, a hashed one
-loses its hash. 2. A block has a hash only if it is full and its KV was computed. 3. Every block is free or referenced;
-free blocks with a hash are the prefix cache. Parked blocks are evicted after all others (`KVRetention`).
+1. A block is written only if one sequence refers to it and it has no hash. A shared block is copied first, and a block
+   with a hash loses it.
+2. A block has a hash only if it is full and its KV was computed.
+3. Every block is free or referenced. Free blocks with a hash are the prefix cache. Parked blocks are evicted after all
+   others (`KVRetention`).
 
-The hash of a full block covers all tokens up to its end, the images among them, and the control vectors that they were
-computed with: blake2b over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). At 128
-bits and unforgeable, equal hashes mean equal tokens, images and vectors.
+The hash of a full block covers all tokens up to its end, with their images and control vectors. It is blake2b over
+(parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits and cannot be
+forged, so equal hashes mean equal tokens, images and vectors.
 
-Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after them, or with
-other tokens than the shared ones, is hashed with its tenant, so everything that follows is the tenant's own.
+Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after the prefix, or
+with other tokens, is hashed with its tenant, so everything that follows is the tenant's own.
 """
 
 from __future__ import annotations

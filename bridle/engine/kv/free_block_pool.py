@@ -17,8 +17,9 @@ _OPEN, _CLOSED = 0, 1
 class FreeBlocks:
     """Free KV blocks `0 .. num_blocks-1`, all free at first.
 
-    A free block is *plain* (no content worth keeping), *cached* (may be reused until evicted, oldest first) or *parked*
-    (cached, and not to be evicted before its owner gives it up). Plain blocks may be reserved for one owner.
+    A free block is *plain* (its content is worthless), *cached* or *parked*. A cached block may be reused until it is
+    evicted, oldest first. A parked block is cached, and is not evicted before its owner releases it. Plain blocks may
+    be reserved for one owner.
     """
 
     def __init__(self, num_blocks: int) -> None:

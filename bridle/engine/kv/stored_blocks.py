@@ -65,7 +65,7 @@ class _Missing(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Parts that are being read, the users to whom they belong, the blocks before them, the blocks and the state slot
+    """Reads of stored blocks in progress: their parts and users, the blocks before them, the blocks and the state slot
     that they fill, and the sequences that wait for them."""
 
     owners: list[str]  # of the parts with the keys `missing.keys`

@@ -141,8 +141,8 @@ class EncoderScheduler:
         return first
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
-        """Return how many tokens to compute in place of `num_tokens`, at most `most`, so that no image with mutual
-        attention is split; 0 if such an image is next and does not fit into this step."""
+        """Return how many tokens to compute in place of `num_tokens`, so that no image with mutual attention is split.
+        The result is at most `most`. It is 0 if such an image is next and does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start
         if whole <= max(num_tokens, most):

@@ -45,10 +45,13 @@ class MultiModalItem:
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderRange:
-    """Rows `offset .. offset+length-1` of the medium `key` stand at positions `position .. position+length-1`. `grid`
-    (time, height, width) is how the rows of the run lie in the image, for models whose positions have three
-    coordinates, and neighbouring times of it are `pace` positions apart. Rows of a run that `is_mutual` see each other
-    in both directions, so they are computed in one step."""
+    """A run of rows of the medium `key` in a prompt: rows `offset .. offset+length-1` are at positions `position ..
+    position+length-1`.
+
+    `grid` (time, height, width) is the arrangement of the run's rows in the image, for models whose positions have
+    three coordinates. Neighbouring times are `pace` positions apart. Rows of a run that `is_mutual` attend to each
+    other in both directions, so they are computed in one step.
+    """
 
     position: int
     length: int
@@ -119,8 +122,8 @@ def splits(runs: Runs, num_tokens: int) -> bool:
 
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
-    """Return the end of a chunk from `start` to `end` that cuts no run with mutual attention: before the run, or,
-    if the chunk begins there or within it, after it."""
+    """Return the end of a chunk from `start` to `end` that cuts no run with mutual attention. The chunk ends before
+    such a run; if it begins at the run or within it, it ends after the run."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end

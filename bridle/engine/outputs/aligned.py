@@ -21,8 +21,8 @@ _LEAST = -80.0
 
 @dataclass(slots=True)
 class MassNode:
-    """A tried beginning. `chance` is the probability of its last token, `left` the share of its continuations that may
-    be allowed, and `kept` the share that the mask kept for the next token (None: not known yet)."""
+    """A tried beginning. `chance` is the probability of its last token. `left` is the share of its continuations that
+    may be allowed. `kept` is the share that the mask kept for the next token (None: not known yet)."""
 
     chance: float = 1.0
     left: float = 1.0

@@ -85,8 +85,8 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """Return the text that is released but not sent and belongs to the next `num_tokens` tokens, without the
-        last `num_after` characters that are not in `hidden`, and the text after it."""
+        """Split `hidden`, text that is released but not sent, into the text of each of the next `num_tokens` tokens and
+        the text after them. `num_after` released characters follow `hidden`."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
         places = [0, *(min(max(end - start, 0), len(hidden)) for end in ends), len(hidden)]

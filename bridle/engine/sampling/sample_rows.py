@@ -69,8 +69,9 @@ def _completing(words: Tokens, tokens: list[int], num_generated: int) -> list[tu
 
 
 def _with_logprobs_of(own: SamplingParams, override: SamplingParams) -> SamplingParams:
-    """Return the controller's sampling parameters with the client's log-probabilities and an operator's watermark: an
-    override changes how a token is sampled, not what the client receives, and not what policies write."""
+    """Return the controller's sampling parameters with the client's log-probabilities and the operator's watermark. An
+    override changes how a token is sampled. It changes neither the data that the client receives, nor the operator's
+    policies."""
     if own.watermark is not None and own.watermark.key:
         override = override.with_(watermark=own.watermark)
     if (override.logprobs, override.logprobs_mode) == (own.logprobs, own.logprobs_mode):

@@ -48,8 +48,8 @@ def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tup
 
 
 class PrefillGate:
-    """Open if nothing decodes, if `ratio` times as many prompts are queued as sequences decode, or after `max_steps`
-    steps in a row in which sequences decoded and no prompt was computed."""
+    """Let prompts into a step if nothing decodes, or if `ratio` times as many prompts are queued as sequences decode.
+    Let them in as well after `max_steps` decoding steps in a row without a prompt."""
 
     def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
         self.ratio = ratio

@@ -67,19 +67,22 @@ def placeholder_for_row(row: int) -> int:
 class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
-    The mirror first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks` blocks and appends
-    `new_blocks`. KV before `start` is valid; KV at or after it is rewritten, so a backend that keeps KV by sequence
-    truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's logits rows are
-    numbered in row order. The last of the new tokens may be drafts, which the sequence does not have yet: each is
-    computed like any other token, and the next row drops those that were not sampled. `runs` are the images among the
-    new tokens; those among tokens that are not kept are forgotten with them. A new token below 0 is a placeholder
+    The executor's copy of the sequence first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks`
+    blocks and appends `new_blocks`. KV before `start` is valid. KV at or after it is rewritten, so a backend that keeps
+    KV by sequence truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's
+    logits rows are numbered in row order.
+
+    The last of the new tokens may be draft tokens, which the sequence does not have yet. Each is computed like any
+    other token, and the next row drops those that were not sampled. `runs` are the images among the new tokens; those
+    among tokens that are not kept are forgotten with them. A new token below 0 is a placeholder
     (`placeholder_for_row`), for asynchronous executors only.
 
-    A model with recurrent layers keeps a sequence's state in slot `state`: that after `start` tokens when the row
-    begins (nothing for a row that starts at 0), and that after all of its tokens, drafts included, when it ends.
-    `saves` are copies to make on the way, by position. `state` is -1 for models without such layers. `vectors` are the
-    control vectors of the scheduled tokens. `probes` are keys of vectors with layers (None: the last one) along which
-    the hidden states of the positions with logits are read.
+    A model with recurrent layers keeps a sequence's state in slot `state`. When the row begins, it is the state after
+    `start` tokens (nothing for a row that starts at 0). When the row ends, it is the state after all of its tokens,
+    drafts included. `saves` are copies to make on the way, by position. `state` is -1 for models without such layers.
+
+    `vectors` are the control vectors of the scheduled tokens. `probes` are keys of vectors with layers (None: the last
+    one) along which the hidden states of the positions with logits are read.
     """
 
     seq_id: int

@@ -65,8 +65,8 @@ class BaseStep:
 
 
 def depth_worth(chance: float, cost: float, step: BaseStep, num_alike: int) -> int:
-    """Return how many tokens to draft for each of `num_alike` sequences, if each token is accepted with probability
-    `chance` and costs `cost` seconds: as long as one more for each gives more tokens per second."""
+    """Return how many tokens to draft for each of `num_alike` sequences. A token is accepted with probability `chance`
+    and costs `cost` seconds. The number grows as long as one more for each sequence gives more tokens per second."""
     expected, seconds, margin = float(step.num_sure), step.seconds, step.margin
     for depth in range(MOST_DRAFTS):
         likely = chance ** (depth + 1)
@@ -90,8 +90,8 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
-    """Return whether `count` tokens per step, each for `cost` seconds, save more in what is left of a sequence than the
-    `behind` seconds that its drafter needs to catch up with it."""
+    """Return whether drafting saves more time in the rest of a sequence than the `behind` seconds that its drafter
+    needs to catch up with it. The drafter proposes `count` tokens per step, each for `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
@@ -110,8 +110,8 @@ def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
 def worth_asking(
     wishes: list[DraftRequest], chances: dict[int, float], model: Proposer, step: BaseStep
 ) -> dict[int, int]:
-    """Return how many tokens a draft model should draft for each sequence: as long as one more for all, with its row
-    and the model's time, gives more tokens per second than the step without it."""
+    """Return how many tokens a draft model should draft for each sequence. The number grows as long as one more token
+    for all sequences gives more tokens per second, with the cost of their rows and of the draft model."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     going, place = wishes, 0
@@ -140,8 +140,8 @@ def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[i
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute: those requested or chosen before, and of the others the most
-    probable ones, as long as each increases the tokens per second."""
+    """Return how many parts of each draft to compute. Parts that were requested or chosen before always count. The most
+    probable of the others follow, as long as each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []
