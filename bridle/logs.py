@@ -2,8 +2,8 @@
 
 On a terminal the line of a request has five fields; the formats `full` and `json` have all of them.
 
-A process passes its format on to those that it starts by environment variables (`log_variables`), so that all lines of
-a server have the same format, also those of its control runtime, shards and replicas.
+A process passes its format to its child processes in environment variables (`log_variables`). So all lines of a server
+have the same format, including those of its control runtime, shards and replicas.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ _PROMPT_TOKENS = (32, 128)  # shortest and longest prompt; both kinds of batchin
 class EngineFigure:
     """One peer at one batch size. Times in seconds, speeds in generated tokens per second.
 
-    `ratio` is the speed over that of transformers' `generate`, `cpu_ratio` the same in processor time, `roof_share`
-    the decoding speed over what the memory bandwidth allows, `agreement` the share of outputs that equal those of
-    `generate`.
+    `ratio` is the speed relative to transformers' `generate`, `cpu_ratio` the same in processor time. `roof_share` is
+    the decoding speed relative to the limit of the memory bandwidth. `agreement` is the share of outputs that equal
+    those of `generate`.
     """
 
     model: str

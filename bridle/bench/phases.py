@@ -1,9 +1,10 @@
-"""The parts of a benchmark: how long all of them will take, told at the start, and which of them runs.
+"""The parts of a benchmark: the estimate of their total time, reported at the start, and the selection of parts to run.
 
-Every benchmark estimates its parts before it begins: the number of points, times the duration of one. That is made of
-the work itself: bytes that steps read and products that prompts need, over what memory and arithmetic units give just
-now; waits whose length is set; and for what is Python's own, rough seconds that the benchmark declares, over how fast
-Python is now. What parts then take corrects what is left.
+A part takes the number of its points, times the estimated duration of one. The estimate of a duration has three terms.
+The first is the model's work: the bytes that steps read and the products that prompts need, at the current speed of
+memory and arithmetic units. The second are waits of fixed length. The third is Python's own work: rough seconds that
+the benchmark declares, scaled by the current speed of Python. Measured times of finished parts correct the estimate of
+the remaining ones.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from bridle.serving.tracing.trace_store import HEADER, wish_of
 class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
-    Fields: limits, counters, stored `responses`, `passing` responses (kept as long as the WebSocket that asked for
-    them), `conversations`, `files` and `batches` of clients, the file `state_db` where all but the
-    passing ones are saved, WebSocket `fronts` and their `tickets`, the `writers` of streams. `started` is a Unix time
-    in seconds. `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
+    Stores of clients' data: `responses`, `conversations`, `files` and `batches`, all saved in the file `state_db`.
+    `passing` responses are not saved: they last as long as the WebSocket that requested them. Further fields are
+    limits, counters, WebSocket `fronts` and their `tickets`, and the `writers` of streams. `started` is a Unix time in
+    seconds. `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings

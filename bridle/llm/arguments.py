@@ -70,9 +70,9 @@ def _as_one(prompt: Any, where: str) -> PromptInput:
 
 
 def as_pictures(data: Any) -> tuple[Source, ...]:
-    """The media of a prompt, for its placeholders in order: under `image`, `audio` and `video` one or several. Each is
-    bytes, a path, a `data:` URL or an array; an image may also be a Pillow image, a sound an array and its rate, a
-    video a list of images, or its frames and their rate."""
+    """The media of a prompt, in the order of their placeholders: one or several under each of `image`, `audio` and
+    `video`. A medium is bytes, a path, a `data:` URL or an array. An image may also be a Pillow image, and a sound an
+    array with its rate. A video may be a list of images, or its frames with their rate."""
     if not data:
         return ()
     if not isinstance(data, Mapping):

@@ -122,9 +122,12 @@ class LLM(LoadedModelMixin):
     def make_control_vector(
         self, pairs: Iterable[tuple[PairPrompt, PairPrompt]], path: str | Path | None = None, *, method: Method = "mean"
     ) -> dict[int, Tensor]:
-        """Return the directions from the second prompts to the first ones in the hidden states of their last tokens, by
-        layer, each float32 [hidden]; write them to a GGUF file at `path`. A prompt is a text or a list of messages.
-        `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`."""
+        """Compute a control vector for each layer: the direction from the second prompts of the pairs to the first
+        ones, in the hidden states of their last tokens.
+
+        Returns float32 [hidden] by layer, and writes them to a GGUF file at `path`. A prompt is a text or a list of
+        messages. `method` is `mean` or `pca`. No other requests may run meanwhile. Raises `InvalidRequest`.
+        """
         from bridle.control_vectors import write_vector
         from bridle.llm.vectors import record_directions
 

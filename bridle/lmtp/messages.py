@@ -227,9 +227,9 @@ class EventMessage:
     """Extension: a notice about a stream or (without `stream_id`) about the server.
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` rolls back `num_tokens` and `num_chars` of a
-    branch, `fork` begins `branch` as a copy of `parent` as it was with `num_tokens`; `log` is output of a controller;
-    `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`; `trace` reports whether
-    a trace is kept, and then its records.
+    branch. `fork` begins `branch` as a copy of the first `num_tokens` tokens of `parent`. `log` is output of a
+    controller. `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`. `trace`
+    reports whether a trace is kept, and then its records.
     """
 
     event: str

@@ -1,10 +1,9 @@
 """The scripted model: logits as a pure function of the tokens read so far, and of nothing else.
 
-Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p: it plays the
-part of the keys and values that a real model keeps for p. A logits row mixes the digests of all positions up
-to its own, so that one wrong slot anywhere in what is read back gives another row. Values are small integers,
-hence exact in every float type. A user-given `next_token` replaces the hash where a test wants to say every
-token itself.
+Position p of a sequence has a *digest*, a 64-bit hash of the adapter and of all tokens up to p. It stands for the keys
+and values that a real model keeps for p. A logits row mixes the digests of all positions up to its own, so that one
+wrong slot anywhere in the cache gives another row. Values are small integers, hence exact in every float type. A test
+can give a function `next_token`, which chooses every token instead of the hash.
 """
 
 from __future__ import annotations

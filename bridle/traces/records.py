@@ -60,8 +60,8 @@ class Draw:
 
 @dataclass(slots=True)
 class Cost:
-    """One step of the engine: its numbers of sequences and tokens, and the seconds of its forward pass, of the wait
-    for controllers, and of sampling, which waits for the device."""
+    """One step of the engine: its numbers of sequences and tokens, and three durations in seconds. These are of the
+    forward pass, of the wait for controllers, and of sampling, which waits for the device."""
 
     num_rows: int
     num_tokens: int
@@ -95,8 +95,8 @@ class PromptRecord(Record):
 
 @dataclass(slots=True)
 class ChunkRecord(Record):
-    """Tokens from position `start` on were computed; `num_again` of them had been computed before: they were lost by
-    a preemption or with the device, or the last one's logits were needed again."""
+    """Tokens from position `start` on were computed; `num_again` of them had been computed before. These were lost by a
+    preemption or with the device, or the logits of the last one were needed again."""
 
     start: int = 0
     num_tokens: int = 0

@@ -65,8 +65,8 @@ def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
 
 
 def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] = ()) -> dict[str, Any]:
-    """Return Anthropic's counts at the end of a stream, in which tokens that the cache had are not input tokens, nor
-    those that it retains from now on because of the breakpoints `retains`; the details have exact counts."""
+    """Return Anthropic's token counts at the end of a stream. Input tokens exclude cached tokens, and also those that
+    the cache retains from now on because of the breakpoints `retains`. The details have exact counts."""
     cached = usage.cached_tokens
     end = min(usage.retained_tokens, max((each.num_tokens for each in retains), default=0))
     long = max((each.num_tokens for each in retains if each.seconds > SHORT_SECONDS), default=0)

@@ -1,7 +1,7 @@
 """Metrics under the names of text-generation-inference, so that dashboards made for it show this server.
 
 Its counters have no `_total` suffix. The exposition format would add one, so they are sent as untyped. One request
-counts once, also on the chat routes. A step of bridle computes prompts together with all sequences' next tokens, so all
+counts once, also on the chat routes. A step of bridle computes prompts together with all sequences' next tokens. So all
 steps are counted under the method `decode`, with sums and counts of their durations, but no quantiles. Metrics of
 filtered, joined or skipped batches do not exist.
 """

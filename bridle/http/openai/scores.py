@@ -1,9 +1,9 @@
-"""Similarity of texts: `/v1/score` (vLLM's shape), `/v1/rerank` (that of Jina and Cohere), and `/rerank` with `texts`
+"""Similarity of texts: `/v1/score` (vLLM's format), `/v1/rerank` (that of Jina and Cohere), and `/rerank` with `texts`
 (that of text-embeddings-inference).
 
 A cross-encoder, a classifier with one label, reads both texts at once and scores them itself. With other models a score
-is the cosine of the vectors that `/v1/embeddings` gives of both texts, as vLLM computes it for models that embed; a
-text that occurs several times in a call is computed once.
+is the cosine of the vectors that `/v1/embeddings` returns for the two texts. vLLM does the same for models that embed.
+A text that occurs several times in a call is computed once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Chooses the engine of a cluster for a request, unless it is far busier than others: first one that has computed the
-prefix, then one with the adapter, then one with a low load. No clock, no Ray.
+"""Chooses an engine of a cluster for a request. It prefers an engine that has computed the prefix, then one with the
+adapter, then one with a low load. An engine that is far busier than others is skipped. No clock, no Ray.
 
 An engine reports its load once a second; the load sent to it since then is added here.
 """

@@ -1,10 +1,9 @@
 """Converts an engine's events to the answers of one stream.
 
-All rules of a stream's form on the wire are here: one answer for each token, the finish reason on the last one, nothing
-after it, and at least one answer. The last token of an output and its finish usually come together, so a token waits at
-most for the end of the batch of events that it came in. A token waits for its successor in two cases: a controller can
-stop without a token, and LMQL loses an error that comes after the fourth token, but not one that a new request meets
-first.
+A stream has one answer for each token, and at least one answer. The finish reason is on the last answer. The last token
+of an output and its finish usually come together, so a token waits at most for the end of its batch of events. A token
+waits for its successor in two cases. First, a controller can stop without a token. Second, LMQL loses an error that
+comes after the fourth token, but not an error that is the first answer.
 
 This module knows only events of engines, and no connections.
 """
@@ -36,8 +35,8 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishRe
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """The form of a stream's answers: with text or without; for a client that knows the extensions or not (then late
-    errors become an early end); with rewinds and forks or without. `eos` stands for an output that ended before its
+    """Options of a stream's answers: with or without text, and with or without rewinds and forks. For a client that
+    does not know the extensions, late errors become an early end. `eos` stands for an output that ended before its
     first token."""
 
     stream_id: StreamId

@@ -1,8 +1,7 @@
 """Passes the answers of a stream to its connection, and stores those of a stream with a key.
 
-A `ResumableStream` outlives connections. While no connection is attached, its stream continues for a while and its
-answers are remembered, so that its client can come back and get the answers that it missed, each once. Streams, answers
-and time are bounded.
+A `ResumableStream` outlives connections. Without a connection, its stream continues for a while and its answers are
+stored. A client that connects again gets each missed answer once. Streams, answers and time are bounded.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from bridle.errors import InvalidRequest
 class LmtpSettings:
     """Limits of the LMTP front-end. Times are in seconds.
 
-    `path` is its path in the HTTP server, beside `/`. Of one connection: `max_streams` open at once, `max_buffers`
-    names that hold at most `max_buffer_tokens` together. `load_timeout` is how long a request waits for its model. A
-    stream with a key continues for `resume_time` after its connection is lost, and stays known for as long after its
-    end; `max_detached` of them may be without a connection at once, and all of them remember at most
-    `max_replay_size` tokens and alternatives. `allowed_origins` names web origins whose pages may connect, `*` is
+    `path` is its path in the HTTP server, in addition to `/`. A connection has at most `max_streams` open streams, and
+    `max_buffers` names with at most `max_buffer_tokens` tokens together. `load_timeout` is how long a request waits for
+    its model. A stream with a key continues for `resume_time` after its connection is lost, and stays known for as long
+    after its end. At most `max_detached` such streams may be without a connection at once, and all of them store at
+    most `max_replay_size` tokens and alternatives. `allowed_origins` names web origins whose pages may connect, `*` is
     any.
     """
 

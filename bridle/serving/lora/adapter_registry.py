@@ -44,9 +44,9 @@ def is_address(name: str) -> bool:
 class AdapterInfo:
     """An adapter as of one moment.
 
-    `source` is its folder or hub id, `targets` are the kinds of layers that it changes (`q_proj`, ...), `num_bytes` is
-    the memory of its weights, `error` is the reason if it is `failed`. `num_users` counts the requests that use it now
-    or wait for it.
+    `source` is its folder or hub id, and `targets` are the kinds of layers that it changes (`q_proj`, ...). `num_bytes`
+    is the memory of its weights. `error` is the reason if it is `failed`. `num_users` counts the requests that use it
+    now or wait for it.
     """
 
     name: str

@@ -1,6 +1,5 @@
-"""Begins the parts of a model that need none of the libraries that compute: the control runtime, which is a process of
-its own, and a tokenizer that needs no transformers. They become ready while torch is imported and weights are read.
-"""
+"""Starts the parts of a model that do not need torch or transformers: the control runtime, which is a process of its
+own, and a tokenizer. They become ready while torch is imported and weights are read."""
 
 from __future__ import annotations
 

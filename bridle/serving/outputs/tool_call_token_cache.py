@@ -22,9 +22,9 @@ _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
-    """An answer with calls: the prompt that it follows, as the template wrote it (`seal` is a hash of that text) and
-    as tokens; its own tokens and text; and what the client received. `request_id` is the request that has parked its
-    KV."""
+    """An answer with calls. It has the prompt before it as tokens, and as a hash of the template's text (`seal`). It
+    also has the answer's own tokens and text, and what the client received. `request_id` is the request that has parked
+    its KV."""
 
     request_id: str
     prompt_chars: int

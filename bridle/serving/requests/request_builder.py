@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 
 class EventOptions(TypedDict, total=False):
-    """Options for the events of a request: text (default True), only the vector of the prompt, the loss of a device,
-    and the provenance of tokens; `sights` are its media; `parks` keeps its KV at the end, and `continues` names the
-    request whose KV it uses; `retains` are beginnings of its prompt whose KV is kept, and requests with one `cache_key`
-    go to one replica; `repeats` marks parts of its text that must not come twice."""
+    """Options for the events and the KV of a request. Events have text by default. They can have only the prompt's
+    vector, and can report the loss of a device and the provenance of tokens. `sights` are the request's media. `parks`
+    keeps its KV at the end, and `continues` names the request whose KV it uses. `retains` are beginnings of its prompt
+    whose KV is kept, and requests with one `cache_key` go to one replica. `repeats` marks parts of its text that must
+    not come twice."""
 
     detokenize: bool
     embeds: bool
@@ -51,9 +52,9 @@ class EventOptions(TypedDict, total=False):
 
 
 class OwnOptions(TypedDict, total=False):
-    """Options of any request besides prompt and sampling. `adapter` is a name that `model.adapters` knows, or one
-    that means the base model; `timeout` is in seconds from now; `tools` are those that controllers may call (None:
-    all), `client_tools` those that the client answers. `policies` are the operator's."""
+    """Options of any request except prompt and sampling. `adapter` is a name that `model.adapters` knows, or a name of
+    the base model. `timeout` is in seconds from now. `tools` are those that controllers may call (None: all),
+    `client_tools` those that the client answers. `policies` are the operator's."""
 
     request_id: str | None
     adapter: str | None

@@ -35,8 +35,9 @@ NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
-    """Controller fields of a request, in every API: one controller with its argument, and further ones in a list,
-    each a name or an object with the same two fields; and the tools that they may call and the client answers."""
+    """Controller fields of a request, in every API. One controller has its own field, with its argument. Further ones
+    are in a list, each a name or an object with the same two fields. There are also the tools that they may call, and
+    those that the client answers."""
 
     @property
     def controller(self) -> str | None: ...

@@ -1,10 +1,9 @@
-"""Shares out an event loop's time for cheap messages among users, when clients send more of them than a server has time
-for.
+"""Shares an event loop's time for cheap messages among users, when clients send too many of them.
 
 A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
 other users. So they get a share of the event loop's time. Within the share nobody waits. Beyond it users take turns,
-independent of their number of connections, and so do the connections of one user: one at a time between other work of
-the loop, or a few if turns cost little. A waiting connection is not read, so its backlog stays with the client.
+independent of their number of connections, and so do the connections of one user. A turn is one message between other
+work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with the client.
 
 `LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
 """

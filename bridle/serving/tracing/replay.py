@@ -25,9 +25,10 @@ def replay(
     adapter: str | None = None,
     on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
-    """The trace of another run of the request recorded in `trace`; `controller` steers it in place of the recorded
-    one, and `adapter` is the name of its adapter here; `on_token` is called for each token that the new run has
-    recorded. Raises `InvalidRequest` if it cannot be repeated, for example because a module of it was removed."""
+    """Run the request recorded in `trace` again, and return the trace of the new run. `controller` replaces the
+    recorded one, and `adapter` is the name of its adapter here. `on_token` is called for each token that the new run
+    has recorded. Raises `InvalidRequest` if the request cannot be repeated, for example because a module of it was
+    removed."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")

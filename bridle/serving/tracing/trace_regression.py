@@ -1,8 +1,8 @@
-"""Traces as tests of controllers: a request must still do what was recorded.
+"""Traces as tests of controllers: a request must still give the recorded result.
 
-With a model the request runs again. Without one the recorded draws take its place (`recorded`): the engine, the
-controllers and the constraints are real, and their actions are compared: forced tokens, masks, forks, rewinds, logs and
-variables. If a record cannot determine the result, this is reported and is no success.
+With a model the request runs again. Without a model the recorded tokens are used instead of sampled ones (`recorded`).
+The engine, the controllers and the constraints are real. The test compares their actions: forced tokens, masks, forks,
+rewinds, logs and variables. If a record cannot determine the result, this is reported and is no success.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tools of the Responses API as functions that a model may call: those of a namespace are prefixed with its name,
-and tools that a server would run itself are left out."""
+"""Tools of the Responses API as functions that a model may call. Names of a namespace's tools get its prefix. Tools
+that a server would run itself are left out."""
 
 from __future__ import annotations
 
