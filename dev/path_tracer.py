@@ -5,9 +5,9 @@
     python -m dev.path_tracer --calls      # what a chat calls across files, from its route to the engine
 
 A server runs in this process as it does in service: sockets, threads, engine. The same request is sent a few times
-before it is counted, so that what happens once (imports, caches, lazy parts) does not count; a function counts once,
-however often it runs. Comprehensions count as part of the function that they stand in. What the scripted model does is
-left out, and what it calls for that: it stands for torch.
+before it is counted, so that one-time work (imports, caches, lazy parts) does not count. A function counts once,
+however often it runs. Comprehensions count as part of their function. The scripted model stands for torch, so its
+functions, and those that it calls, are left out.
 """
 
 from __future__ import annotations

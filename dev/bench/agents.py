@@ -1,10 +1,10 @@
 """Benchmark of agents that call tools repeatedly: `bridle bench agents`.
 
-Several agents side by side, each with a long context, write a call, wait for its result, and continue. They run as a
-client's loop over parked KV, over the prefix cache, and without one; and inside of the engine, as a controller that
-waits and writes the result itself. The cache is large, or so scarce that what others ask for during each call drives
-the agents' KV out. All of it runs on tokens of a model with random weights: neither speed nor counts depend on what is
-said.
+Several agents, each with a long context, write a call, wait for its result, and continue, all at the same time. In
+three cases they run as a client's loop: over parked KV, over the prefix cache, and without a cache. In the fourth they
+run inside of the engine, as a controller that waits and writes the result itself. The cache is either large, or so
+small that other requests evict the agents' KV during each call. The model has random weights, because neither speed nor
+counts depend on the text.
 """
 
 from __future__ import annotations

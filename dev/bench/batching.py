@@ -1,10 +1,11 @@
-"""The router's continuous batching beside none at all and beside static batches, and what each of its knobs trades.
+"""Compares the router's continuous batching with no batching and with static batches, and measures the effect of each
+setting.
 
-The same requests arrive again and again, as a Poisson process with short and long prompts and outputs, each time at a
-`bridle serve` of its own with other flags. `one at a time` is a batch of one. Static batches are what a client without
-a router does: it gathers a number of requests, sends them together, and sends the next ones only when all of these are
-answered. A request's first token counts from its arrival, wherever it waited. Arrivals come as fast as the flags that
-are compared first can bear for long; the rate is measured in the same run.
+The same requests arrive again and again, as a Poisson process with short and long prompts and outputs. Each time a
+`bridle serve` with other flags receives them. `one at a time` is a batch of one. Static batches are those of a client
+without a router. It gathers a number of requests, sends them together, and sends the next ones only when all of these
+are answered. A request's first token counts from its arrival, including any wait. Requests arrive as fast as the flags
+that are compared first can sustain; the rate is measured in the same run.
 """
 
 from __future__ import annotations

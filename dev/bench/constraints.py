@@ -1,9 +1,10 @@
 """Benchmark of constraints: `bridle bench constraints`.
 
-Answers of the pool (commit, forced tokens, mask, and the way to a thread and back) beside llguidance's bare mask, on
-texts that fit, for each kind of constraint and vocabularies of 32k and 128k made-up tokens. Then the time that a step
-of many constrained sequences takes beside free ones, on a device that takes 20 ms a step and computes nothing. Last,
-requests under a JSON schema beside free ones, end to end on a model.
+It measures the pool's answers (commit, forced tokens, mask, and the way to a thread and back) next to llguidance's bare
+mask. The texts satisfy the constraint. There is one case for each kind of constraint and for vocabularies of 32k and
+128k made-up tokens. Then the time of a step with many constrained sequences is compared with unconstrained ones, on a
+device that takes 20 ms a step and computes nothing. Last, requests under a JSON schema are compared with unconstrained
+ones, end to end on a model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Constrained requests beside free ones on a real forward pass, for `bridle bench constraints`.
+"""Compares constrained requests with unconstrained ones on a real forward pass, for `bridle bench constraints`.
 
-Two JSON schemas, by a model with random weights: one long text, in which nothing is forced, so that the difference is
-what masks cost; and records, where every field is as long as chance makes it within its bounds. Counted are the tokens
-of some steps in which all sequences decode: sampled ones alone, and forced ones with them. With a share f of forced
-tokens the speed of both together can be at most 1 / (1 - f) of free text's; where computing a token costs as much as
-drawing one, as on a busy CPU, it stays near 1.
+A model with random weights writes by two JSON schemas. The first is one long text without forced tokens, so the
+difference is the cost of masks. The second has records, whose fields have random lengths within their bounds. Tokens
+are counted over steps in which all sequences decode: sampled ones alone, and together with forced ones. With a share f
+of forced tokens, the speed of both together is at most 1 / (1 - f) times that of unconstrained text. It stays near 1
+where computing a token costs as much as sampling one, as on a busy CPU.
 """
 
 from __future__ import annotations

@@ -75,10 +75,11 @@ def group_memory(group: int | None) -> int:
 
 
 def long_fork(*, quick: bool) -> list[dict[str, Any]]:
-    """Fork one sequence of 32k tokens into 16, at the end of a KV block and within one: time of the forking step beside
-    a plain one, blocks that were copied, blocks in use more than before once every output has drawn 8 tokens.
+    """Fork one sequence of 32k tokens into 16, at the end of a KV block and within one.
 
-    The controller is plain Python and the device computes nothing, so that the step is the engine's own work.
+    Measures the time of the forking step next to a plain one, and the number of copied blocks. Also measures how many
+    more blocks are in use once every output has sampled 8 tokens. The controller is plain Python and the device
+    computes nothing, so that the step is the engine's own work.
     """
     figures = []
     for place, num_drawn in (("at a block's end", _BLOCK), ("within a block", _BLOCK // 2)):

@@ -1,7 +1,7 @@
 """Peers of `bridle bench cpu` in one case, in turns, with the limits of the same minute.
 
-Decoding is raced in slices: all peers read their prompts first, then each takes some steps, again and again, so that
-every stretch of time, quiet or not, is shared by all of them. The best step counts.
+Decoding is measured in slices. All peers read their prompts first; then each takes some steps in turn, many times. So
+all peers share the quiet and the busy moments of the machine. The best step counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The clients of the benchmark of crowds: those who mean no good, and those who watch how the server bears them.
+"""Clients of the benchmark of crowds: malicious clients, and clients that measure their effect on the server.
 
-Crowds are protocols that cost little, so that one process holds a hundred of them and still tells the time of the
-others: frames as fast as they are read, requests again at once after a refusal, readers that do not read, requests that
-stop halfway. What they send is made once and parsed by nobody here.
+The malicious clients cost little, so that one process runs a hundred of them and still measures the others exactly.
+They send frames as fast as the server reads them, retry at once after a refusal, do not read answers, or stop halfway
+through a request. Their messages are made once, and no client here parses them.
 """
 
 from __future__ import annotations

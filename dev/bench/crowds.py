@@ -1,8 +1,8 @@
 """Benchmark of crowds and attacks: gaps in other users' streams, late health probes, memory that stays.
 
-Five scenes over `bridle serve demo`. Each is measured first with no one else on the server and then beside the crowd,
-in one run, so that the two can be compared on a machine that does other work as well. Crowd and watchers are one
-process, which takes processor time from the server that real clients would not.
+Five scenes run over `bridle serve demo`. Each is measured first alone and then with the crowd, in one run, so that the
+two can be compared on a busy machine. Crowd and observers are one process. It takes processor time from the server that
+real clients would not take.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pairs of checkpoints of which the smaller one drafts for the larger one, right as often as is wanted.
+"""Pairs of checkpoints in which the smaller one drafts for the larger one, with a chosen acceptance rate.
 
-The draft model is the first layers of the larger one, whose other layers add nothing to what flows past them: so both
-give the same numbers, while the larger one computes as much as any model of its shape. A draft model with other
-weights is right about nothing.
+The draft model consists of the first layers of the larger one. The other layers of the larger one add nothing to the
+hidden states. So both give the same results, while the larger one computes as much as any model of its shape. A draft
+model with other weights is never right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How long a step of the engine takes beside a front end, and without one.
+"""Compares the time of an engine step with and without a front end in the same process.
 
-The device is the same: it takes its time and computes nothing. What a step takes longer beside a front end is what the
-engine's thread waits for its turn (the interpreter's lock, and processors that others use), and what it does for the
-front end's sake.
+The device is the same: it takes its time and computes nothing. The difference has two parts. The engine's thread waits
+for the interpreter's lock and for processors that others use, and it does some work for the front end.
 """
 
 from __future__ import annotations

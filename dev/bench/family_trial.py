@@ -1,5 +1,5 @@
-"""Tries one architecture of the library: a tiny checkpoint is loaded as a server would do it, and its logits compared
-with those of the library's own class, read anew from the same files."""
+"""Tries one architecture of the library. It loads a tiny checkpoint as a server would, and compares its logits with
+those of the library's own class, loaded from the same files."""
 
 from __future__ import annotations
 

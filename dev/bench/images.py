@@ -1,9 +1,10 @@
-"""Prompts with images: time to the first token and tokens per second with none, one and eight, beside transformers'
-`generate` over the same weights; a chat that shows the same image in each turn; and what streams notice of images
-that are encoded beside them.
+"""Benchmark of prompts with images, next to transformers' `generate` over the same weights.
 
-Both peers run in this process with the same threads and pixels, in turns; each figure is the best of its rounds, each
-round with images of its own. Beside the clock stands processor time, whose ratio can be trusted on a busy machine.
+It measures time to the first token and tokens per second with none, one and eight images. It also measures a chat that
+shows the same image in each turn, and the effect on other streams while images are encoded.
+
+Both peers run in this process with the same threads and pixels, in turns. Each figure is the best of its rounds, and
+each round has its own images. Processor time is reported as well, because its ratio is reliable on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Slowdown of text streams while an image is encoded, and the speed of that encoding.
 
-Each pair of turns is one with an image, which lasts until it is encoded, and one of as many steps without; they
-alternate, so that whatever else the machine does falls on both, and the ratio is the median over pairs. Steps have
-single tokens alone: what the image's own rows cost in a step is no part of it.
+A pair of turns is one with an image, which lasts until the image is encoded, and one with the same number of steps and
+no image. They alternate, so that other work of the machine affects both, and the ratio is the median over pairs. Steps
+compute only single tokens, so the cost of the image's own rows in a step is not included.
 """
 
 from __future__ import annotations

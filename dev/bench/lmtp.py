@@ -1,9 +1,10 @@
-"""LMTP as LMQL uses it: bridle's server beside LMQL's own, on the same weights, one after the other.
+"""LMTP as LMQL uses it: bridle's server compared with LMQL's own, on the same weights, one after the other.
 
-A stream stands for a query: a prompt shared by all, words of its own, then short GENERATEs, each of which continues the
-last one by the few tokens that were used of it. Some carry a mask. Nothing is cancelled and nothing is said that LMQL
-0.7.3 would not say. Tokens count when they are used; how long each GENERATE takes to its first token, and how many
-SCOREs a second are answered in bursts, is measured beside. Every figure begins with prompts that no server has seen.
+A stream is like a query. It has a shared prompt, some words of its own, then short GENERATEs. Each of these continues
+the last one by the few tokens of it that were used. Some carry a mask. Nothing is cancelled, and all messages are those
+of LMQL 0.7.3. Tokens count when they are used. The benchmark also measures the time of each GENERATE to its first
+token, and the number of SCOREs per second, answered in bursts. Every figure begins with prompts that no server has
+seen.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each server takes: queries read their prompt, draw what they use of each GENERATE and what
-    comes too late, and score; the genuine server reads all of it anew for each call, one after the other."""
+    """Return estimates of how many seconds each server takes. Queries read their prompt, sample the used tokens of each
+    GENERATE and the tokens that come too late, and score. The original server reads all of it again for each call, one
+    after the other."""
     lmql_python(settings.lmql)
     workload, found = _workload(settings), {}
     for checkpoint in map(planned_checkpoint, _sizes(settings)):

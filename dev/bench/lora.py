@@ -1,11 +1,12 @@
-"""Many adapters in one batch: generated tokens per second, from none to hundreds, beside PEFT switching between them.
+"""Many adapters in one batch: generated tokens per second, from none to hundreds, compared with PEFT switching between
+them.
 
-Every measurement keeps the same number of sequences running: one that ends makes place for the next, with the next
-adapter in turn, so that adapters come and go as they do in a service. All share one model, one process and the same
-lengths of prompts and outputs; they are measured in turns, and each figure is the median of its rounds. Beside the
-clock stands the processor time of all threads, which other work on the machine disturbs less. PEFT computes the
-requests of each adapter as a batch of its own, one adapter after the other. On a GPU the products alone follow, fused
-and in plain torch.
+Every measurement keeps the same number of sequences running. When one ends, the next one starts with the next adapter
+in turn, so that adapters come and go as they do in a service. All cases share one model, one process and the same
+lengths of prompts and outputs. They are measured in turns, and each figure is the median of its rounds. The processor
+time of all threads is reported as well, because other work on the machine disturbs it less. PEFT computes the requests
+of each adapter as a batch of its own, one adapter after the other. On a GPU, the products alone follow, fused and in
+plain torch.
 """
 
 from __future__ import annotations

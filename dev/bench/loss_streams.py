@@ -1,8 +1,9 @@
-"""Clients that keep streaming while what computes for them is killed: when each got on, and what it said in the end.
+"""Clients that keep streaming while the process that computes for them is killed. They record when each token arrived,
+and the final text.
 
-Each client asks for the same text again and again, so that there is always a stream to lose, and so that what was said
-under losses can be compared with what was said before. Reading costs little: bytes are searched when they come and
-parsed when a stream is over.
+Each client requests the same text again and again. So there is always a stream to lose, and texts under losses can be
+compared with earlier ones. Reading costs little: bytes are searched when they arrive, and parsed when a stream has
+ended.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Measures the time to the first token of a long prompt: computed, from memory, and from disk after a restart, beside
-llama-server with its files of slots.
+"""Measures the time to the first token of a long prompt: computed, from memory, and from disk after a restart, compared
+with llama-server and its slot files.
 
 Both servers run alone, one after the other, with a KV cache that holds the prompt. `disk` is the first request after a
-restart with warm file caches of the system; of llama-server it includes the call that restores the slot. `gap` says how
-much longer the gaps between the tokens of another stream are, on average and the longest of a hundred, while blocks are
-read from disk than while the same request finds them in memory.
+restart with warm file caches of the system; for llama-server it includes the call that restores the slot. `gap` is the
+effect on another stream of reading blocks from disk, compared with finding them in memory. It has two ratios, for the
+average gap between tokens and for the longest of a hundred.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) 
 
 
 async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return how much longer the gaps of a stream are, their mean and their 99th percentile, while each of the prompts
-    is read from disk than while it is found in memory, within the time from the request that the disk takes. A request
-    by itself costs the stream some time: its tokens are checked, hashed and computed."""
+    """Return the mean and the 99th percentile of a stream's gaps while prompts are read from disk, each relative to the
+    gaps while they are found in memory. Only gaps within the duration of a request from disk count.
+    A request from memory also costs the stream some time, because its tokens are checked, hashed and computed."""
     disk, memory = list[float](), list[float]()
     for prompt in prompts:
         gaps, seconds = await _beside(server, prompt)

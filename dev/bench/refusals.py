@@ -1,8 +1,9 @@
-"""Benchmark of malicious bodies: the time until they are refused, and how long they keep others waiting.
+"""Benchmark of malicious bodies: the time until they are refused, and how long they delay other requests.
 
-Every route of `bridle serve` that takes a body gets values that are large, deep or no numbers, whole and in a field, up
-to the limit of 4 MiB and beyond. Meanwhile a bystander asks for `/health/live` again and again over a connection of its
-own: its longest wait, less what it usually waits, is how long the server attended to no one else.
+Every route of `bridle serve` that takes a body gets values that are large, deep or not numbers. They are sent as a
+whole body and in a field, up to the limit of 4 MiB and beyond. Meanwhile another client requests `/health/live` again
+and again over its own connection. Its longest wait, minus its usual wait, is the time for which the server answered no
+other request.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """A server under mixed traffic for minutes, whose processes are killed, stopped and starved meanwhile.
 
-Requests come over several APIs, with grammars, scripts, tools, pictures, an adapter, streams that are left and bodies
-that are refused. Every few seconds a round takes something away: a process of the model, of the controllers or of the
-front end (kill -9, or a stop and a continuation), room for files (writes fail as on a full disk), descriptors, the name
-service (names of image hosts are looked up slowly), or the right time. After each round the server has to give the
-right answer again. Memory, descriptors, threads, processes, shared memory and temporary files are sampled after the
-rounds; the slope over the second half says what grows.
+Requests come over several APIs, with grammars, scripts, tools, images, an adapter, abandoned streams and invalid
+bodies. Every few seconds a round takes a resource away:
+
+* a process of the model, of the controllers or of the front end (kill -9, or a stop and a continuation);
+* disk space (writes fail as on a full disk), or descriptors;
+* the name service (names of image hosts are looked up slowly), or the right time.
+
+After each round the server has to give the right answer again. Memory, descriptors, threads, processes, shared memory
+and temporary files are sampled after the rounds; the slope over the second half shows leaks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`bridle serve` whose wall clock and name service obey another process.
+"""Runs `bridle serve` with a wall clock and a name service that another process controls.
 
     python -m dev.bench.soaked_server FILE ARGUMENTS...
 
-FILE holds two numbers, which are read again for each use: by how many seconds the wall clock is off, and how many
-seconds it takes to look a name up, which is then unknown.
+FILE holds two numbers, which are read again for each use. The first is the error of the wall clock in seconds. The
+second is the number of seconds that a name look-up takes before it fails.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Gain from draft tokens: the same requests without drafts, with a number of them, and with as many as pay.
+"""Gain from draft tokens: the same requests without draft tokens, with a fixed number of them, and with `auto`.
 
-Four questions. On real text (the demo model): editing and copying, alone and under a Wasm controller, JSON under a
-schema, free text. On a shape of real size: predictions of a chosen share of right tokens, from all to none, of texts
-that do not repeat themselves; and a draft model that is always right, and one that never is. And beside transformers
-and llama.cpp on the same weights and task, what each gains over itself. Every drafted run must give the tokens of the
-plain one. Ratios of processor time stand beside those of time, for machines that do other work.
+There are three parts. The first is real text (the demo model): editing and copying, alone and under a Wasm controller,
+JSON under a schema, and free text. The second is a model of real size, with texts that do not repeat themselves. It
+gets predictions of which a chosen share of tokens is right, from all to none, a draft model that is always right, and
+one that never is. The third compares the gains with those of transformers and llama.cpp, on the same weights and task.
+Every run with draft tokens must give the tokens of the plain one. Ratios of processor time are reported as well, for
+busy machines.
 """
 
 from __future__ import annotations

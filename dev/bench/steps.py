@@ -1,7 +1,8 @@
 """Cost model of an engine step: a base, and a cost per row, token and position of context.
 
-Batches of several sizes are run to their end, prompts in chunks beside decodes as they come, and the cost is fitted to
-the times of all steps, each the least of its rounds. `dev.simulation` lets virtual time pass by it.
+Batches of several sizes run to their end, with chunks of prompts next to decoding sequences. The cost is fitted to the
+times of all steps; the time of a step is the least of its rounds. `dev.simulation` advances its virtual time by this
+cost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Benchmark of tracing: `bridle bench trace`. The same requests with a trace and without one, in turns.
 
-Figures are processor time of the whole process, so that a busy machine disturbs them little: of the engine, the sampler
-and the reader, with as many sequences at once as the benchmark says. The process is settled as a server's is: else a
-collection of garbage now and then walks through all objects of the libraries, in whichever run it falls.
+Figures are processor time of the whole process, because a busy machine disturbs it little. They cover the engine, the
+sampler and the reader, with the given number of sequences at once. The process is tuned like a server's. Otherwise a
+garbage collection would sometimes walk through all objects of the libraries, in either of the two runs.
 """
 
 from __future__ import annotations

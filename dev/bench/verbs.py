@@ -1,6 +1,9 @@
-"""Benchmark of the engine's operations: a sequence that forces tokens next to its neighbours, a program by
-operations compared to the same by requests over the prefix cache; and the cost of controllers outside of steps.
-Medians of runs in turns."""
+"""Benchmark of the engine's operations.
+
+It measures a sequence that forces tokens next to its neighbours, and the cost of controllers outside of steps. It also
+compares a program that uses operations with the same program as requests over the prefix cache. Figures are medians of
+runs in turns.
+"""
 
 from __future__ import annotations
 

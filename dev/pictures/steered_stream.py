@@ -1,10 +1,10 @@
-"""The image at the head of the README: one steered request, token by token, from the engine's events.
+"""Draws the image at the head of the README: one steered request, token by token, from the engine's events.
 
     python -m dev.pictures.steered_stream docs/pictures/steered.svg
 
-The demo model fills in a record. Its controller writes the fixed parts itself, masks what the model may write into each
-field, rolls back a name that it has to refuse, and forks the output for a second city. The story is recorded from the
-engine's events; the same model and seed give the same picture.
+The demo model fills in a record. Its controller writes the fixed parts itself, and masks the tokens that the model may
+write into each field. It rolls back a name that it has to refuse, and forks the output for a second city. The image
+shows the engine's recorded events; the same model and seed give the same image.
 """
 
 from __future__ import annotations

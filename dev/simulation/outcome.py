@@ -15,8 +15,8 @@ class Outcome:
     """Seconds by quantile: `ttft` until the first token, `latency` until the last one, `pace` between two tokens.
 
     `hit_rate` is the share of prompt tokens that a cache had. `busy_spread` and `token_spread` are standard deviations
-    over replicas of the time they worked and of the tokens they computed, as shares of the mean; `busy_most` is the
-    most that one worked, relative to the mean.
+    over replicas, relative to the mean: of the time that they worked, and of the tokens that they computed. `busy_most`
+    is the longest time that a replica worked, relative to the mean.
     """
 
     num_requests: int

@@ -1,8 +1,8 @@
 """Prefix cache of whole chats: a model of `BlockManager` that counts a chat's blocks instead of tracking each.
 
-Two chats share nothing but their system prompt. So a cache is known by how many blocks it has, from the front, of each
-system prompt and of what follows it in each chat: its *parts*. As in the real one, blocks in use stay, and of the
-others those go first that have been out of use for longest, the end of a part before its beginning.
+Two chats share only their system prompt. So the cache is described by the number of leading blocks that it has of each
+system prompt, and of the rest of each chat. These are its *parts*. As in the real cache, blocks in use are not evicted.
+Of the others, the least recently used are evicted first, and the end of a part before its beginning.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A model of a replica's engine that costs a few steps of Python for each request, not for each token.
 
-It makes the plans that `Scheduler` makes: running sequences first, a token each, then prompts in order of their turns,
-in chunks, as far as a step's tokens go. But where nothing but decoding happens it takes many steps at once, it counts
-tokens instead of keeping them, and it does not preempt: a sequence is admitted when all of it has room. Tokens are
-reported only when needed: the first one and, when the replica is lost, all that were sampled.
+It makes the same plans as `Scheduler`: running sequences first, one token each. Then come prompts in their order, in
+chunks, up to the number of tokens of a step. There are three differences. While all sequences decode, it takes many
+steps at once. It counts tokens instead of storing them. It does not preempt: a sequence is admitted when there is room
+for all of it. Tokens are reported only when needed: the first one and, when the replica is lost, all that were sampled.
 """
 
 from __future__ import annotations

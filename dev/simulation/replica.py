@@ -1,8 +1,7 @@
-"""A replica as its router sees it, in virtual time: messages take a while each way, and now and then it is lost.
+"""A replica as its router sees it, in virtual time: messages take a while each way, and the replica sometimes fails.
 
-Plays the part of `ReplicaLink` and of the process at its other end. A lost replica takes what it was doing with it; the
-router hears of that a moment after a crash, or after the silence that means a hang, and a new life begins when the
-process has been started again.
+Simulates `ReplicaLink` and the process at its other end. A replica that fails loses its requests. The router notices a
+crash a moment later, and a hang after a timeout. The replica works again when the process has been restarted.
 """
 
 from __future__ import annotations

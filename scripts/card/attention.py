@@ -1,8 +1,10 @@
-"""Attention alone: bridle's kernels over its paged cache, for decoding and for prompts, next to the bytes that have to
-be read, other sizes of blocks, libraries' kernels, and FlashInfer's where it is installed.
+"""Benchmark of attention alone: bridle's kernels over its paged cache, for decoding and for prompts.
 
-Calls are captured in one CUDA graph and timed by the device's clock: a kernel takes less than Python needs to ask for
-it. They rotate over several caches, so that none is read from the device's second-level cache.
+They are compared with the time to read the bytes, with other block sizes, with kernels of libraries, and with
+FlashInfer if it is installed.
+
+Calls are captured in one CUDA graph and timed by the device's clock, because a kernel takes less time than its launch
+from Python. They rotate over several caches, so that none is read from the device's second-level cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Smoke tests of a GPU: versions and clocks, the trial of each family of kernels with the seconds that it takes to
-compile, and a load of which nothing may have fallen back.
-"""
+"""Smoke tests of a GPU. They report versions and clocks, and try each family of kernels with its compile time. Then
+they load a model, and check that it uses no fallback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Decoding and prompts on a GPU: bridle beside transformers' `generate` and `generate_batch`, beside a bare loop over
-bridle's own kernels without an engine, and beside what memory and arithmetic units give.
-"""
+"""Benchmark of decoding and prompts on a GPU. bridle is compared with transformers' `generate` and `generate_batch`,
+with a bare loop over bridle's own kernels without an engine, and with the limits of memory and arithmetic units."""
 
 from __future__ import annotations
 
@@ -64,8 +63,8 @@ class Race:
 
 
 class BareLoop:
-    """Bridle's kernels and graphs over bridle's cache, and nothing else: every sequence takes the most probable token,
-    no request comes or goes, and nobody looks at a token before the last."""
+    """The bare loop: bridle's kernels and graphs over bridle's cache, without an engine. Every sequence takes the most
+    probable token. No request starts or ends, and the host reads the tokens only at the end."""
 
     def __init__(self, executor: LocalExecutor) -> None:
         self._runner, self._size = executor.runner, executor.info.block_size
