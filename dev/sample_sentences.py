@@ -2,8 +2,8 @@
 
     python -m dev.sample_sentences [--seed 1] [--count 60]
 
-Each kind of text has the same share: pages, docstrings, help texts, error and log messages, and commit messages since
-v0.1.0. The same seed gives the same sentences for the same commit.
+Each kind of text has the same share: pages, docstrings, help texts, error and log messages, and the newest commit
+messages. The same seed gives the same sentences for the same commit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scripts.style_check import EXCLUDED, ROOT, docstrings_of
+from scripts.style_check import EXCLUDED, ROOT, docstrings_of, prose_of
 
-_SINCE = "v0.1.0"
+_COMMITS = 500
 _LOGGED = {"debug", "info", "warning", "error", "exception", "critical"}
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*])|\n\s*\n|\n\s*(?:[*-]|\d+\.) |\n(?=#)|\|")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -67,6 +67,11 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603, S607
 
 
+def commits() -> list[str]:
+    """Return the sentences of the newest commit messages."""
+    return list(sentences_of(git("log", "--format=%s%n%n%b", f"--max-count={_COMMITS}")))
+
+
 def texts() -> dict[str, list[str]]:
     """Return all sentences of each kind, with their files."""
     kinds: dict[str, list[str]] = {"page": [], "docstring": [], "help": [], "message": [], "commit": []}
@@ -79,14 +84,13 @@ def texts() -> dict[str, list[str]]:
             found["page"] = [source]
         else:
             tree = ast.parse(source)
-            found["docstring"] = [str(node.value) for node in docstrings_of(tree)]
+            found["docstring"] = [prose_of(str(node.value)) for node in docstrings_of(tree)]
             if file.startswith("bridle/"):
                 found |= {"message": list(messages_of(tree)), "help": list(help_of(tree))}
         for kind, passages in found.items():
             split = (lambda text: [" ".join(text.split())]) if kind == "help" else sentences_of
             kinds[kind] += [f"{file}: {each}" for passage in passages for each in split(passage)]
-    log = git("log", "--format=%s%n%n%b", f"{_SINCE}..HEAD")
-    kinds["commit"] = list(sentences_of(log))
+    kinds["commit"] = commits()
     return {kind: list(dict.fromkeys(found)) for kind, found in kinds.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from dev.sample_sentences import help_of, messages_of, sample, sentences_of
+from dev.sample_sentences import commits, help_of, messages_of, sample, sentences_of
 
 SOURCE = """
 class Options:
@@ -33,3 +33,7 @@ def test_a_seed_repeats_and_kinds_have_equal_shares() -> None:
     first = sample(kinds, 1, 10)
     assert first == sample(kinds, 1, 10) != sample(kinds, 2, 10)
     assert [each.split("]")[0] for each in first] == ["[page"] * 5 + ["[commit"] * 5
+
+
+def test_commit_messages_are_found_without_a_tag() -> None:
+    assert commits()
