@@ -24,8 +24,9 @@ class ConstraintUsage:
 
     `removed_sum` and `removed_max` are probabilities, between 0 and 1 for each of the `masked_tokens`, which are the
     draws under a mask. A scored choice is one draw. `least_likely` is the forced run of the lowest log-probability.
-    `noncanonical_tokens` are those that the tokenizer would not write for the same text. `runs_below_floor` stayed
-    in the text although they are less likely than `constraint_floor`; `rewound_runs` were taken back.
+    `noncanonical_tokens` are those that the tokenizer would not write for the same text. `runs_below_floor` counts runs
+    that stayed in the text although they are less likely than `constraint_floor`; `rewound_runs` counts those that were
+    rolled back.
     """
 
     masked_tokens: int = 0

@@ -46,7 +46,7 @@ _DRAFT, _SUFFIX = ".draft-", ".entry"
 
 
 def cache_folder() -> Path:
-    """The folder of all that bridle keeps and can make anew: `$BRIDLE_CACHE`, or in the user's cache."""
+    """Return the folder of all cached files: `$BRIDLE_CACHE`, or a folder in the user's cache."""
     own = os.environ.get("BRIDLE_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bridle"
 
@@ -163,7 +163,7 @@ def _remove_drafts() -> int:
 
 @contextlib.contextmanager
 def _draft(folder: Path) -> Iterator[Any]:
-    """A file under a name that nobody reads, gone afterwards unless it was renamed."""
+    """Create a file under a temporary name, which is removed afterwards unless it was renamed."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=_DRAFT, delete=False) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:

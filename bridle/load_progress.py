@@ -31,7 +31,7 @@ _watching: ContextVar[Report | None] = ContextVar("watching", default=None)
 
 
 def silent(stage: str, share: float) -> None:
-    """A `Report` that tells nobody."""
+    """A `Report` that reports nothing."""
 
 
 def part_of(begin: float, end: float, share: float) -> float:

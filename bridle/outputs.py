@@ -136,9 +136,9 @@ class PromptEvent(Event):
 
 @dataclass(slots=True)
 class PromptProgress(Event):
-    """A part of the prompt was computed: so far `num_computed` tokens, beside `num_cached` that were found in the
-    prefix cache. Sent after each step that leaves some of it to do. Readers of a stream get it only if they ask for it
-    (`EventStream.with_progress`); `EventStream.prompt` is the latest."""
+    """A part of the prompt was computed: so far `num_computed` tokens, in addition to `num_cached` that were found in
+    the prefix cache. Sent after each step that leaves some of it to do. Readers of a stream get it only if they ask for
+    it (`EventStream.with_progress`); `EventStream.prompt` is the latest."""
 
     num_computed: int = 0
     num_cached: int = 0

@@ -276,7 +276,7 @@ class SamplingParams:
 
     @property
     def takes_text_back(self) -> bool:
-        """Return whether text may be taken back for the sake of its probability."""
+        """Return whether text may be rolled back because of its probability."""
         return self.aligned > 0 or (self.constraint_floor is not None and self.on_constraint_floor == "rewind")
 
     @property

@@ -59,7 +59,7 @@ def run_after(function: Callable[[], T], name: str) -> T:
 
 
 def set_future_result(future: Future[T], outcome: T | BaseException) -> bool:
-    """Complete a future with a result or an error; returns False if it was cancelled, so that nobody waits for it."""
+    """Complete a future with a result or an error; return False if it was cancelled, so that no reader waits for it."""
     try:
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)

@@ -1,6 +1,6 @@
 """Benchmark of the cost of steering: `bridle bench control`.
 
-Beside a device that takes 20 ms a step: the control part of the critical path, and masks in the sampler. On a real
+Measured on a device that takes 20 ms a step: the control part of the critical path, and masks in the sampler. On a real
 forward pass: the slowdown, and the processor time of the controllers. Medians of runs in turns, so that a noisy machine
 disturbs all alike.
 """
@@ -89,7 +89,8 @@ def _mask_rounds(settings: BenchSettings) -> int:
 
 
 def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """For each number of sequences and kind of controller: from the device's end to the sampler, beside none."""
+    """For each number of sequences and kind of controller: the time from the end of the device's work to the sampler,
+    compared with no controllers."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 
@@ -123,8 +124,8 @@ def time_critical_path(folder: Path, settings: BenchSettings) -> list[dict[str, 
 
 
 def time_composed(folder: Path, settings: BenchSettings) -> list[dict[str, Any]]:
-    """What neutral controllers cost beside a module that allows everything: on the critical path, and in processor time
-    of the engine's process, beyond the module alone."""
+    """Cost of neutral controllers, compared with a module that allows everything: on the critical path, and in
+    processor time of the engine's process."""
     from bridle.bench import control_guests as guests
     from bridle.bench.control_device import CriticalPath, critical_path, runtime_pool, upload
 

@@ -1,4 +1,4 @@
-"""The control part of a step beside a device that takes a fixed time, and Wasm controllers to put in it.
+"""Measures the control part of a step on a device that takes a fixed time, with Wasm controllers.
 
 On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical path:
 waiting for missing answers, decoding, branching. On one that does not block (a GPU), that happens while the device

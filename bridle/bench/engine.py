@@ -1,9 +1,10 @@
-"""Generated tokens per second, offline: bridle beside transformers, and both beside the memory roof.
+"""Generated tokens per second, offline: bridle compared with transformers, and both with the limit of the memory
+bandwidth.
 
 All peers run in this process with the same threads, weights, prompts and output lengths, in turns; each figure is the
-best of its rounds. Beside the clock stands the processor time, which other work on the machine disturbs less: its ratio
-can be trusted where the clock's cannot. Decoding speed is the difference between a run of one new token and a full run,
-so it contains no prefill. It is compared with the roof: the bytes that a step must read, divided by the bandwidth
+best of its rounds. Processor time is reported as well, because other work on the machine disturbs it less: its ratio is
+reliable where that of elapsed time is not. Decoding speed is the difference between a run of one new token and a full
+run, so it contains no prefill. It is compared with the roof: the bytes that a step must read, divided by the bandwidth
 measured in the same run.
 """
 

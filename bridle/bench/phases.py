@@ -99,7 +99,7 @@ class Phases:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """The part that runs now; on a terminal its number moves beside its name and what is left."""
+        """Mark the part that runs now; on a terminal its progress is shown next to its name and the remaining time."""
         number, count = self._num_done + 1, len(self._guesses)
         guess = self._guesses[name]
         began = self._clock()

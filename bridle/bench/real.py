@@ -1,4 +1,4 @@
-"""Measures real models beside llama.cpp: a server's start, prompts, and decoding for 1, 4 and 16 streams over HTTP.
+"""Compares real models with llama.cpp: a server's start, prompts, and decoding for 1, 4 and 16 streams over HTTP.
 
 Both servers run at once and take turns, round by round, so that what else the machine does meets both; while one is
 measured the other only waits. `llama-bench`, which needs no server, has its turn as well, at prompts and at one stream.

@@ -1,10 +1,10 @@
 """Benchmark of the HTTP server: the whole of `bridle serve`, driven over real connections.
 
-1. Throughput of 16 clients that stream, beside the offline engine on the same requests. They take turns; the best of
-   each counts.
+1. Throughput of 16 clients that stream, compared with the offline engine on the same requests. They take turns; the
+   best of each counts.
 2. More and more clients, faster and faster arrivals: time to the first token, between tokens, good requests a second.
 
-The server runs in a process of its own; the processor time of the clients, in this one, is reported beside.
+The server runs in its own process. The processor time of the clients, in this process, is reported separately.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Bench:
         return _prompts(self.checkpoint, self.scale)
 
     def sweep(self) -> dict[str, Any]:
-        """Sixteen clients beside the offline engine, then other numbers of clients, then rates of arrival."""
+        """Measure sixteen clients compared with the offline engine, then other numbers of clients, then arrival rates."""
         room = ("--kv-memory", str(self.checkpoint.token_bytes * _KV_TOKENS))
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *room, threads=self.threads) as server:
             with self.phases.part(_RACE):

@@ -64,7 +64,7 @@ def announced_port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is not in use now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -199,7 +199,7 @@ async def prepare_chat(
 ) -> ChatRequest:
     """Check, render and compile a chat of any API, steered as `given`; nothing is submitted. Recent answers to the same
     user go into the prompt as they were written. `tells_rewinds` says whether the API's streams can report text that is
-    taken back. Raises `InvalidRequest` that names the field."""
+    rolled back. Raises `InvalidRequest` that names the field."""
     if isinstance(given, Steering):
         steering, has_stream = given, False
     else:
@@ -267,7 +267,7 @@ async def _constrain(
 
 
 def _check_rewind(steering: Steering, kind: ToolFormat | None, tells_rewinds: bool) -> None:
-    """Refuse a stream that would show text which may be taken back and cannot say so."""
+    """Refuse a stream whose text may be rolled back if its API cannot report that."""
     if steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
         where = "with tools" if tells_rewinds else "in streams of this route"
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")

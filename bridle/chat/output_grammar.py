@@ -145,6 +145,6 @@ class OutputGrammar:
 
 
 def _loosened(kind: ToolFormat, offer: ToolChoice) -> ToolChoice:
-    """The tools without the schemas that nobody insists on. Grammars of arguments between tags need them all the same:
-    they spell the name of each argument."""
+    """Return the tools, without the schemas that no party requires. Grammars of arguments between tags need them all
+    the same: they spell the name of each argument."""
     return offer if isinstance(kind, InferredFormat) and kind.needs_schemas else offer.loosened()

@@ -36,8 +36,8 @@ class OutputMarks:
 
     @classmethod
     def of(cls, model: LoadedModel, offer: ToolChoice, prompt: str, is_held: bool) -> OutputMarks:
-        """Find the marks of an output that follows `prompt`. Thoughts are told apart only if text that may be taken
-        back `is_held`. Raises `UnsupportedFeature` for a model that cannot call."""
+        """Find the marks of an output that follows `prompt`. Reasoning is separated from the answer only if text that
+        may be rolled back `is_held`. Raises `UnsupportedFeature` for a model that cannot call."""
         kind = format_of(model.tokenizer) if offer.functions else None
         token = None if kind is None else _call_token(model, kind)
         tags, channels = known_marks(model.tokenizer)

@@ -1,4 +1,4 @@
-"""`bridle bench`: measurements that users can repeat, each beside a peer or a physical limit."""
+"""`bridle bench`: benchmarks for users, each compared with another program or a physical limit."""
 
 from __future__ import annotations
 

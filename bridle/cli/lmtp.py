@@ -129,7 +129,7 @@ async def _lines() -> AsyncIterator[str]:
 
 
 class Terminal:
-    """A `Screen` of lines: an answer has its own color, and a line is begun anew when another answer continues."""
+    """A `Screen` of lines: each answer has its own color, and a new line begins when another answer continues."""
 
     def __init__(self, console: Console, *, shows_prompt: bool) -> None:
         self._console = console

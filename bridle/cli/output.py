@@ -17,9 +17,9 @@ from bridle.traces import Record
 class TerminalTextStream:
     """The text of a request's first output, piece by piece. It is submitted when the iteration begins.
 
-    Text that a controller may take back is held until it cannot; with `marks` it comes at once, and a mark says where
-    some was rolled back. Leaving the iteration early cancels the request. Raises the error that ended an output, if one
-    did.
+    Text that a controller may roll back is held until it is final. With `marks` it is shown at once, and a mark shows
+    where text was rolled back. Leaving the iteration early cancels the request. Raises the error that ended an output,
+    if one did.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def _model_for(
     adapter: str | None,
     model: ModelOptions,
 ) -> Iterator[tuple[LoadedModel, str | None]]:
-    """The model, with what the traces need beside it, and the name of the adapter."""
+    """Return the model, the other objects that the traces need, and the name of the adapter."""
     from bridle.cli.loading import adapter_specs, loaded_model
     from bridle.serving.controller_runtime import as_control
 
@@ -153,8 +153,8 @@ def _model_for(
 def _steering_for(
     loaded: LoadedModel, steering: SteeringOptions, program: Path | None
 ) -> Callable[[Trace], object | None]:
-    """What steers the request of a trace now; None for what was recorded. A program takes the place of the recorded
-    controller beside what else steered."""
+    """What steers the request of a trace now; None for what was recorded. The program replaces the recorded controller.
+    Constraints and other controllers stay."""
     from bridle.controllers.composition import compose
     from bridle.serving.requests.steering import PLAIN
     from bridle.serving.tracing.trace_header import ran_form

@@ -97,7 +97,7 @@ class ShardOptions:
 @Parameter(name="*", group=_MODELS)
 @dataclass(frozen=True, kw_only=True)
 class ModelSetOptions:
-    """The models that may be loaded beside those that are named."""
+    """Options for the models that may be loaded in addition to those on the command line."""
 
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Additional name for a model, NAME=MODEL. The model is loaded at the first request. Repeatable."

@@ -1,7 +1,7 @@
 """`bridle serve-model`: serves a model over LMTP, with the options of LMQL's command of that name where they have a
 meaning.
 
-It is `bridle serve` with other options: the same server, with the HTTP routes beside, or lines on standard input and
+It is `bridle serve` with other options. The server serves the HTTP routes as well, or lines on standard input and
 output for a parent process.
 """
 

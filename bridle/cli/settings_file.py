@@ -12,7 +12,7 @@ from cyclopts.config import Dict, Yaml
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
     """Fills in what command line and environment leave open. cyclopts' own reader knows flags alone; here `model: demo`
-    is the argument MODEL. An entry that nobody knows is refused, with the nearest one that there is."""
+    is the argument MODEL. An unknown entry is refused, with the nearest known one."""
 
     path: str
 

@@ -54,7 +54,7 @@ class Tool(Protocol):
 
     async def call(self, member: str, arguments: Arguments) -> str:
         """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
-        with the public part of a failure. Cancelled when nobody waits for it any more."""
+        with the public part of a failure. The call is cancelled if no caller waits for it any more."""
 
     async def close(self) -> None:
         """Give back what the tool holds. Idempotent."""

@@ -109,7 +109,7 @@ class RoutedRequest:
         self.tell([Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
 
     def begin_again(self) -> None:
-        """Reset the counters, because the request is sent to a replica anew."""
+        """Reset the counters, because the request is sent to a replica again."""
         self.num_again = {}
         self.notes_again.clear()
 

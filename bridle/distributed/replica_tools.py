@@ -117,7 +117,7 @@ class ReplicaCalls(Generic[Replica]):
             book.made = [each for each in book.made if each.size is None]
 
     def give_up(self, replica: Replica, message: ToolGivenUp) -> None:
-        """Cancel a call whose answer nobody needs."""
+        """Cancel a call whose answer is not needed."""
         made = self.asked.pop((replica, message.number), None)
         if made is not None:
             made.call.cancel()

@@ -1,4 +1,4 @@
-"""The messages about calls of tools: controllers run in replicas, tools beside the router."""
+"""Messages about tool calls: controllers run in replicas, tools in the router's process."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Any thread may submit and cancel. In each step the engine's thread empties the inbox, runs the step, and hands each
 request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
-many streams have news. They are woken when the engine's thread is about to wait for the device, because before that
-they would only take turns with it. Knows nothing of HTTP or any wire format.
+many streams have new events. They are woken when the engine's thread is about to wait for the device, because before
+that they would only take turns with it. Knows nothing of HTTP or any wire format.
 """
 
 from __future__ import annotations
@@ -348,7 +348,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def wake_all(streams: Iterable[EventStream]) -> None:
-    """Wake the readers of streams that have news: each event loop once, however many of its streams there are."""
+    """Wake the readers of streams that have new events: each event loop once, however many of its streams there are."""
     by_loop: dict[asyncio.AbstractEventLoop, list[EventStream]] = {}
     for stream in streams:
         if stream.loop is None:

@@ -184,7 +184,8 @@ class EventStream:
         return self.read_nowait() if self._left is None else self._left
 
     def notify(self) -> None:
-        """Tell the reader of news: its listener takes them, or the reader is woken. Runs in the reader's event loop."""
+        """Notify the reader of new events: its listener takes them, or the reader is woken. Runs in the reader's event
+        loop."""
         if self.listener is not None and self._is_heard(self.listener):
             return
         waiter, self._waiter = self._waiter, None
@@ -192,7 +193,7 @@ class EventStream:
             waiter.set_result(None)
 
     def _is_heard(self, listener: Listener) -> bool:
-        """Return whether the listener took all news, and more will come that it wants."""
+        """Return whether the listener took all new events, and waits for more."""
         try:
             events = self.read_nowait()
             if events:

@@ -1,4 +1,4 @@
-"""Routes beside the requests of a user: a trace of one, answers to the tool calls of another, a ticket for a socket."""
+"""Routes about requests of a user: the trace of a request, answers to tool calls, a ticket for a WebSocket."""
 
 from __future__ import annotations
 

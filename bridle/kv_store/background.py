@@ -59,9 +59,9 @@ class _Allowance:
 
 
 class BlockStore:
-    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. Beside others that
-    compute, blocks are read at a `pace`: see `Load`. `on_change` is called, from any thread, when a load is done. One
-    thread calls all methods."""
+    """A `SegmentStore` behind threads, with the host's `memory` above it for the blocks of a device. While other
+    threads compute, blocks are read at a `pace`: see `Load`. `on_change` is called, from any thread, when a load is
+    done. One thread calls all methods."""
 
     def __init__(
         self,

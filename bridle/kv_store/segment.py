@@ -1,7 +1,7 @@
 """Segments: files to which one process appends records, and which all processes read.
 
-The process that writes a segment holds a lock on it for as long as it lives. A file that nobody has locked is complete:
-nothing is ever appended to it again. A reader ignores an incomplete record at the end.
+The process that writes a segment holds a lock on it for as long as it lives. A file that no process has locked is
+complete: nothing is ever appended to it again. A reader ignores an incomplete record at the end.
 """
 
 from __future__ import annotations

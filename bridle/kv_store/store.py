@@ -114,7 +114,7 @@ class SegmentStore:
         return False
 
     def drop(self, key: bytes, place: tuple[Segment, int] | None = None) -> None:
-        """Find a block no longer, so that it can be written anew; with a `place`, only if it is there."""
+        """Remove a block from the index, so that it can be written again; with a `place`, only if it is there."""
         with self._lock:
             if place is None or self.index.get(key) == place:
                 self.index.pop(key, None)

@@ -94,7 +94,7 @@ class LlamaExecutor:
         return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget all sequences; step numbers may start anew."""
+        """Forget all sequences; step numbers may start again."""
         self._forget()
         self._step = None
 

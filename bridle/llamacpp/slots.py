@@ -3,7 +3,7 @@
 The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
 fork stays one there too, until one of them continues.
 
-A recurrent state cannot be cut. So copies of it are kept: before tokens that may be taken back, and now and then. A
+A recurrent state cannot be cut. So copies of it are kept: before tokens that may be rolled back, and now and then. A
 sequence that is rewound continues from the last copy before, or from its first token, and computes the rest again.
 """
 
@@ -147,7 +147,7 @@ class Slots:
         return held.stored
 
     def _keep(self, held: SlotSequence, has_drafts: bool) -> None:
-        """Keep the present state of a sequence if its next tokens may be taken back or the last copy is old."""
+        """Keep the present state of a sequence if its next tokens may be rolled back or the last copy is old."""
         last = held.kept[-1].position if held.kept else 0
         if held.stored > last and (has_drafts or held.stored - last >= _COPY_EVERY):
             self._num_kept += 1

@@ -4,8 +4,8 @@
     print(session.send("My name is Ada."))
     print(session.send("What is my name?"))
 
-A session is plain data beside the model: what was computed for its turns is found again in the prefix cache.
-Sessions share the batch: use `send_async` in several tasks, or `together`.
+A session is plain data: the computed KV of its turns is found again in the prefix cache. Sessions share the batch: use
+`send_async` in several tasks, or `together`.
 """
 
 from __future__ import annotations

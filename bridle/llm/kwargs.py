@@ -1,7 +1,7 @@
 """Keywords of calls: how to sample, what the text must look like, how to run it, or nothing that is known.
 
-A call takes every field of `SamplingParams` and every name of a constraint beside its own arguments, and the names that
-other systems have for them. Whatever else it is given is an error that names the nearest one.
+In addition to its own arguments, a call takes every field of `SamplingParams`, every name of a constraint, and the
+names that other systems have for them. Whatever else it is given is an error that names the nearest one.
 """
 
 from __future__ import annotations

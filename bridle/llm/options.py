@@ -1,4 +1,4 @@
-"""The types of the options that calls of `LLM` take beside their prompts."""
+"""The types of the options that calls of `LLM` take in addition to their prompts."""
 
 from __future__ import annotations
 

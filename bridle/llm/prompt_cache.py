@@ -36,7 +36,7 @@ class RetainedPrompt:
             )
 
     def prefetch(self) -> int:
-        """Read or compute what is not in memory, and begin the time anew. Returns how many tokens were found."""
+        """Read or compute blocks that are not in memory, and restart the time. Returns how many tokens were found."""
         request = replace(self._request, id=secrets.token_hex(12))
         (output,) = self._llm._calls.run([OutputCollector(request)], use_tqdm=False)
         self.num_tokens = output.usage.retained_tokens

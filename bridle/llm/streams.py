@@ -87,9 +87,8 @@ class _Source(RequestHandle):
 class TextStream(Reader[str]):
     """The text of a request's first output, in pieces, once it is certain; of a conversation's answer its content.
 
-    Text that a controller may still take back is held until it cannot be; a controller that never takes
-    anything back says so with an attribute `max_rewind = 0`. To see everything at once, and what is taken
-    back, read `deltas`.
+    Text that a controller may still roll back is held until it is final. A controller that never rolls back says so
+    with an attribute `max_rewind = 0`. To see everything at once, and the text that is rolled back, read `deltas`.
     """
 
     def __init__(

@@ -50,15 +50,15 @@ FEATURES: Mapping[str, Any] = {
 class Generate:
     """Continue a context. `options` are further sampling parameters by name (`top_p`, `stop`, `seed`, ...).
 
-    The rest are extensions. `text` asks for text beside the tokens; a `prompt` may be text itself, and then it is the
-    default. The context is the buffer's tokens and then the prompt's; `save` names context and output together as a
-    buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream resumable: a
-    request that is sent again with the same content does not start again but continues, from the answer number
-    `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens.
-    `images` are `data:` URLs for the context's placeholders, in order; `audio` are the sounds, `video` the videos.
-    `trace` asks the server to keep a trace (true), or also to send its records (`events`). Without `max_tokens` the
-    server uses its own limit: `DEFAULT_MAX_TOKENS` unless its operator sets another. Waiting requests are served in the
-    order of `priority`, smaller numbers first. The stream ends after `deadline` seconds.
+    The rest are extensions. `text` asks for text in addition to the tokens. A `prompt` may be text itself, and then
+    this is the default. The context is the buffer's tokens and then the prompt's; `save` names context and output
+    together as a buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream
+    resumable: a request that is sent again with the same content does not start again but continues, from the answer
+    number `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final
+    tokens. `images` are `data:` URLs for the context's placeholders, in order; `audio` are the sounds, `video` the
+    videos. `trace` asks the server to keep a trace (true), or also to send its records (`events`). Without `max_tokens`
+    the server uses its own limit: `DEFAULT_MAX_TOKENS` unless its operator sets another. Waiting requests are served in
+    the order of `priority`, smaller numbers first. The stream ends after `deadline` seconds.
     """
 
     stream_id: StreamId

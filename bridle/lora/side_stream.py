@@ -1,4 +1,4 @@
-"""Work of a GPU that continues beside its steps: copies and trials that no step waits for.
+"""GPU work in parallel to steps: copies and trials that no step waits for.
 
 Memory that such work fills comes from its stream's own pool. Steps read it on their stream, so it has to be told
 (`used_by_steps`), or the pool would give it to the next copy while a step still reads.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class SideStream:
-    """A stream of `device` for work beside its steps; on a CPU there is nothing to it."""
+    """A stream of `device` for work in parallel to its steps; on a CPU it does nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,7 +34,7 @@ class SideStream:
 
 
 def used_by_steps(tensor: Tensor) -> Tensor:
-    """`tensor`, whose memory is not used anew before steps that were begun are done."""
+    """`tensor`, whose memory is not reused before the steps that were started are done."""
     if tensor.device.type == "cuda":
         tensor.record_stream(torch.cuda.default_stream(tensor.device))
     return tensor

@@ -49,7 +49,7 @@ class SingleProduct:
 
 
 def _uploaded(values: Sequence[int], device: torch.device) -> Tensor:
-    """Indices on the device, which nobody waits for."""
+    """Indices on the device; the host does not wait for the copy."""
     if device.type == "cpu":
         return torch.tensor(values)
     return torch.tensor(values).pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,8 @@
 """Check that the tokens a model's files add to its vocabulary have the ids that the files state. No torch.
 
-The tokenizers library numbers added tokens itself, one after the other behind as many ids as the vocabulary has
-entries, and tells nobody. Where a file leaves a gap, a token gets an id that the model knows as another one, and all
-texts with it are wrong. Tokens that are in the vocabulary too keep the id that they have there.
+The tokenizers library numbers added tokens itself, one after the other. It starts after as many ids as the vocabulary
+has entries, and does not report this. Where a file leaves a gap, a token gets an id that the model knows as another
+one, and all texts with it are wrong. Tokens that are in the vocabulary too keep the id that they have there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One step's rows, packed into one row of tokens: what the model and the attention kernels read.
 
-All sequences are concatenated without padding. Built from mirrors anew in each step; holds no KV.
+All sequences are concatenated without padding. Built again in each step from the executor's copies of sequences; holds
+no KV.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Packer(Protocol):
         logits: Sequence[int],
         rows: list[PackedRow],
     ) -> PackedStep | None:
-        """The step of these tokens; None if it is to be computed as ever."""
+        """Return the step of these tokens; None if it has to be computed without packing."""
         ...
 
 

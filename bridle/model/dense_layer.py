@@ -211,7 +211,7 @@ def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
 
 
 def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
-    """All that the two forms of a layer depend on, beside the numbers of its weights."""
+    """All values that the two forms of a layer depend on, except its weights."""
     norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
     return (
         *(type(layer), type(layer.self_attn), type(layer.mlp), table, lean.is_rotated, lean.share, lean.options),

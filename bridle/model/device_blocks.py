@@ -1,7 +1,7 @@
 """The blocks of a KV cache in the memory of a GPU, and its recurrent states, as bytes of the host.
 
 The engine asks for a copy of a block that is about to be reused. The copy is first made on the device, in the order of
-its steps, and brought to the host on a stream beside them. What comes from the host is written on such a stream, after
+its steps, and transferred to the host on a parallel stream. What comes from the host is written on such a stream, after
 all steps that were begun, into blocks that no step reads. So no step waits for the bus.
 """
 

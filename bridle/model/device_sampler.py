@@ -41,7 +41,7 @@ class DeviceSampler:
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Launch the draws of `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual
-        ones; those that are not are waited for, since nobody may need the logits afterwards."""
+        ones. Other rows are waited for, because their logits may be overwritten later."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]

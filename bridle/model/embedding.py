@@ -29,7 +29,7 @@ class QuantizedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """All rows, [V, hidden], decoded anew in each call."""
+        """Return all rows, [V, hidden], decoded in each call."""
         if self._head is not None:
             return self._head[0].weight
         assert self.blocks is not None

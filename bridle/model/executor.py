@@ -196,7 +196,7 @@ class LocalExecutor:
         return [array("f", vector.tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget every mirror; step numbers may start anew."""
+        """Forget every sequence; step numbers may start again."""
         self._mirrors.clear()
         self.async_sampling.reset()
         self._step = self.logits = None

@@ -1,8 +1,8 @@
 """The handler that the registered attention function calls during a forward pass.
 
 Models of the library call one function by name. They pass it no data of ours, and several drop unknown keywords on the
-way. So the step's data travels beside the call: the caller of a forward pass sets a handler around it. There is one
-slot per thread, since each loaded model has an engine thread of its own.
+way. So the caller of a forward pass sets a handler around it, which has the step's data. There is one slot per thread,
+since each loaded model has an engine thread of its own.
 """
 
 from __future__ import annotations

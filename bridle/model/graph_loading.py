@@ -104,8 +104,8 @@ class GraphLoader:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """The bytes that all graphs take. Of each kind: the largest, and as much for each other one as the second takes
-        beside it. A kind that cannot be captured takes none; then `load` says why."""
+        """The bytes that all graphs take. Measure the memory of each kind of graph: the largest fully, and each other
+        one by what the second adds. A kind that cannot be captured takes none; then `load` says why."""
         try:
             return self._measured(info)
         finally:
@@ -139,14 +139,14 @@ class GraphLoader:
         return StepGraphs(self._runner, self._kernel, self._geometry, info, self._present, self._adapters)
 
     def _let_go(self) -> None:
-        """Give back the memory of graphs that failed, whom nobody knows any more."""
+        """Release the memory of graphs that failed."""
         present, self._present = self._present, None
         if present is not None:
             present.close()
         self._free()
 
     def _free(self) -> int:
-        """Free memory, with what was let go of."""
+        """Free memory, including what was released before."""
         return free_memory(self._runner.attention.cache.device)
 
 

@@ -2,8 +2,8 @@
 at once.
 
 A step is computed as the next larger one of its kind that was captured. Those with long chunks have graphs of their
-own, with places for these; and so do those with adapters, in which every layer may add what adapters give. What has no
-graph, such as more tokens and images, is computed as ever.
+own, with places for these; and so do those with adapters, in which every layer may add what adapters give. Steps
+without a graph, such as those with more tokens or images, are computed as usual.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ class StepGraphs:
         return self._adapters.segments(plan_rows)
 
     def _replay(self, graph: Graph, num_logits: int, held: object) -> tuple[Tensor, Tensor | None]:
-        """`held` is what the device reads by its address: memory that steps read stays until those that were begun are
-        done, and nobody gives it back before."""
+        """`held` is the memory that the device reads by address. It is kept until the steps that were started are done."""
         graph.replay()
         del held
         assert self._logits is not None
@@ -149,7 +148,7 @@ class StepGraphs:
                 self._graphs[kind].insert(0, self._captured(kind.shape(size, self._max_seqs), adapted))
 
     def _adapted(self, size: int) -> AdapterStep:
-        """The adapter step of a step of nobody's tokens."""
+        """Return the adapter step of a step without tokens."""
         if self._tiles is None and self._adapters is not None:
             self._tiles = self._adapters.tiles(most_tiles(MOST_TOKENS))
         if self._tiles is None:

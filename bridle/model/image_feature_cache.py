@@ -1,8 +1,8 @@
 """Rows of images that stand in prompts which see all of themselves, so that the next prompt with one of them need not
 encode it again.
 
-They are kept by key, within a number of bytes; the least recently used leave first. Keys are unforgeable and differ
-between tenants, so what is found here tells nobody what others have sent.
+They are kept by key, within a number of bytes; the least recently used leave first. Keys cannot be forged and differ
+between tenants, so a hit does not reveal what others have sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decides how large the KV pool is: as large as was asked for, or as suits the model and what is left beside the
-largest step, which is run.
+"""Decides how large the KV pool is: as large as requested, or as large as the model can use and the largest step leaves
+room for. This step is run.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-On a GPU the trial pool takes half of what is free at most, and is halved until the step fits beside it. The most memory
-that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
+On a GPU the trial pool takes at most half of the free memory, and is halved until the step fits as well. The most
+memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StateNeeds:
         return min(block_bytes, self.num_bytes) if block_bytes else max(self.num_bytes // BLOCKS_PER_STATE, 1)
 
     def num_slots(self, num_blocks: int, block_bytes: int) -> int:
-        """The number of states beside `num_blocks` KV blocks."""
+        """The number of states for a pool of `num_blocks` KV blocks."""
         return max(num_blocks * self.bytes_beside(block_bytes) // max(self.num_bytes, 1), LEAST_STATES)
 
 
@@ -202,8 +202,8 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 
 
 def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
-    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to run beside that one too,
-    which is made smaller until it does."""
+    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to fit as well, so the pool
+    is made smaller until it does."""
     beside, known = 0, recall_step(needs)
     if known is None:
         executor, known = _run_trial(needs, allocate)
@@ -223,8 +223,8 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
 
 
 def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tuple[LargestStep, int]]:
-    """Run the largest step in a trial pool, which is made smaller until the step fits beside it. Several ranks would
-    have to shrink alike, so a rank whose step fails ends."""
+    """Run the largest step in a trial pool, which is made smaller until both fit. Several ranks would have to shrink
+    alike, so a rank whose step fails ends."""
     num_blocks = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
     least = min(needs.blocks_for(needs.step_tokens) + needs.step_seqs, num_blocks)
     executor = allocate(num_blocks)

@@ -1,6 +1,6 @@
 """What looks at the hidden states behind each layer, or changes them: control vectors, and recorders.
 
-A tap is called with the number of a layer and its output. Steps without one compute the layers as ever. A model whose
+A tap is called with the number of a layer and its output. Steps without one compute the layers as usual. A model whose
 layers are the library's has hooks on them while a step with a tap runs.
 """
 

@@ -46,7 +46,7 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    """Call `run`; returns its result, and the most bytes that it took at once beside those that it leaves behind."""
+    """Call `run`; return its result, and the peak of its memory in bytes, without the memory that it leaves allocated."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
     return_free_memory()
@@ -68,7 +68,7 @@ def _run_on_cuda(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
 
 
 def release_cached(device: torch.device) -> None:
-    """Return what nobody uses of torch's memory to the driver of a GPU: pools and graphs that were let go of."""
+    """Return unused memory of torch to the driver of a GPU, such as that of released pools and graphs."""
     if device.type != "cuda":
         return
     gc.collect()

@@ -54,7 +54,7 @@ sea level, light travels about 300,000 kilometres in a second, and the capital o
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A form beside the model as it was loaded, at `positions` of a text."""
+    """A quantized form compared with the model as it was loaded, at `positions` of a text."""
 
     form: str
     positions: int

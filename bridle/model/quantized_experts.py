@@ -1,7 +1,7 @@
 """Experts of a mixture whose matrices stay packed: in place of the library's, which keep each kind in one tensor.
 
-An expert is two or three quantized products. Each token goes through its own experts, and what they give is added in
-the order of the experts, so a token's result does not depend on those beside it.
+An expert is two or three quantized products. Each token goes through its own experts, whose results are added in the
+order of the experts. So a token's result does not depend on the other tokens.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Recorder(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what failed recordings hold, once nobody uses what was recorded."""
+        """Release the memory of failed recordings, once the recorded graphs are not used any more."""
         ...
 
 
@@ -97,7 +97,7 @@ def _index(device: torch.device) -> int:
 @contextmanager
 def refusing_waits() -> Iterator[None]:
     """Raise an error at the end of the block if this thread waited for the device. torch watches the whole process, so
-    it only warns, and other threads wait as ever."""
+    it only warns, and other threads wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

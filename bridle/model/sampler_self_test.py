@@ -1,5 +1,5 @@
-"""The sampler of a GPU beside the standard one, on random logits, before a model relies on it: compilers and drivers
-may fail. All kernels are compiled on the way, for the vocabulary at hand."""
+"""Compares the sampler of a GPU with the standard one, on random logits, before a model relies on it: compilers and
+drivers may fail. All kernels are compiled on the way, for the vocabulary at hand."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class StreamQueue:
 
 
 class Stager:
-    """Copies tensors to one device, through `num_buffers` pinned buffers of `buffer_bytes`. A buffer is written anew
-    when the device has reached the mark behind its last copy."""
+    """Copies tensors to one device, through `num_buffers` pinned buffers of `buffer_bytes`. A buffer is written again
+    when the device has reached the mark after its last copy."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def keeps_states(module: nn.Module) -> bool:
 
 
 class StateMixer:
-    """Computes in the place of a mixer's `forward`. Outside of packed steps the mixer computes as ever."""
+    """Computes in the place of a mixer's `forward`. Outside of packed steps the mixer computes as usual."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._compute = module.forward

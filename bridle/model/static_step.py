@@ -2,8 +2,8 @@
 
 Every token is a row of its own: a sequence of one token behind those before it, whose keys and values are written
 before any row attends. So decodes, forced tokens, rewound tails and short chunks are alike, and a step is described by
-how many tokens it has. It is filled up with tokens of a sequence that is nobody's, in a block that is nobody's. In the
-steps that may have long chunks, these have places of their own, and their tokens are rows of no length.
+how many tokens it has. It is padded with tokens of a dummy sequence, in a dummy block. In the steps that may have long
+chunks, these have places of their own, and their tokens are rows of no length.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class StaticStep:
         return True
 
     def _columns_of(self, size: int, *found: Sequence[int]) -> Ints:
-        """Ids, positions, slots and logits rows, filled up with those of the sequence that is nobody's."""
+        """Ids, positions, slots and logits rows, padded with those of the dummy sequence."""
         columns = np.zeros((_COLUMNS, size), np.int64)
         columns[2] = self._spare * self._block_size
         for column, values in zip(columns, found, strict=True):
@@ -119,7 +119,7 @@ class StaticStep:
         return columns
 
     def _write_news(self, room: npt.NDArray[np.int32], news: npt.NDArray[np.int32], seat: int) -> None:
-        """The rest of the room tells the page of the sequence that is nobody's, over and over."""
+        """The rest of the room repeats the page of the dummy sequence."""
         if len(news) > NEWS_ROOM:
             device = self.words.device
             self._kernel.take(upload(np.ascontiguousarray(news[NEWS_ROOM:]), device), len(news) - NEWS_ROOM)
@@ -147,7 +147,7 @@ def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -
 
 
 def _write_long(parts: RowNumbers, chunks: Sequence[tuple[PackedRow, int]]) -> None:
-    """Long chunks with their seats, and their tiles. What is left of the room is nobody's."""
+    """Long chunks with their seats, and their tiles. The rest of the room belongs to the dummy sequence."""
     parts.long[:] = 0
     for number, (row, seat) in enumerate(chunks):
         parts.long[number] = row.offset, row.length, row.context, 0, seat

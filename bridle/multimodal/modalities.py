@@ -1,4 +1,4 @@
-"""The kinds of files that go into prompts beside text, by the names that APIs have for them, and in words."""
+"""The kinds of files that go into prompts in addition to text, with their names in APIs and in messages."""
 
 from __future__ import annotations
 

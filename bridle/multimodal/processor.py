@@ -67,7 +67,7 @@ def token_of(settings: PreTrainedConfig, field: str, modality: str) -> int:
 
 
 def added_token(folder: Path, texts: Sequence[str], modality: str) -> int:
-    """The first of `texts` that is a token which a checkpoint's tokenizer was given beside its vocabulary."""
+    """Return the first of `texts` that is a token which a checkpoint's tokenizer has in addition to its vocabulary."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]

@@ -201,8 +201,8 @@ def _check_samples(data: bytes) -> None:
 
 
 def check_clip(value: Any, limits: MediaLimits, where: str = "video") -> Clip:
-    """Frames that somebody has chosen: a list of images, or an array of them (frames, height, width, 3). With their
-    rate beside them they are a film, of which some are seen."""
+    """Frames that somebody has chosen: a list of images, or an array of them (frames, height, width, 3). Images with
+    their rate are a video, of which some frames are used."""
     frames, rate = value, None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
         frames, rate = value

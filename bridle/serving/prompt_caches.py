@@ -117,7 +117,7 @@ class PromptCaches:
         return made
 
     def renew(self, cache: PromptCache) -> None:
-        """Begin the time of a cache anew."""
+        """Restart the time of a cache."""
         cache.until = self._clock() + cache.ttl
         self._save(cache)
 

@@ -1,5 +1,5 @@
-"""The behaviour of a device that a scripted executor plays beside its results: calls that fail, and the time that a
-step takes."""
+"""The behaviour of a device that a scripted executor simulates in addition to its results: calls that fail, and the
+time that a step takes."""
 
 from __future__ import annotations
 

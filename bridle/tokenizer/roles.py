@@ -10,8 +10,8 @@ template would refuse or drop a message, by these rules:
 3. Where roles must alternate, neighbours of the same role are joined by a blank line. What a user says right behind the
    result of a tool is added to that result.
 4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.
-5. Reasoning of earlier answers has the name that the template reads. It is left out beside content and calls if the
-   template refuses all three.
+5. Reasoning of earlier answers has the name that the template reads. It is left out of messages with content and calls
+   if the template refuses all three.
 
 Tools, calls and answers that a template leaves out are described in the messages (`tool_prompt.py`), or the tools are
 refused. Chats of all APIs and of scripts follow these rules.
@@ -59,7 +59,8 @@ _INSTRUCTIONS = ("system", "developer")
 @dataclass(frozen=True, slots=True)
 class RoleRules:
     """What a template takes. `system` says which system messages count; a template `needs_user` if it refuses or drops
-    instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no content beside them."""
+    instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no content in a message
+    with calls."""
 
     has_developer: bool = False
     system: Literal["all", "first", "none"] = "all"

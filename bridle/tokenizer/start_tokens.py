@@ -1,4 +1,4 @@
-"""The tokens that stand for an empty prompt: a text begins, and nobody has said anything."""
+"""The tokens that stand for an empty prompt: the beginning of a text."""
 
 from __future__ import annotations
 

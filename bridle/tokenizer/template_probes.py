@@ -73,8 +73,8 @@ TOOLS = [tool(name) for name in NAMES]
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Renders turns of an assistant. Some templates need the arguments as text (`is_text`), or no content beside
-    calls (`is_null`)."""
+    """Renders turns of an assistant. Some templates need the arguments as text (`is_text`), or no content in a message
+    with calls (`is_null`)."""
 
     render: RenderChat
     is_text: bool = False

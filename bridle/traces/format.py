@@ -97,7 +97,7 @@ def encode_trace(trace: Trace) -> bytes:
 
 
 def write(traces: Iterable[Trace], path: str | Path) -> None:
-    """Write traces to a file, which is made anew."""
+    """Write traces to a file, and replace its content."""
     with Path(path).open("wb") as file:
         for trace in traces:
             file.write(encode_trace(trace))

@@ -86,7 +86,7 @@ class Compilers:
         return compiled
 
     def reject(self, module: str) -> None:
-        """Forget the code of a module that could not be loaded, so that it is compiled anew."""
+        """Forget the code of a module that could not be loaded, so that it is compiled again."""
         self._unreadable.add(module)
         self._known.pop(module, None)
         self._store.forget_compiled(module, self._settings)

@@ -177,8 +177,8 @@ class Instance:
     # -- copying -------------------------------------------------------------------------------------------
 
     def fork(self, variables: Variables | None = None, spare: Instance | None = None) -> Instance:
-        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`. A
-        `spare` instance of the same program, which nobody needs, gives its store."""
+        """A copy of the complete state. Call it only between callbacks, and only if the facts say `is_copyable`. Fork
+        into a `spare` instance of the same program, whose store is reused."""
         assert self.program.facts.is_copyable and self.broken is None
         if spare is not None and spare.memory.size > self.memory.size:  # a memory does not shrink
             spare.close()

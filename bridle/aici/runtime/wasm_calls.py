@@ -123,7 +123,7 @@ class Crossing:
 
 class GuestMemory:
     """Linear memory. Every access is checked against its present size; a bad pointer raises `GuestFault`. The view is
-    made anew whenever the memory has grown."""
+    created again whenever the memory has grown."""
 
     __slots__ = ("_context", "_memory", "_memory_address", "_size", "_view")
 

@@ -10,8 +10,8 @@ from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 
 class CallTextReader:
-    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that nobody has read yet.
-    A `trigger` begins them."""
+    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that was not parsed yet. A `trigger`
+    begins them."""
 
     def __init__(self, trigger: str, rules: CallRules = ANY_CALL) -> None:
         self._trigger, self._rules = trigger, rules

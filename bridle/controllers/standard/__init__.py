@@ -2,7 +2,7 @@
 
 Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
 machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `dev.controllers` has
-the source of each module and builds it anew. This package knows nothing of the runtime that runs the controllers.
+the source of each module and builds it again. This package knows nothing of the runtime that runs the controllers.
 """
 
 from __future__ import annotations

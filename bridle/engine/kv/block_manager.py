@@ -46,7 +46,8 @@ def root_hash(*parts: str) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> bytes:
-    """Hash of a full block of `tokens` that follows the chain `parent`; `beside` marks its images and vectors."""
+    """Return the hash of a full block of `tokens` that follows the chain `parent`; `beside` identifies its images and
+    vectors."""
     return blake2b(parent + array("q", tokens).tobytes() + beside, digest_size=16).digest()
 
 

@@ -6,9 +6,9 @@ they are evicted last. A parked conversation is a list of block hashes. It ends 
 time is over, when its client releases it, or when others need the room. In the last case the user with the most parked
 blocks loses blocks: from the end of its oldest conversation.
 
-A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it, which only begins
-its time anew, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the
-entry that expires first goes.
+A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it. This only restarts
+its time, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the entry
+that expires first goes.
 
 This module knows hashes, users and times, but not blocks. Users share no hash, except those of prefixes that one of
 them shares with a group.

@@ -3,7 +3,7 @@ before a prompt is computed.
 
 A block is copied before it is reused, so the store never sees what comes after. A waiting sequence whose next blocks
 are stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others.
-Steps do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so nobody else reads or
+Steps do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so no sequence reads or
 writes them.
 
 In a model with recurrent layers, blocks are of use only up to a state. States are stored under a key that follows from

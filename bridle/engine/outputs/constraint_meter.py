@@ -80,7 +80,7 @@ class ConstraintMeter:
         self.num_chosen = 0
 
     def may_rewind(self) -> bool:
-        """Return whether a run may be taken back."""
+        """Return whether a run may be rolled back."""
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:

@@ -168,7 +168,7 @@ class TraceRecorder:
         _traced(seq).asked_at = now
 
     def heard(self, seq: Output, answer: Answer, now: float) -> None:
-        """Note an answer, and record what the controller said beside it."""
+        """Record an answer, and the controller's logs and variables."""
         trace = _traced(seq)
         if trace.asked_at is not None:
             trace.answered += now - trace.asked_at

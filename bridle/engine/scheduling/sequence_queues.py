@@ -96,7 +96,7 @@ class SequenceQueues:
         self.speculation.guessing.cut(seq)
 
     def _admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Admit a waiting sequence if there is room for all of its tokens beside `num_kept` blocks."""
+        """Admit a waiting sequence if there is room for all of its tokens in addition to `num_kept` blocks."""
         if not self.blocks.admit(seq, num_kept):
             return False
         seq.queue.num_passes = 0

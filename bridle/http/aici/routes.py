@@ -240,7 +240,7 @@ async def _prompt(
     body: RunBody, serving: RequestLifecycle, model: LoadedModel, steering: Steering
 ) -> tuple[tuple[int, ...], MultiModalInputs, Steering]:
     """The prompt: a conversation by the chat template, a text, or what stands for none. A conversation may limit its
-    thoughts beside what steers."""
+    reasoning in addition to the other constraints."""
     conversation = body.conversation()
     if conversation is not None:
         made = await render_prompt(serving, conversation)

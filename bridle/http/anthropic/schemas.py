@@ -46,7 +46,7 @@ class OutputFields(InnerFields):
 
 
 class MessagesBody(SamplingFields):
-    """`POST /v1/messages`. Beside Anthropic's fields it takes those that the other routes have for sampling,
+    """`POST /v1/messages`. In addition to Anthropic's fields, the body has the fields of the other routes for sampling,
     controllers and constraints."""
 
     messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]

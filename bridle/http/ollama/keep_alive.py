@@ -1,7 +1,7 @@
 """How long a model stays after a request: Ollama's `keep_alive`, a number of seconds or a duration in Go's notation.
 
-It changes a model for all users, so it takes effect where the client is an admin, as everybody is on a server without
-keys. Models that the operator serves permanently stay.
+It changes a model for all users, so it takes effect only for admins. On a server without keys every client is an admin.
+Models that the operator serves permanently stay.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class _Pulling:
             self.http.num_pulls -= 1
 
     def _report(self, stage: str, share: float) -> None:
-        """Note how far it is, in the thread that pulls; end it if nobody waits any more."""
+        """Report the progress, in the thread that pulls; end the pull if no client waits any more."""
         if self._is_left:
             raise RequestCancelled("the client went away")
         self._share = share

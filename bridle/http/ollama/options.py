@@ -1,7 +1,7 @@
 """The `options` of Ollama's requests, as the fields that other APIs have at the top of their bodies.
 
-As with Ollama, an option of a wrong type is refused and an unknown option has no effect. Beside Ollama's options, every
-sampling parameter of bridle may be one.
+As with Ollama, an option of a wrong type is refused and an unknown option has no effect. In addition to Ollama's
+options, every sampling parameter of bridle may be one.
 """
 
 from __future__ import annotations

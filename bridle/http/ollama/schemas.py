@@ -1,5 +1,5 @@
-"""Bodies of Ollama's API. Beside Ollama's fields, generating routes take those that the other APIs have for sampling,
-controllers and constraints, at the top of the body or among the `options`."""
+"""Bodies of Ollama's API. In addition to Ollama's fields, generating routes have the fields of the other APIs for
+sampling, controllers and constraints, at the top of the body or among the `options`."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class GeneratingBody(SamplingFields):
 
 
 class OllamaChatBody(GeneratingBody):
-    """`POST /api/chat`. Without messages it loads the model, or unloads it. `system`, which Open WebUI sends beside the
-    messages, counts if these have no system message."""
+    """`POST /api/chat`. Without messages it loads the model, or unloads it. `system`, which Open WebUI sends as well as
+    messages, counts if the messages have no system message."""
 
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
     system: str | None = None

@@ -1,8 +1,9 @@
 """`POST /v1/embeddings`: vectors of texts.
 
 An embedding model makes its vectors as its folder says. A model that generates text gives the hidden state of a text's
-last token, from which the next token would be sampled. Either way they have length 1, and each text is a request of the
-engine like any other, computed beside those of other calls. A call has a few of its texts in the engine at a time.
+last token, from which the next token would be sampled. Either way they have length 1. Each text is a request of the
+engine like any other, computed together with those of other calls. A call has a few of its texts in the engine at a
+time.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once it
-    accepts connections; what is `beside` runs as long as the server does. `failure` is the error that ended it."""
+    accepts connections. The tasks `beside` run as long as the server does. `failure` is the error that ended it."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""SGLang's own way to ask for text: its body on `/generate`, beside text-generation-inference's."""
+"""SGLang's own route for text: its body on `/generate`, which also takes text-generation-inference's."""

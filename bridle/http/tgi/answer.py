@@ -119,7 +119,7 @@ class TgiResponse:
         return event
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
-        """The event of an output that ended before its first token. Clients look for the end beside a token, so they
+        """The event of an output that ended before its first token. Clients look for the end next to a token, so they
         get the token that ends a text."""
         token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
         told = self._part.trace_fields(0)

@@ -1,7 +1,7 @@
 """Messages between the server and a process that writes streams: what both know, and nothing else.
 
-A frame is its length in four bytes, then a message in MessagePack. Descriptors of connections travel beside the first
-byte of the frame that opens them, in the same order.
+A frame is its length in four bytes, then a message in MessagePack. Descriptors of connections travel together with the
+first byte of the frame that opens them, in the same order.
 """
 
 from __future__ import annotations

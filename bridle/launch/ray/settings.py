@@ -29,9 +29,9 @@ class RaySettings(BaseModel):
     adapters with their folders or hub ids. An engine has `shards` processes for its model (0: it computes in its
     replica's own process; 2 and more: tensor parallelism, one machine), and uses `num_cpus` and `num_gpus` for each.
     Engines are added while more than `target_queued_tokens` prompt tokens wait per engine, or more than `target_busy`
-    of all places are taken, and removed when fewer do. `control_store` is a folder that all machines share, of Wasm
-    controllers; with one, each engine has a control runtime beside it. `tools` and `policies` are files in the format
-    of `bridle serve`; fronts read them.
+    of all places are taken, and removed when fewer do. `control_store` is a folder of Wasm controllers that all
+    machines share. With this folder, each engine has its own control runtime. `tools` and `policies` are files in the
+    format of `bridle serve`; fronts read them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

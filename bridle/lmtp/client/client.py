@@ -45,11 +45,11 @@ _DEFAULT_PATIENCE = RetryPolicy()
 class Client:
     """For the tasks of one event loop. It connects at the first use, and again after a loss.
 
-    `server` is an address or a carrier, `model` the default of requests. At most `max_streams` are open at once,
-    further ones wait for a place. When `max_unread` tokens wait for readers and no reader waits for a token, the
-    connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know only
-    tokens. With `plain`, no message beyond the original protocol is sent. `on_event` is called with the server's
-    notices about delays, and must return at once.
+    `server` is an address or a carrier, `model` the default of requests. At most `max_streams` are open at once, and
+    other streams wait. When `max_unread` tokens wait for readers and no reader waits for a token, the connection is not
+    read, so that the server slows down. `tokenizer` gives text mode with servers that know only tokens. With `plain`,
+    no message beyond the original protocol is sent. `on_event` is called with the server's notices about delays, and
+    must return at once.
     """
 
     def __init__(

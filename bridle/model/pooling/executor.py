@@ -68,7 +68,7 @@ class PooledExecutor:
         return [array("f", vector.tobytes()) for vector in picked]
 
     def reset(self) -> None:
-        """Step numbers may start anew."""
+        """Step numbers may start again."""
         self._step = self._vectors = None
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed; a
 second kernel adds them up. More rows are enough work without. Both add in the same order, and shares follow from the
-weight's sizes alone: a row's bits depend neither on the rows beside it nor on their number. So it is up to `MAX_CODED`
+weight's sizes alone: a row's bits depend neither on the other rows nor on their number. So it is up to `MAX_CODED`
 rows. Beyond, decoding the weight once for all rows and multiplying by the library is several times as fast.
 """
 

@@ -50,7 +50,7 @@ class DeviceTokenHistory:
             owner.num_kept = length
 
     def _reserve(self, num_rows: int, length: int) -> None:
-        """Grow by doubling. Then nobody has a row any more."""
+        """Grow by doubling. Then no sequence has a row any more."""
         width, rows = self._width, max(self._num_rows, _MIN_ROWS)
         while width < length:
             width *= 2

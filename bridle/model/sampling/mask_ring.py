@@ -98,7 +98,7 @@ class MaskRing:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _copy(self, fresh: Sequence[bytes]) -> None:
-        """Copy masks to the next slots, beside what the device is doing."""
+        """Copy masks to the next slots, in parallel to the device's work."""
         staged = pinned((len(fresh), self.masks.shape[1]), torch.int32, self._device)
         _write(fresh, staged.numpy())
         target = self.masks[self._next : self._next + len(fresh)]

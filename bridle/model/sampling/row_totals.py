@@ -1,4 +1,4 @@
-"""Rows of logits with the totals of their weights, so that nobody goes through them twice.
+"""Rows of logits with the totals of their weights, so that the totals are computed only once.
 
 A row over a large vocabulary takes longer to go through than all that is then done with what was found. So a draw's
 counts are reused for its log-probabilities and traces.

@@ -66,7 +66,7 @@ class SubRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its text may be live: the tokens of one output show as they come, and nothing beside them
+        """Return whether its text may be live: the tokens of one output are sent as they come, and no other output
         waits."""
         has_notes = self.notes is not None and bool(self.notes.indexes)
         return len(self.outputs) == 1 and self.reader.shows_all and not has_notes

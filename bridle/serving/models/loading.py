@@ -138,7 +138,7 @@ class LoadedModel:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The kinds of files that it reads beside text."""
+        """The kinds of files that it reads in addition to text."""
         return () if self.pictures is None else tuple(self.pictures.senses)
 
     @property
@@ -175,8 +175,8 @@ class LoadedModel:
             raise EngineClosed(FORKED)
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run slow text work (long prompts, chat templates) beside the event loop. A cancelled caller returns at once;
-        work that has begun runs to its end, other work is dropped."""
+        """Run slow text work (long prompts, chat templates) in a thread, so that the event loop continues. A cancelled
+        caller returns at once; work that has begun runs to its end, other work is dropped."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))

@@ -1,8 +1,8 @@
 """Loads models when they are asked for and unloads idle ones, within a memory bound.
 
-Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads beside it, so that
-neither the loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for
-one load. This module knows no names.
+Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads, so that neither the
+loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for one load.
+This module knows no names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelLoader(Protocol):
     model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
-        """The memory that the model takes beside its KV cache. May download the model."""
+        """Measure the memory that the model takes in addition to its KV cache. May download the model."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
         """`config` with memory set aside for adapters; the amount does not depend on the model's state."""

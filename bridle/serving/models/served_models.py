@@ -155,7 +155,7 @@ class EngineLoader:
 
 class AdapterLoader:
     """A loader that also adds the adapters that a catalog names for a model, read and checked. Models that may have
-    adapters get room for them beside their KV cache."""
+    adapters reserve room for them in addition to their KV cache."""
 
     def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
         self._loader = loader

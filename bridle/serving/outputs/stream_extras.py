@@ -70,7 +70,7 @@ class StreamExtrasReader:
         self._pending: dict[int, StreamExtras] = {}
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the events that are reported beside text."""
+        """Add the events that are reported in addition to text."""
         for event in events:
             match event:
                 case Log():
@@ -98,7 +98,7 @@ class StreamExtrasReader:
 
     @property
     def indexes(self) -> list[int]:
-        """The outputs that have news."""
+        """The outputs that have new events."""
         return sorted(self._pending)
 
     def _of(self, event: Event) -> StreamExtras:

@@ -1,4 +1,4 @@
-"""Decides which tokens of a prompt are taken back for token healing."""
+"""Decides which tokens of a prompt are rolled back for token healing."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
 def heal(
     tokenizer: Tokenizer, vocab_size: int, prompt: Tokens, controller: object | None
 ) -> tuple[Tokens, object | None, TokenHealing | None]:
-    """The prompt without the tokens that are taken back, the controller, which spells their text if it is a constraint,
-    and what the engine must know. Nothing changes if no token goes on where the prompt ends. Raises
+    """Return the prompt without the tokens that are rolled back, and the options for the engine. The controller spells
+    the text of these tokens if it is a constraint. Nothing changes if no token goes on where the prompt ends. Raises
     `UnsupportedFeature` with any other controller."""
     if not (controller is None or isinstance(controller, Constraint)):
         raise UnsupportedFeature(

@@ -1,9 +1,10 @@
 """Shares an event loop's time for cheap messages among users, when clients send too many of them.
 
 A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
-other users. So they get a share of the event loop's time. Within the share nobody waits. Beyond it users take turns,
-independent of their number of connections, and so do the connections of one user. A turn is one message between other
-work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with the client.
+other users. So they get a share of the event loop's time. Within the share no message waits. Beyond it users take
+turns, independent of their number of connections, and so do the connections of one user. A turn is one message between
+other work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with the
+client.
 
 `LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
 """
@@ -86,7 +87,7 @@ class LoopThrottle:
         self._usual += _NEWS * (seconds - self._usual)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once, if time is left in the share and nobody waits. A call
+        """Call `go_on` when it is this user's turn: at once, if time is left in the share and no message waits. A call
         during a turn waits until the loop has done its other work, because otherwise turns could follow each other
         without end. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():

@@ -95,7 +95,7 @@ class RecordedExecutor:
     # -- one draw ----------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """The token, and what it is sampled from now; no draw if nobody knows."""
+        """Return the token and the distribution that it is sampled from now; no draw if it is unknown."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:

@@ -139,8 +139,8 @@ class TraceCase:
 
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:
-    """The controller that a file of traces tests: one of the same name up to the first dot, beside it or a folder
-    above."""
+    """Return the controller that a file of traces tests: one of the same name up to the first dot, in the same folder
+    or one above."""
     stem = path.name.partition(".")[0]
     places = [folder / f"{stem}{ending}" for folder in (path.parent, path.parent.parent) for ending in endings]
     return next((place for place in places if place.is_file()), None)

@@ -63,8 +63,8 @@ class TextFields(InnerFields):
 
 
 class ResponsesBody(SamplingFields):
-    """`POST /v1/responses`. Beside OpenAI's fields it takes those that the other routes have for sampling, controllers
-    and constraints."""
+    """`POST /v1/responses`. In addition to OpenAI's fields, the body has the fields of the other routes for sampling,
+    controllers and constraints."""
 
     input: Annotated[str | JsonObjects, text_or_objects("input", MAX_MESSAGES)]
     instructions: str | None = None
