@@ -1,6 +1,6 @@
-"""Tools for developers of bridle, which users do not need: benchmarks beside peers, a simulation of whole clusters, the
-training of the demo model.
+"""Tools for developers of bridle, which users do not need: benchmarks against other programs, a simulation of whole
+clusters, the training of the demo model.
 
-It stands beside the package and is no part of its wheel. The package never imports it; from a checkout `bridle bench
+It lies next to the package and is no part of its wheel. The package never imports it; from a checkout `bridle bench
 NAME` finds the benchmarks here.
 """

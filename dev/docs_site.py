@@ -38,7 +38,7 @@ _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def nav(index: str) -> list[Any]:
-    """The order of the site: the sections of the index with the pages that it links to, and what is beside them."""
+    """The order of the site: the sections of the index with the pages that it links to, and the other pages."""
     sections: list[Any] = ["index.md", "contents.md"]
     for title, body in re.findall(r"^## (.+)\n([^#]*(?:#(?!# )[^#]*)*)", index, re.MULTILINE):
         pages = list(dict.fromkeys(re.findall(r"\]\(([\w-]+\.md)\)", body)))
@@ -128,7 +128,7 @@ def slug(heading: str, separator: str) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Puts the pages that are not in `docs/` beside those that are."""
+    """Adds the pages that are not in `docs/`."""
     from mkdocs.structure.files import File, InclusionLevel
 
     index = files.get_file_from_path("README.md")

@@ -28,7 +28,7 @@ from bridle.model import resolve_model
 
 @dataclass
 class Output:
-    """One sequence. `news` is what its controller will be told next."""
+    """One sequence. `news` is the next message to its controller."""
 
     tokens: list[int]
     num_prompt: int

@@ -1,4 +1,4 @@
-"""Stop where you want: criteria of your own beside `max_tokens` and stop strings.
+"""Stop where you want: criteria of your own in addition to `max_tokens` and stop strings.
 
     python examples/custom_stopping.py demo
 

@@ -1,4 +1,5 @@
-"""A controller beside a JSON schema: the schema gives the form, the controller what no schema can say.
+"""A controller together with a JSON schema: the schema gives the form, and the controller checks what no schema can
+express.
 
     python examples/distinct_digits.py
 

@@ -2,8 +2,8 @@
 
     bridle run examples/token_healing.py --prompt "The capital of France is Pa"
 
-Models have hardly ever seen " Pa" before "ris": text is cut into tokens at other places. So the last tokens are taken
-back, to where the word begins, and the model is asked for tokens that spell the same text again and continue.
+Models have hardly ever seen " Pa" before "ris": text is cut into tokens at other places. So the last tokens are rolled
+back, to where the word begins. The model then writes tokens that spell the same text again and continue.
 """
 
 import re

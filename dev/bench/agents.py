@@ -196,7 +196,7 @@ async def _outside(client: AsyncEngine, work: AgentWork, number: int, is_scarce:
 
 
 class _Agent(Controller):
-    """The same loop beside the KV: it waits for each result, and writes it."""
+    """The same loop, as an agent inside the engine: it waits for each result, and writes it."""
 
     def __init__(
         self, work: AgentWork, number: int, wants: Callable[[], object], num_results: Callable[[], int]

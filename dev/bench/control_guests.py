@@ -49,7 +49,7 @@ def padded(wasm: bytes, num_bytes: int, seed: int = 0) -> bytes:
 
 
 def heavy(num_functions: int) -> bytes:
-    """A module that takes a compiler some time: `trivial` and many functions beside it."""
+    """A module that takes a compiler some time: `trivial` with many more functions."""
     extra = []
     for number in range(num_functions):
         steps = "".join(

@@ -1,9 +1,10 @@
 """Benchmark of a CPU: decoding and prompts in every form of weights, through the whole engine and its front ends.
 
-Models have real shapes and random weights, made on the spot. Beside bridle's forms stand llama.cpp, behind the same
-engine over the very same files, where `llama-cpp-python` is installed, and transformers' `generate`. Peers of a part
-take turns, and memory and arithmetic units are measured in between. Over the engine stand HTTP with 16 streams beside
-the same engine without it, what controllers cost, and LMTP beside LMQL's own server, where that is installed.
+Models have real shapes and random weights, made on the spot. bridle's forms are compared with llama.cpp, behind the
+same engine over the very same files, where `llama-cpp-python` is installed, and with transformers' `generate`. Peers of
+a part take turns, and memory and arithmetic units are measured in between. Above the engine it measures HTTP with 16
+streams, compared with the same engine without it, the cost of controllers, and LMTP compared with LMQL's own server,
+where that is installed.
 
 Parts are measured one by one, and with `folder` each is saved when it is done.
 """

@@ -145,7 +145,7 @@ def make_prompts_of(num_prompts: int, length: int, vocab_size: int, *, seed: int
 
 
 def as_rows(figures: Sequence[CpuFigure]) -> list[dict[str, Any]]:
-    """For JSON: a case's fields beside the others."""
+    """For JSON: a case's fields together with the others."""
     rows = []
     for figure in figures:
         row = asdict(figure)

@@ -29,7 +29,7 @@ _FORM: Quantization = "int8"
 
 
 def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Sixteen streams over HTTP beside the same engine without it, in turns; the best of each counts."""
+    """Sixteen streams over HTTP compared with the same engine without it, in turns; the best of each counts."""
     num_requests, num_new, num_rounds = (48, 16, 2) if settings.quick else (96, 64, 4)
     prompts = make_prompts(num_requests, checkpoint.vocab_size)
     options = ("--control", "off", "--no-prefix-caching", "--quantization", _FORM)
@@ -57,7 +57,7 @@ def over_http(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings
 
 
 def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """Steps of 8 sequences under controllers beside steps without, in turns; medians."""
+    """Steps of 8 sequences under controllers compared with steps without, in turns; medians."""
     from bridle.model import load_executor
 
     config = ModelConfig(str(checkpoint.path), quantization=_FORM, num_threads=settings.threads, kv_memory=1 << 28)
@@ -79,7 +79,7 @@ def of_control(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSetting
 
 
 def over_lmtp(checkpoint: BenchCheckpoint, folder: Path, settings: BenchSettings, console: Console) -> dict[str, Any]:
-    """LMTP with one stream, beside LMQL's own server where that is installed: float32, as that one computes."""
+    """LMTP with one stream, compared with LMQL's own server where that is installed. Both compute in float32."""
     from dev.bench import lmql, lmtp
 
     place = settings.lmql or lmql.default_folder()

@@ -1,4 +1,4 @@
-"""Constraints that nobody means well: what is large, deep or blows up when it is compiled, and bodies with them."""
+"""Malicious constraints: large, deep, or exploding when they are compiled, and request bodies with them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds that something took, `num` times. `beside` says who else was on the server."""
+    """Seconds that something took, `num` times. `beside` says which other clients were on the server."""
 
     scene: str
     beside: str

@@ -80,7 +80,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each scene takes: most of it is set, without and beside the crowd."""
+    """Estimate how many seconds each scene takes: most of it is fixed, without and with the crowd."""
     seconds, slow_seconds, rounds = _scale(settings)
     start = limits.python(_START_SECONDS)
     return {
@@ -186,7 +186,7 @@ def _tell(report: Report, scene: str, beside: str, seen: Watched) -> None:
 
 
 async def _flood(server: HttpServer, report: Report, seconds: float) -> None:
-    """Connections that send frames as fast as they are read, and streams beside them."""
+    """Connections that send frames as fast as they are read, and streams at the same time."""
     async with watching(server, NEIGHBOURS) as seen:
         await asyncio.sleep(seconds)
     _tell(report, "flood", "nobody", seen)
@@ -230,7 +230,7 @@ async def _overload(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
-    """Readers that do not read and requests that stop halfway, and short calls beside them."""
+    """Readers that do not read and requests that stop halfway, and short calls at the same time."""
     await _controls(server, report, "nobody", seconds)
     report.held("slow", "before", resident(server))
     tally, body = (
@@ -289,7 +289,7 @@ async def _dropped(server: HttpServer, report: Report, rounds: int) -> None:
 
 
 async def _constraints(server: HttpServer, report: Report) -> None:
-    """Constraints that nobody means well. The route that compiles each of them first is another one each time."""
+    """Malicious constraints. The route that compiles each of them first is another one each time."""
     for number in range(5):
         await _constrained(server, report, "an ordinary one", ordinary_constraint(-number - 1), number)
     report.held("constraints", "before", resident(server))

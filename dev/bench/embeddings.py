@@ -1,9 +1,9 @@
-"""Vectors of texts per second: bridle's packed steps beside transformers' padded batches, in the order in which the
-texts come and sorted by length.
+"""Vectors of texts per second: bridle's packed steps compared with transformers' padded batches, in the order in which
+the texts come and sorted by length.
 
 All peers run in this process with the same threads, weights and texts, in turns; each figure is the best of its rounds.
-Lengths are spread as those of questions and paragraphs are, many short and few long. Beside the clock stands the
-processor time, whose ratio can be trusted on a busy machine. All vectors are compared with those of padded batches.
+Lengths are spread as those of questions and paragraphs are, many short and few long. Processor time is reported as
+well, because its ratio is reliable on a busy machine. All vectors are compared with those of padded batches.
 """
 
 from __future__ import annotations

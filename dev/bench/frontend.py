@@ -6,8 +6,8 @@ processor time, which other work on the machine disturbs little. Clients stream 
 is made of tokens alone. Steps of the device take so long that the server keeps up, so nearly every token is an event of
 its own.
 
-Beside it stands `llama-server`, if it is given with a model. Its threads do not tell HTTP from the model: with a model
-of one small layer, the sum is near to what bridle's two threads take together.
+It is compared with `llama-server`, if a model is given. Its threads do not tell HTTP from the model: with a model of
+one small layer, the sum is near to what bridle's two threads take together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MESSAGES = {"messages": [{"role": "user", "content": "Hello"}]}
 @dataclass(slots=True)
 class FrontendFigure:
     """One API with a number of streams. Processor time in microseconds: of the front end's thread, of the engine's, and
-    of the processes that write streams, all together. Steps of the engine beside the front end, and without one."""
+    of the processes that write streams, all together. Steps of the engine with and without the front end."""
 
     api: str
     streams: int

@@ -1,5 +1,5 @@
 """Speed of models with recurrent layers: prompts, decoding with 1 and 16 sequences, and prefix hits, forks and rewinds
-beside recomputation.
+compared with recomputation.
 
 Checkpoints are random, of the shapes of real models. `--load-model` chooses some of them, or folders, and `--parts`
 chooses `speed` or `reuse`. With
@@ -265,7 +265,7 @@ class Forking(Controller):
 
 
 class Rewinding(Controller):
-    """Some tokens, the last of which are taken back as often as there are branches."""
+    """Some tokens, the last of which are rolled back as often as there are branches."""
 
     def __init__(self, num_rewinds: int) -> None:
         self.left = num_rewinds
@@ -280,7 +280,7 @@ class Rewinding(Controller):
 
 
 def _reuse(executor: Executor, settings: BenchSettings) -> list[dict[str, Any]]:
-    """Milliseconds of what copies of states save, beside what it takes without."""
+    """Milliseconds that copies of states save, compared with no copies."""
     length, _, rounds = scale_of(settings)
     times: dict[str, list[float]] = {}
     for number in range(rounds):

@@ -36,7 +36,7 @@ class _Turn:
 
 
 class BackgroundStreams:
-    """Some streams of text, begun anew when they are over."""
+    """Some streams of text, started again when they are over."""
 
     def __init__(self, ours: Ours, num_streams: int, num_tokens: int) -> None:
         self._ours, self._num_streams, self._num_tokens = ours, num_streams, num_tokens
@@ -93,7 +93,7 @@ class _Encoding:
 
 def measure_neighbours(ours: Ours, num_streams: int, num_tokens: int, num_pairs: int) -> dict[str, Any]:
     """Gaps between tokens of `num_streams` streams with and without an image, in `num_pairs` pairs of turns; and the
-    share of its own speed that the image has beside them."""
+    speed of encoding as a share of its speed alone."""
     streams = BackgroundStreams(ours, num_streams, num_tokens)
     (medium,) = ours.prompt(1, 500).sights.media
     alone = [_encoded_alone(ours, medium) for _ in range(3)]

@@ -57,7 +57,7 @@ _QUICK = LmtpWorkload(num_rounds=2, num_bursts=1)
 
 @dataclass(slots=True)
 class LmtpFigure:
-    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are beside the genuine one;
+    """Result of a server with `streams` queries at once. `ratio` and `score_ratio` are relative to the original server;
     `same` is the share of streams that got the same tokens from both."""
 
     model: str
@@ -212,7 +212,7 @@ class Load:
 
 @dataclass(slots=True)
 class Query:
-    """One query of LMQL's. `streams` are kept, since a client cancels those that nobody holds."""
+    """One query of LMQL's. `streams` are kept, because a client cancels streams without references."""
 
     client: Client
     prompt: list[int]
@@ -221,7 +221,7 @@ class Query:
 
 
 def compare(figures: list[LmtpFigure]) -> None:
-    """Fill in what each figure is beside the genuine server's for as many streams."""
+    """Fill in each figure relative to the original server's for the same number of streams."""
     genuine = {figure.streams: figure for figure in figures if figure.server == "lmql"}
     for figure in figures:
         base = genuine[figure.streams]

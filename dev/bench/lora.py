@@ -72,8 +72,8 @@ class Size:
 @dataclass(slots=True)
 class LoraFigure:
     """One scene. Speeds in generated tokens per second; `ratio` is that over the scene without adapters, `cpu_ratio`
-    the same in processor time. `base` is the speed of the sequences that have none, over what as many of them get where
-    nobody has any."""
+    the same in processor time. `base` is the speed of the sequences without an adapter, relative to the same number of
+    sequences in a batch without adapters."""
 
     name: str
     targets: str
@@ -259,7 +259,7 @@ class _Feed:
         return str(int(number * scene.share) % scene.num_adapters)
 
     def run(self, num_tokens: int) -> None:
-        """Step until `num_tokens` more tokens were generated; counts anew."""
+        """Step until `num_tokens` more tokens were generated; reset the counts."""
         self.num_tokens = self.num_base_tokens = self.num_steps = self.num_distinct = 0
         while self.num_tokens < num_tokens:
             seen: set[str] = set()

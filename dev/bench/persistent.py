@@ -111,7 +111,7 @@ async def _gaps(server: StartedServer, prompts: Sequence[Sequence[int]]) -> tupl
 
 
 async def _beside(server: StartedServer, prompt: Sequence[int], seconds: float = 0.0) -> tuple[list[float], float]:
-    """Send `prompt` beside a stream. Returns the gaps of the stream until the first token after `prompt`, or for
+    """Send `prompt` while a stream runs. Returns the gaps of the stream until the first token after `prompt`, or for
     `seconds` if that is longer, and how long this was."""
     target, is_over = ServerTarget("127.0.0.1", server.port), asyncio.get_running_loop().create_future()
     stream = asyncio.create_task(complete(target, _prompt(16, 6), _BESIDE, never_ends=True, done=is_over))

@@ -45,7 +45,7 @@ QUICK = SimulationScale(4, 300, 4, 300, 20, 3_000, rates=(1.0, 4.0))
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """All parts; after each the report is written anew."""
+    """Measure all parts; after each the report is written again."""
     from dev.bench.simulation_report import write_report
 
     scale = QUICK if settings.quick else FULL

@@ -1,4 +1,4 @@
-"""The page about simulations: tables between marks in its text, plots and figures in a folder beside it."""
+"""The page about simulations: tables between marks in its text, and a folder with plots and figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_report(figures: Figures, page: Path) -> None:
 
 
 def fill_in(text: str, figures: Figures) -> str:
-    """The text with its tables made anew from the figures that are there."""
+    """Return the text with its tables filled in from the present figures."""
 
     def replaced(match: re.Match[str]) -> str:
         begin, name, end = match.groups()

@@ -47,7 +47,7 @@ class MachineCode:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A module that was just built, beside the shipped one of its name."""
+    """A module that was just built, with the shipped module of its name."""
 
     name: str
     wasm: bytes

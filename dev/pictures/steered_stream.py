@@ -101,7 +101,7 @@ class Token:
 
 @dataclass(slots=True)
 class Lane:
-    """One output. `tokens` holds what was taken back, too."""
+    """One output. `tokens` includes the tokens that were rolled back."""
 
     parent: int | None = None
     tokens: list[Token] = field(default_factory=list)

@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text of one answer. `tokens` are those that were computed: sampled, forced and taken back."""
+    """The text of one answer. `tokens` are those that were computed: sampled, forced and rolled back."""
 
     text: str
     tokens: int = 0

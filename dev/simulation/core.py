@@ -1,4 +1,4 @@
-"""The work of a replica, as the process around it sees it: a stretch of work, then news.
+"""The work of a replica, as the process around it sees it: a stretch of work, then events.
 
 There are two: `EngineCore` runs the real engine, a step at a time; `QuickCore` is a model of it that skips over steps
 in which nothing but decoding happens.

@@ -72,7 +72,7 @@ class SimulatedReplica:
         self._timeline.after(self._timing.way, self._receive, self.num_lives, message)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Release nothing."""
 
     # -- for the simulation ----------------------------------------------------------------------------------
 

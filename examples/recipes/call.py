@@ -1,9 +1,10 @@
-"""A call of one of several functions, or of none, without arguments that nobody asked for.
+"""A call of one of several functions, or of none, without arguments that the question does not contain.
 
     bridle run examples/recipes/call.py
 
 The name is chosen by the probability of the whole name, and "none" is one of the choices. A schema bounds the
-arguments. An optional argument whose value the question does not contain is taken back: models like to fill in all.
+arguments. An optional argument whose value the question does not contain is rolled back, because models tend to fill in
+all arguments.
 """
 
 import json

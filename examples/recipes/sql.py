@@ -3,8 +3,8 @@
     bridle serve demo --tools examples/recipes/tools.toml
     bridle run examples/recipes/sql.py
 
-A name or a quoted value that the database does not have is taken back with all that follows, and the model chooses
-among those that exist. After any other error the word that it names is taken back, and is not written there again.
+A name or a quoted value that the database does not have is rolled back with all that follows, and the model chooses
+among those that exist. After any other error the word that it names is rolled back, and is not written there again.
 """
 
 import json

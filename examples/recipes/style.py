@@ -3,7 +3,7 @@
     bridle run examples/recipes/style.py
 
 The rules are about whole sentences: few words, no long ones, no two sentences that begin alike. A sentence that breaks
-one is taken back and written again, warmer each time.
+a rule is rolled back and written again, at a higher temperature each time.
 """
 
 import re

@@ -3,7 +3,7 @@
     bridle run examples/recipes/thinking.py
 
 A hard limit cuts a thought in the middle of a sentence, and the answer continues from the pieces. Here the sentence
-that exceeds the budget is taken back, and the answer follows the last complete one.
+that exceeds the budget is rolled back, and the answer follows the last complete one.
 """
 
 import pyaici.server as aici

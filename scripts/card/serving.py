@@ -1,4 +1,5 @@
-"""The HTTP server over a GPU: clients on loopback that stream, beside the offline engine over the same checkpoint.
+"""The HTTP server over a GPU: clients on loopback that stream, compared with the offline engine over the same
+checkpoint.
 
 This is the one part of the benchmark that needs files, since the server is a process of its own: a checkpoint of random
 numbers, which is removed again.

@@ -184,7 +184,7 @@ def lacks_graphs(executor: LocalExecutor) -> bool:
 
 
 def engine_over(executor: LocalExecutor, **further: Any) -> Engine:
-    """One that counts its steps anew."""
+    """An engine that restarts its count of steps."""
     executor.reset()
     return Engine(executor, EngineConfig(enable_prefix_caching=False), **further)
 
