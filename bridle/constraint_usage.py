@@ -22,11 +22,11 @@ class ForcedText:
 class ConstraintUsage:
     """Figures of one output, or of several together.
 
-    `removed_sum` and `removed_max` are probabilities, between 0 and 1 for each of the `masked_tokens`, which are the
-    draws under a mask. A scored choice is one draw. `least_likely` is the forced run of the lowest log-probability.
-    `noncanonical_tokens` are those that the tokenizer would not write for the same text. `runs_below_floor` counts runs
-    that stayed in the text although they are less likely than `constraint_floor`; `rewound_runs` counts those that were
-    rolled back.
+    `removed_sum` and `removed_max` are probabilities, between 0 and 1 for each of the `masked_tokens`, which were
+    sampled under a mask. A scored choice counts as one token. `least_likely` is the forced run of the lowest
+    log-probability. `noncanonical_tokens` are those that the tokenizer would not write for the same text.
+    `runs_below_floor` counts runs that stayed in the text although they are less likely than `constraint_floor`;
+    `rewound_runs` counts those that were rolled back.
     """
 
     masked_tokens: int = 0
@@ -44,7 +44,7 @@ class ConstraintUsage:
         return self.removed_sum / self.masked_tokens if self.masked_tokens else 0.0
 
     def add_removed(self, probability: float) -> None:
-        """Count one draw from which a mask removed tokens of this total probability."""
+        """Count one sampled token, where a mask removed tokens of this total probability."""
         self.masked_tokens += 1
         self.removed_sum += probability
         self.removed_max = max(self.removed_max, probability)

@@ -57,7 +57,7 @@ class ErrorKind(Enum):
 
 
 class MappedError(NamedTuple):
-    """`status` is that of HTTP; one that `may_pass` says nothing against the request itself."""
+    """`status` is the HTTP status. An error that `may_pass` does not concern the request itself."""
 
     kind: ErrorKind
     status: int

@@ -15,7 +15,7 @@ class BridleError(Exception):
 
 
 class InvalidRequest(BridleError, ValueError):
-    """The request cannot be served as it stands. `param` names the field at fault, when one is."""
+    """The request cannot be served in this form. `param` names the field at fault, when one is."""
 
     code = "invalid_request"
 
@@ -205,14 +205,14 @@ class ControllerUnavailable(ControllerError):
 
 
 class ShardUnavailable(BridleError):
-    """The process that runs the model is gone or does not answer. `retry_after` is a hint in seconds."""
+    """The process that runs the model has ended or does not answer. `retry_after` is a hint in seconds."""
 
     code = "shard_unavailable"
     retry_after = 1.0
 
 
 class DeviceLost(ShardUnavailable):
-    """The GPU has failed in a way that lasts until this process ends; every further step would fail alike."""
+    """The GPU has failed permanently for this process; every further step would fail in the same way."""
 
 
 class ConnectionLost(BridleError):

@@ -105,8 +105,8 @@ class FileCache:
         return found[0], data
 
     def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
-        """Put an entry there, unless it has no room. Parts follow each other without gaps. Returns whether it is
-        there; nothing but the log tells why not."""
+        """Put an entry there, unless it has no room. Parts follow each other without gaps. Returns whether it is there;
+        only the log has the reason if not."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
         if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False
@@ -123,7 +123,7 @@ class FileCache:
 
 
 def entries() -> list[CacheFile]:
-    """All entries of all kinds, the one that was not used for the longest time first."""
+    """All entries of all kinds, the least recently used first."""
     found = []
     for path in cache_folder().glob(f"*/*{_SUFFIX}"):
         with contextlib.suppress(OSError):

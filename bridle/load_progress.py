@@ -35,7 +35,7 @@ def silent(stage: str, share: float) -> None:
 
 
 def part_of(begin: float, end: float, share: float) -> float:
-    """The share of the whole at which a stage is that goes from `begin` to `end`: exactly these at its ends."""
+    """The progress of a stage that takes the share of the whole from `begin` to `end`: exactly these at its ends."""
     return begin * (1.0 - share) + end * share
 
 
@@ -59,7 +59,7 @@ class LoggedSteps:
 
 class PrintedSteps:
     """A `Report` that prints a line at least every `silence` seconds, from a thread, even if nothing is reported. A
-    task that is over sooner prints nothing."""
+    task that ends sooner prints nothing."""
 
     def __init__(self, title: str, console: Console, silence: float = _SILENCE) -> None:
         self._title, self._console, self._silence = title, console, silence

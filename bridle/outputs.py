@@ -90,7 +90,7 @@ class Usage:
         return {} if self.constraint is None else {"constraint": self.constraint.to_dict()}
 
     def fields(self) -> dict[str, Any]:
-        """All counts by name, as those protocols tell them that have no words of their own."""
+        """All counts by name, for protocols that have no names of their own for them."""
         counts = {name: getattr(self, name) for name in TOKEN_KINDS.values()}
         return counts | self.predictions() | self.constraint_fields()
 
@@ -249,7 +249,7 @@ class ChatMessage:
     calls: list[ToolCall] = field(default_factory=list)
 
     def _repr_html_(self) -> str:
-        """The message for a notebook: what was thought is pale, calls stand below what is said."""
+        """The message for a notebook: reasoning is pale, and calls are below the text."""
         calls = [f"{call.name}({call.arguments})" for call in self.calls]
         thoughts = f"{self.thoughts}\n" if self.thoughts else ""
         return page_of(None, thoughts, ["\n".join(filter(None, [self.content, *calls]))], [0])

@@ -74,7 +74,8 @@ def _draw(default: Any, within: tuple[float, float] | None = None, **names: str 
 
 
 def _fixed(default: Any, within: tuple[float, float] | None = None, **names: str | None) -> Any:
-    """A field of draws that holds for the whole output: what follows it keeps a state, or names texts."""
+    """A field for sampling that is constant for the whole output, because its computation keeps a state or names
+    texts."""
     return field(default=default, metadata={"meaning": Meaning("draw", False, names, within)})  # type: ignore[arg-type]
 
 
@@ -147,12 +148,12 @@ class SamplingParams:
     candidate is chosen. `aligned` is how often an output under a constraint may begin again, so that texts have the
     probabilities that the model gives them among the allowed ones.
 
-    With `token_healing` the last tokens of the prompt are rolled back if a longer token may stand there. The output
-    spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's last
-    message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by name. Of
-    the `n` outputs only `keep_best` with the highest mean log-probability are returned (0: all); others end once they
-    cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the hidden
-    states.
+    With `token_healing` the last tokens of the prompt are rolled back if a longer token may take their place. The
+    output spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's
+    last message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by
+    name. Of the `n` outputs only `keep_best` with the highest mean log-probability are returned (0: all); others end
+    once they cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the
+    hidden states.
     """
 
     n: int = _param(1, (1, MAX_N), tgi="best_of", lmtp=None, cli=None)
@@ -294,7 +295,7 @@ class SamplingParams:
 
     @property
     def has_texts(self) -> bool:
-        """Return whether some texts stand for tokens, so that a tokenizer is needed."""
+        """Return whether some fields are given as texts, so that a tokenizer is needed."""
         return bool(self.bad_words or self.prediction or self.bias_texts) or (
             self.has_dry and bool(self.dry_sequence_breakers)
         )
@@ -351,7 +352,7 @@ def _bends(given: Field[Any]) -> bool:
 
 
 def drafts_of(given: Any) -> Any:
-    """The number of drafts that a number or a word stands for. Raises `InvalidRequest` for anything else."""
+    """The number of drafts that a number or a word means. Raises `InvalidRequest` for anything else."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     if not isinstance(given, str) or given not in DRAFT_WORDS:

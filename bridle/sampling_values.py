@@ -130,7 +130,7 @@ def check_bias_texts(texts: tuple[tuple[str, float], ...]) -> None:
 
 
 def check_biases(bias: Mapping[int, float]) -> None:
-    """Raise `InvalidRequest` for too many biases, or one that is no number for a token id."""
+    """Raise `InvalidRequest` for too many biases, or a bias that is no number for a token id."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}", "logit_bias")
     for token, value in () if isinstance(bias, LogitBias) else bias.items():  # that was checked when it was packed

@@ -2,8 +2,8 @@
 
 OpenMP, with which torch computes on a CPU, keeps a team of workers for every thread that has ever computed, as long as
 that thread lives. If all teams together have more threads than processors, GNU's runtime lets none of them wait
-actively. Waking them up then makes each step of a model of half a billion weights a quarter slower. So a thread that
-computes once, to load a model or to try a step, has to be one that ends.
+actively. Waking them up then makes each step of a model of half a billion weights a quarter slower. So code that
+computes once, to load a model or to try a step, has to run in a thread that ends.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def is_green(seed: int, token: int, gamma: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkTest:
-    """Of `num_scored` tokens `num_green` are green. `z` is their excess over chance in standard deviations, `p_value`
+    """`num_green` of `num_scored` tokens are green. `z` is their excess over chance in standard deviations, `p_value`
     the probability of at least as many in a text without the watermark."""
 
     num_scored: int

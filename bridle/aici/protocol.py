@@ -200,7 +200,7 @@ Request = (
 
 
 class Auth(Struct):
-    """User who sends a request. Absent: `local`, no admin."""
+    """User that sends a request. Absent: `local`, no admin."""
 
     user: str
     is_admin: bool

@@ -84,8 +84,8 @@ class EnginePeer:
         return watch.stop(list(outputs.values()))
 
     def start(self, prompts: Prompts, num_new: int, top_p: float | None = None) -> None:
-        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to draw: greedily,
-        or with `top_p`."""
+        """Read `prompts` and stop at the first step after which each has a token and `num_new` more to sample:
+        greedily, or with `top_p`."""
         # The first sequences draw while the last one's prompt is still read.
         reading = sum(map(len, prompts)) // self._step_tokens + len(prompts)
         outputs = self._add(prompts, reading + num_new, top_p)

@@ -62,8 +62,8 @@ def _parts(
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler goes over the
-    logits some twenty times."""
+    """About how many seconds each part takes. On the device that computes nothing a step waits; a sampler reads the
+    logits about twenty times."""
     from bridle.bench.control_programs import slowdown_scale
 
     checkpoint = planned_checkpoint(_MODEL)

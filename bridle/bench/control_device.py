@@ -1,7 +1,7 @@
 """Measures the control part of a step on a device that takes a fixed time, with Wasm controllers.
 
 On a device that blocks (a CPU), everything between the end of the forward pass and the sampler is on the critical path:
-waiting for missing answers, decoding, branching. On one that does not block (a GPU), that happens while the device
+waiting for missing answers, decoding, branching. On a device that does not block (a GPU), that happens while the device
 works.
 """
 
@@ -35,7 +35,7 @@ _WARM_UP = 10
 
 
 class InstantExecutor:
-    """An `Executor` that computes nothing: every row draws the same token."""
+    """An `Executor` that computes nothing: every row samples the same token."""
 
     def __init__(
         self, num_seqs: int, num_tokens: int, *, block_size: int = 16, token: int = 100, vocab_size: int = 32_000
@@ -66,7 +66,7 @@ class InstantExecutor:
 
 class TimedDevice(InstantExecutor):
     """Computes nothing and takes its time. For each step, `gaps` has the seconds from the end of the device's work to
-    the sampler, not below 0, and `rows` how many sequences draw."""
+    the sampler, not below 0, and `rows` the number of sequences that sample."""
 
     def __init__(self, num_seqs: int, num_tokens: int, seconds: float, *, blocks: bool) -> None:
         super().__init__(num_seqs, num_tokens)

@@ -73,7 +73,7 @@ class EngineFigure:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the whole comparison. Prints a table per model as it goes."""
+    """Run the whole comparison. Prints a table per model after measuring it."""
     bandwidth, triad = read_bandwidth(), triad_bandwidth()
     figures: list[EngineFigure] = []
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:

@@ -3,7 +3,7 @@ llama.cpp's server if its path is given. It reports seconds, processor seconds, 
 
 The first request is sent as soon as `/health` answers, so work that a server puts off until then counts. Memory and
 idle time are measured once no work is left in the background. Processor time and memory are those of the server with
-all processes that it starts. Memory that processes share is counted once, where the system tells (Linux); the peak of
+all processes that it starts. Memory that processes share is counted once, if the system reports it (Linux); the peak of
 the server's own process is reported, too.
 """
 
@@ -98,7 +98,7 @@ def models(settings: BenchSettings) -> Sequence[str]:
 
 
 def num_bytes(model: str) -> int:
-    """The size of a model's files; 0 for one that has no path."""
+    """The size of a model's files; 0 for a model without a path."""
     path = Path(model).expanduser()
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
     return sum(file.stat().st_size for file in files)

@@ -55,7 +55,7 @@ _FULL = LoadScale(32, 96, 3, (1, 4, 16, 64), (0.25, 0.5, 0.75, 0.9, 1.0, 1.25), 
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run everything. Prints a table as it goes."""
+    """Run everything. Prints a table after each part."""
     scale, name = _chosen(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         checkpoint = make_checkpoint(name, Path(folder))
@@ -112,7 +112,8 @@ class _Bench:
         return _prompts(self.checkpoint, self.scale)
 
     def sweep(self) -> dict[str, Any]:
-        """Measure sixteen clients compared with the offline engine, then other numbers of clients, then arrival rates."""
+        """Measure sixteen clients compared with the offline engine, then other numbers of clients, then arrival
+        rates."""
         room = ("--kv-memory", str(self.checkpoint.token_bytes * _KV_TOKENS))
         with http_server(self.checkpoint.path, self.folder, *_COMMON, *room, threads=self.threads) as server:
             with self.phases.part(_RACE):

@@ -68,8 +68,8 @@ async def complete(
     done: asyncio.Future[None] | None = None,
 ) -> Sample:
     """Stream one completion. With `drop_after`, close the connection after that many tokens. With `never_ends`, no end
-    token is drawn before `max_tokens` and special tokens show: tokens without text look like one long gap. The
-    connection is also closed when `done` is."""
+    token is sampled before `max_tokens`. Special tokens are shown, because tokens without text look like one long gap.
+    The connection is also closed when `done` is."""
     loop = asyncio.get_running_loop()
     sample = Sample(time.perf_counter())
     done = loop.create_future() if done is None else done
@@ -108,7 +108,7 @@ def _request(target: ServerTarget, tenant: int, prompt: Sequence[int], max_token
 
 
 class _Reader(asyncio.Protocol):
-    """Sends a request and notes what comes back. An event that arrives in two pieces counts once, with the second."""
+    """Sends a request and records the answer. An event that arrives in two pieces counts once, with the second."""
 
     def __init__(self, request: bytes, sample: Sample, drop_after: int | None, done: asyncio.Future[None]) -> None:
         self._request = request

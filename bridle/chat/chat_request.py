@@ -52,7 +52,7 @@ from bridle.structured_output import Constraint
 class ChatRequest:
     """A checked chat: what its engine request is made of, and how its text is read. `is_thinking` says that the prompt
     ends inside of thoughts, `is_calling` that it ends with the token that begins calls. `events` has the images of the
-    prompt and the parked KV that it goes on from. `calls_once` says that the client takes only one call. `ends` are
+    prompt and the parked KV from which it continues. `calls_once` says that the client takes only one call. `ends` are
     special tokens that may end an output and show as text. `functions` may be called, and `is_vouched` says that a
     grammar enforces the form of calls. `rendered` is the prompt's text as the template wrote it. `channels` is the
     format of a model that writes in channels."""
@@ -73,8 +73,8 @@ class ChatRequest:
     channels: Harmony | None = None
 
     def reader(self, is_whole: bool = False, is_cut: bool = True) -> TurnReader:
-        """A reader for one output. With `is_whole` it can tell a call that was cut off from a complete one; unless the
-        output `is_cut` off at its limit of tokens, such a call is content."""
+        """A reader for one output. With `is_whole` it can distinguish a call that was cut off from a complete one. A
+        call that was cut off is content, unless the output `is_cut` off at its limit of tokens."""
         schemas = {function.name: function.parameters for function in self.functions}
         rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas, is_cut)
         kind = self.format or self.channels
@@ -90,7 +90,7 @@ class ChatRequest:
         return ParsedMessage().add(self.reader(is_whole=True, is_cut=is_cut).push(text, is_last=True))
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
-        """Remember the outputs of a request that is over, told apart, for the conversation that continues from them."""
+        """Parse the outputs of a finished request, and remember them for the conversation that continues from them."""
         if request.parks:
             keep_answers(model, request, self.rendered, found)
 

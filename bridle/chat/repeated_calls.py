@@ -57,8 +57,8 @@ def _last_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, An
 
 
 def _calls_of(calls: Any) -> Any:
-    """Names and arguments, in whatever spacing the client sends them back. What is malformed is refused later, with the
-    message that it stands in."""
+    """Names and arguments, in whatever spacing the client sends them back. Malformed calls are refused later, with
+    their message."""
     functions = [call.get("function") if isinstance(call, Mapping) else call for call in calls]
     return [(each.get("name"), _canonical(each.get("arguments"))) for each in functions if isinstance(each, Mapping)]
 

@@ -49,7 +49,7 @@ class CallRules:
     """Rules for recognizing a call. `names` are those of the functions that may be called (None: any). Where no grammar
     vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one.
     `schemas` are the parameters of functions, for formats that write strings without quotes. With `tells_cut` a call
-    that the end of the output cuts off is reported as far as it goes, else it is content."""
+    that the end of the output cuts off is reported as far as it was written, else it is content."""
 
     names: frozenset[str] | None = None
     is_held: bool = False

@@ -1,4 +1,4 @@
-"""Flags that say who may use a server, and with which certificate it shows itself."""
+"""Flags for the users of a server and for its certificate."""
 
 from __future__ import annotations
 

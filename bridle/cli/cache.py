@@ -59,7 +59,8 @@ def list_entries(
 
 @app.command
 def clear(*names: str, kv_store: Store = "auto") -> int:
-    """Remove what is kept. What runs goes on; models are then loaded, and prompts computed, as for the first time.
+    """Remove what is kept. Running processes continue; models are then loaded, and prompts computed, as for the first
+    time.
 
     Parameters
     ----------

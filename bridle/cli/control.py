@@ -229,7 +229,7 @@ def _run(
     tracing: TraceOptions,
     is_stale: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Print a run while it continues. A run that breaks off is saved up to there; one that is stale is left. If the
+    """Print a run while it continues. A run that ends early is saved up to there; an outdated run is not saved. If the
     server says so, the request is sent again later: the server compiles an interpreter once, before the first script
     runs."""
     report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), output.level)

@@ -1,4 +1,4 @@
-"""Flags that are derived from the sampling parameters: one that is added there is taken on the command line, too.
+"""Flags that are derived from the sampling parameters: a new parameter becomes a flag on the command line, too.
 
 A group of flags that has a rule of its own for one writes it down, which takes the place of the derived one. What is
 left out stays None, or an empty list. Ranges are checked where `SamplingParams` are made.

@@ -293,7 +293,7 @@ class SamplingOptions(_Derived):
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:
-    """Sampling parameters by name. A value is JSON, or else a text as it stands."""
+    """Sampling parameters by name. A value is JSON, or else plain text."""
     found: dict[str, Any] = {}
     for item in given:
         name, sign, value = item.partition("=")

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
-    """Check that models are on this machine or on the hub; None stands for one that was not named. `revision` is that
-    of the first. Raises `InvalidRequest` and `UnsupportedModel`."""
+    """Check that models are on this machine or on the hub; None is a model without a name. `revision` is that of the
+    first. Raises `InvalidRequest` and `UnsupportedModel`."""
     from bridle.model.hub_lookup import check_available
 
     for number, name in enumerate(names):

@@ -205,7 +205,7 @@ def _help_hint(words: Sequence[str]) -> str:
 
 
 def _command_of(words: Sequence[str]) -> tuple[App, list[str]]:
-    """The command that the first words name, as far as they name one, and these words."""
+    """The command that the first words name, if they name one, and these words."""
     from bridle.cli.app import app
 
     here: App = app

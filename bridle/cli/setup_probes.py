@@ -162,7 +162,7 @@ def _descriptors() -> Iterator[Finding]:
 
 
 def surroundings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Proxies that stand between clients and a server on this machine; traces that cannot be sent."""
+    """Check for proxies between clients and a server on this machine, and for traces that cannot be sent."""
     from importlib.util import find_spec
 
     from bridle import telemetry

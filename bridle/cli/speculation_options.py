@@ -1,4 +1,4 @@
-"""vLLM's one flag about drafted tokens, for those who bring their command line along."""
+"""vLLM's one flag about draft tokens, for users of vLLM's command line."""
 
 from __future__ import annotations
 

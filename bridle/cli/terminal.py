@@ -27,7 +27,7 @@ _is_json = False
 
 
 def choose_form(*, is_json: bool) -> None:
-    """Let complaints be JSON events, as the log that they stand in; otherwise they are lines for people."""
+    """Write error messages as JSON events, if the log is in JSON; otherwise as plain lines."""
     global _is_json
     _is_json = is_json
 

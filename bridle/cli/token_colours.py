@@ -49,8 +49,8 @@ def show_traces(traces: Iterable[Trace]) -> None:
 
 
 class TokenPrinter:
-    """Prints the tokens of output 0 as they come, from the beginning of a row. What is rolled back is struck through
-    where it stands, as far as that is the end of the row; otherwise a sign tells how much it was."""
+    """Prints the tokens of output 0 as they come, from the beginning of a row. Text that is rolled back is struck
+    through if it is at the end of the row; otherwise a sign shows how many tokens were rolled back."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -68,7 +68,7 @@ def _print_frame(api: Api) -> None:
 
 
 def _watch(api: Api, interval: float) -> None:
-    """Show frames on a screen of their own until Ctrl-C. A server that cannot be reached may come back."""
+    """Show frames on a screen of their own until Ctrl-C. A server that cannot be reached may become available again."""
     from rich.live import Live
 
     frames = _frames(api)

@@ -31,7 +31,7 @@ def _one(path: Path) -> tuple[int, int]:
 
 
 def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], look: float = _INTERVAL) -> None:
-    """Call `run`, and call it again whenever one of the files was saved, for ever. `run` gets a function that tells
+    """Call `run`, and call it again whenever one of the files was saved, for ever. `run` gets a function that returns
     whether a file was saved meanwhile, so that it can stop early. Its errors are shown, and the next save tries again.
     """
     shown = ", ".join(str(path) for path in paths)

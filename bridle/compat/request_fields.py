@@ -1,6 +1,6 @@
 """Fields of requests in other systems, and what each is here.
 
-A name that a route has as a field of its own means that field there, whatever stands here.
+A name that a route has as a field of its own means that field there, whatever these rows say.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ FIELDS: tuple[CompatField, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
 
 
 def _by_name() -> dict[str, CompatField]:
-    """The row that tells what a name means. Where systems differ, the one that has a meaning here comes first."""
+    """Return the row with the meaning of a name. Where systems differ, the row with a meaning here comes first."""
     found: dict[str, CompatField] = {}
     for row in FIELDS:
         known = found.get(row.name)

@@ -31,10 +31,10 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 @dataclass(frozen=True, slots=True)
 class CompatField:
-    """A field of requests, or a keyword of calls. `here` is its name here, and `convert` makes the value that it has
-    here of the one that it has there. Without `here` it is absent, and `why` says what to use instead; with it, `why`
-    says which routes have it, if not all do. `off` are further values of it that ask for nothing. One that
-    `is_neutral` cannot change a text. `example` is a value that asks for something."""
+    """A field of requests, or a keyword of calls. `here` is its name here, and `convert` converts the other system's
+    value to the value here. Without `here` it is absent, and `why` says what to use instead; with it, `why` says which
+    routes have it, if not all do. `off` are further values of it that ask for nothing. A field that `is_neutral` cannot
+    change a text. `example` is a value that asks for something."""
 
     systems: tuple[System, ...]
     name: str
@@ -82,7 +82,7 @@ class LibrarySymbol:
 
     @property
     def advice(self) -> str:
-        """Return advice for a user who wrote the other system's name."""
+        """Return advice for a user that wrote the other system's name."""
         return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
 
 

@@ -1,7 +1,7 @@
 """The control vectors of one loaded model, by name.
 
-A name may get other directions at any time: requests that have begun keep theirs, which have a key of their own, until
-the last of them is over. All methods are safe from any thread; only `add` may take long.
+A name may get other directions at any time. Requests that have begun keep theirs until the last of them has ended;
+these have a key of their own. All methods are safe from any thread; only `add` may take long.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class ControlVectors:
         return keys
 
     def leave(self, keys: Iterable[str]) -> None:
-        """Note that a request with these keys is over."""
+        """Release these keys, because a request that used them has ended."""
         with self._lock:
             for key in keys:
                 self._entries[key].num_users -= 1

@@ -62,7 +62,7 @@ class Call:
             raise ToolFailed(f"tool {self.name!r}: its answer is not JSON: {error}") from None
 
     def cancel(self) -> None:
-        """Give the call up: it is done, and its executor is stopped. No effect on one that is done."""
+        """Give the call up: it is done, and its executor is stopped. Has no effect on a call that is done."""
         self.end(error="was cancelled")
 
     def end(self, answer: str = "", error: str | None = None) -> bool:
@@ -78,7 +78,7 @@ class Call:
         return True
 
     def when_done(self, tell: Callable[[], None]) -> None:
-        """Call `tell` once the call is done, from the thread that ends it; now, if it is done."""
+        """Call `tell` once the call is done, from the thread that ends it; if it is done already, call it now."""
         with self._lock:
             if not self.is_done:
                 self._on_done.append(tell)

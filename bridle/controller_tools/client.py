@@ -69,7 +69,7 @@ def new_call_id() -> str:
 
 
 def notice_of(call_id: str, name: str, arguments: Any) -> tuple[str, bytes]:
-    """The variable that tells a client of a call."""
+    """The variable that notifies a client of a call."""
     return CALL_VARIABLE + call_id, msgspec.json.encode({"name": name, "arguments": arguments})
 
 

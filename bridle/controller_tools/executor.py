@@ -84,8 +84,8 @@ class ToolCounts:
 class ToolExecutor:
     """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
 
-    `grants` say who may use a tool that is not for everybody, `log` what is logged of calls. Users may call the tools
-    in `direct` themselves, without a controller.
+    `grants` say which users may use a restricted tool, `log` what is logged of calls. Users may call the tools in
+    `direct` themselves, without a controller.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class ToolExecutor:
         return call
 
     def take_answers(self, call_id: str, user: str, call: Call) -> None:
-        """Let this user end a call by that id, until it is over."""
+        """Let this user answer a call by that id, until the call has ended."""
         self._asked[call_id] = user, call
         call.when_done(lambda: self._asked.pop(call_id, None) and None)
 
@@ -320,7 +320,7 @@ class ToolExecutor:
         self._tell()
 
     def _write(self, job: _Job, seconds: float) -> None:
-        """Log a call that is over, as far as the operator wants it."""
+        """Log a call that has ended, if the operator wants it."""
         if self._log == "none":
             return
         call = job.call

@@ -2,7 +2,7 @@
 
     {"method": "GET", "url": "https://example.org/api/cities?name=Oslo"}
 
-Redirects are not followed. The connection goes to an address that was checked; sizes and times are bounded. Each
+Redirects are not followed. The connection goes to an address that was checked. Sizes and times are bounded. Each
 request has a connection and a thread of its own, which end when the call does.
 """
 

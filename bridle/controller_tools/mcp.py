@@ -70,7 +70,7 @@ class McpTool:
         return await life.call(member, arguments)
 
     async def _ready(self) -> _Life:
-        """The server's present life; a new one if the last has ended. Those who come meanwhile wait for the same."""
+        """The server's present life; a new one if the last has ended. Other callers wait for the same start."""
         life = self.life
         if life is None or life.is_over:
             if time.monotonic() - self._failed_at < self._pause:
@@ -119,7 +119,7 @@ class _Life:
             self._ended.set_result(why)
 
     def _forget(self) -> None:
-        """Note that the server answers as one that was started again."""
+        """Log that the server answers again, after it was restarted."""
         self._is_forgotten = True
 
     async def call(self, tool: str, arguments: Arguments) -> str:

@@ -31,7 +31,7 @@ def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) -> tuple[int, ...]:
     """The tokens of the sentence that ends thoughts, on a line of its own unless it begins with white space. Raises
-    `InvalidRequest` for one that spells a tag or another special token."""
+    `InvalidRequest` for a sentence that spells a tag or another special token."""
     if len(sentence) > MAX_SENTENCE_CHARS:
         raise InvalidRequest(
             f"{FIELD}: got {len(sentence)} characters; at most {MAX_SENTENCE_CHARS}. Shorten it", FIELD
@@ -49,8 +49,8 @@ def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) 
 
 @dataclass(slots=True)
 class ThinkingBudget(Controller):
-    """At most `budget` tokens of an output may stand between `opening` and `closing`, and those of a `sentence` that
-    ends them."""
+    """At most `budget` tokens of an output, and those of a `sentence` that ends them, may come between `opening` and
+    `closing`."""
 
     opening: int
     closing: int

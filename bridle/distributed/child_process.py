@@ -17,8 +17,8 @@ _OPTIONS = "BRIDLE_"
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for a child: ours without the variables that stand for flags, because those are for
-    this process. Flags of the child are on its command line. Its logs have the format of ours."""
+    """Return the environment for a child: ours without the variables that set flags, because those are for this
+    process. Flags of the child are on its command line. Its logs have the format of ours."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
     return ours | log_variables()
 

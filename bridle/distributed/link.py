@@ -177,7 +177,7 @@ class ShardLink:
         return self.address.startswith("unix:") and is_held_up(self.pid)
 
     def cut(self, reason: str) -> None:
-        """Mark the link as lost. The first reason given is the one that is reported. Safe from any thread."""
+        """Mark the link as lost. The first reason given is reported. Safe from any thread."""
         self.reason = self.reason or reason
         self._end_span("" if self._is_closing else self.reason)
         self._call.cancel()

@@ -83,7 +83,7 @@ class RoutedRequest:
 
     @property
     def open_outputs(self) -> Sequence[int]:
-        """Indices of the outputs that are not over, as far as the client knows."""
+        """Indices of the outputs that have not ended, as far as the client knows."""
         sent = self.sent or {0: []}
         return [index for index, events in sent.items() if not (events and isinstance(events[-1], Finished))]
 

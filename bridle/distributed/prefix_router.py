@@ -36,8 +36,8 @@ class Router(Protocol):
 
     def choose(self, prompt: Sequence[int], salt: object, loads: Sequence[float], key: str = "") -> PrefixChoice | None:
         """Return the replica for a prompt; None if none is up. `loads` are the tokens that each replica has to compute,
-        `AWAY` for one that cannot be reached. Prompts share blocks only under an equal `salt`. If no replica has the
-        prefix, the one that was last sent a prompt with the same `key` is preferred."""
+        `AWAY` for an unreachable one. Prompts share blocks only under an equal `salt`. If no replica has the prefix,
+        the one that was last sent a prompt with the same `key` is preferred."""
 
     def forget(self, replica: int) -> None:
         """Note that the replica has lost its cache."""

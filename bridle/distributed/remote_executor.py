@@ -1,8 +1,8 @@
 """The engine's executor for a model in another process: a stream to a shard, with reconnection.
 
-The plan goes first, masks follow while the forward pass runs, and only tokens and log-probabilities come back. The loss
-of the shard loses the KV of every sequence, which the engine treats as a preemption of all. A thread tries to reconnect
-until the shard is back. This module does not know who starts shards.
+The plan is sent first, masks follow while the forward pass runs, and only tokens and log-probabilities are returned.
+The loss of the shard loses the KV of every sequence, which the engine treats as a preemption of all. A thread tries to
+reconnect until the shard is back. This module does not know who starts shards.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class ReplicatedLoRAStore:
                 self._send(number, FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
-        """Note that a replica is gone, so that no fetch waits for it."""
+        """Record that a replica is lost, so that no fetch waits for it."""
         with self._lock:
             self._up.pop(number, None)
             for key, failed in list(self._failed.items()):

@@ -223,7 +223,7 @@ class _Conversation:
         self._client.cancel(request_id)
 
     def _end(self, request_id: str, reason: FinishReason, error: BridleError | None = None) -> None:
-        """Tell the router that a request which never ran is over."""
+        """Report to the router that a request has ended before it ran."""
         self._pass_on([Finished(request_id, 0, reason, error=error)])
 
     async def _relay(self, stream: EventStream) -> None:

@@ -41,7 +41,7 @@ VectorSizes = tuple[int, int]
 
 
 def sizes_of(vectors: ControlVectors | None) -> VectorSizes | None:
-    """Return the sizes that a replica tells its router; None if it applies no vectors."""
+    """Return the sizes that a replica reports to its router; None if it applies no vectors."""
     return None if vectors is None else (vectors.num_layers, vectors.hidden_size)
 
 

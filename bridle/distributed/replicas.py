@@ -281,7 +281,7 @@ class ReplicaSet:
             self.calls.ask(number, live.request, message)
 
     def on_disconnect(self, number: int, reason: str) -> None:
-        """Note that a replica is gone; its requests continue on other replicas."""
+        """Record that a replica is lost; its requests continue on other replicas."""
         with self.changed:
             self._up.pop(number, None)
             self.loads[number] = AWAY

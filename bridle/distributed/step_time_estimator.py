@@ -1,4 +1,4 @@
-"""Estimates how long steps take, and tells when one has taken too long.
+"""Estimates how long steps take, and reports when one has taken too long.
 
 A shard that sends heartbeats can still be stuck in a step. The time limit of a step is an estimate from earlier steps,
 with a wide margin, because a limit that is too tight would kill a healthy shard.

@@ -182,7 +182,7 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def drop(self, request_id: str) -> None:
-        """Remove a request that is over; unknown ids are ignored."""
+        """Remove a request that has ended; unknown ids are ignored."""
         self._due.pop(request_id, None)
 
     def pop_due(self, now: float) -> Iterator[tuple[str, float]]:

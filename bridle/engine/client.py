@@ -64,7 +64,7 @@ class EventStream:
     """Events of one request, for one reader, sync (`for`) or async (`async for`); both give lists of events.
 
     The iteration ends after the last output's `Finished`. Leaving it early, or leaving a `with` block, cancels the
-    request. If the engine goes away, the iteration raises its error.
+    request. If the engine ends, the iteration raises its error.
 
     While an async reader waits, its `listener` may take events in its place: that costs no switch of tasks. What the
     listener leaves comes next from the iteration, and there is no listener then until the reader sets one again.
@@ -134,7 +134,7 @@ class EventStream:
     # -- the reader's side -------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Cancel the request, unless it is over."""
+        """Cancel the request, unless it has ended."""
         if not self._complete:
             self._cancel(self.request_id)
 

@@ -179,7 +179,7 @@ class Engine:
         self._scheduler.is_paused = value
 
     def watch_device(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change`, from any thread, when the device goes away or comes back."""
+        """Call `on_change`, from any thread, when the device is lost or available again."""
         if self._interruptible is not None:
             self._interruptible.on_change = on_change
 
@@ -265,7 +265,7 @@ class Engine:
         self._scheduler.blocks.parking.close()
 
     def expire_retained_kv(self) -> float | None:
-        """Release parked KV whose time is over. Returns the seconds until the next expiry, or None if nothing is
+        """Release parked KV whose time has run out. Returns the seconds until the next expiry, or None if nothing is
         parked."""
         parking = self._scheduler.blocks.parking
         if not parking.num_blocks:

@@ -144,7 +144,7 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
 
 
 def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
-    """Raise `InvalidRequest` for an id that stands for no token and is never sampled."""
+    """Raise `InvalidRequest` for an id that has no token and is never sampled."""
     wrong = info.unnamed.among(tokens)
     if wrong:
         raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)

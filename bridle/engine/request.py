@@ -81,8 +81,7 @@ class StopOnRepetition:
 
 
 def name_of(controller: object) -> str:
-    """Return the name of a controller for logs and traces: the one that the request gave it, or else that of its
-    class."""
+    """Return the name of a controller for logs and traces: its name in the request, or else that of its class."""
     kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
     names = (getattr(controller, field, None) for field in ("asked_as", "module", "__name__"))
     return str(next(filter(None, names), kind))[:_MAX_NAME_CHARS]
@@ -109,8 +108,8 @@ ALL_TOKENS = 1 << 60
 class Retention:
     """Retain the KV of the first `num_tokens` tokens of a prompt, as far as they fill blocks, for `seconds`.
 
-    An unnamed retention is prolonged whenever a request uses it. A `name`, which must be unique among all users, stands
-    for one prefix: a new one replaces the old one, and no use prolongs it."""
+    An unnamed retention is prolonged whenever a request uses it. A `name`, which must be unique among all users,
+    identifies one prefix: a new one replaces the old one, and no use prolongs it."""
 
     num_tokens: int
     seconds: float
@@ -144,8 +143,8 @@ class Request:
     `continues` it uses that KV. Beginnings of the prompt that it `retains` are protected, too, however the output ends.
     Replicas send requests with the same `cache_key` to the same engine while it is not too busy. `guard` has the
     operator's rules for its texts. `healing` says how the output begins in place of what was taken from the prompt.
-    `repeats` marks parts of a text that must not come twice. The part of a request that goes to one of several
-    controllers `is_composed`.
+    `repeats` marks parts of a text that must not come twice. A request `is_composed` if it
+    is the part of a request for one of its several controllers.
     """
 
     id: str

@@ -49,8 +49,8 @@ def root_key(seed: int) -> int:
 def fork_key(key: int, ordinal: int, branch: int) -> int:
     """Random key of branch `branch` (from 1) of a sequence's fork number `ordinal` (from 0).
 
-    Branch 0 continues with the parent's key. A draw depends on the seed, this path and the number of draws so far,
-    and on nothing else.
+    Branch 0 continues with the parent's key. A sampled token depends on the seed, this path and the number of tokens
+    sampled so far, and on nothing else.
     """
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
@@ -111,7 +111,7 @@ class Sequence:
 
     @property
     def is_traced(self) -> bool:
-        """Return whether the distributions behind its draws are noted."""
+        """Return whether the distributions behind its sampled tokens are recorded."""
         return self.trace is not None or self.output.meter is not None
 
     @property
@@ -199,8 +199,8 @@ class Sequence:
             self.vectors = self.vectors.changed(len(self.tokens), scales)
 
     def clamp_computed(self) -> None:
-        """Lower `num_computed` so that at least one token goes through the model before the next draw (engine invariant
-        1)."""
+        """Lower `num_computed` so that at least one token goes through the model before the next token is sampled
+        (engine invariant 1)."""
         kv, most = self.kv, self.max_reusable
         if kv.num_computed > most:
             kv.num_computed = most
@@ -228,7 +228,7 @@ class Sequence:
             kv.num_mirrored_tokens += 1
 
     def keep_computed(self, end: int) -> None:
-        """Record that tokens up to `end` were computed, as far as they are still the same as in the mirror."""
+        """Record that tokens up to `end` were computed, as far as they are still the same as in the executor's copy."""
         self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
         self.clamp_computed()
 
@@ -265,8 +265,8 @@ class Sequence:
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
-        """Return how many of the last scheduled positions must give logits: those that predict a token to be
-        scored, and the last one if the next token `is_drawn` from it."""
+        """Return how many of the last scheduled positions must give logits: those that predict a token to be scored,
+        and the last one if the next token is sampled from it (`is_drawn`)."""
         start = self.kv.num_computed
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score
@@ -284,8 +284,8 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens each of which is to be computed, and to score what may follow it. The last one stands twice,
-        because what nothing follows would not be scored."""
+        """Append tokens each of which is to be computed, and to score what may follow it. The last one is added twice,
+        because a token without a successor would not be scored."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])
         self.num_prompt = len(self.tokens)
@@ -295,7 +295,7 @@ class Sequence:
         self.output.num_scored = num_tokens
 
     def count_draw(self) -> None:
-        """Count a draw of an option."""
+        """Count a sampled option."""
         self.draws.num_draws += 1
 
     def owner_of_block(self, number: int) -> str:

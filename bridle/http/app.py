@@ -139,7 +139,7 @@ def _saved(db: StateDb) -> dict[str, Any]:
 
 
 def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identity | None:
-    """Return the user of a batch as they are now; None for one who has no key any more."""
+    """Return the user of a batch with their present rights; None for a user whose key was removed."""
     found = None if keys is None else keys.of_user(batch.user)
     if found is None and (keys is None or has_proxies):
         return Identity(batch.user, batch.is_admin and keys is None)

@@ -1,5 +1,5 @@
-"""`/v1/caches`: prompts whose KV a client retains, for itself or its group, until it deletes them or their time is
-over."""
+"""`/v1/caches`: prompts whose KV a client retains, for itself or its group, until it deletes them or their time runs
+out."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ async def delete(cache_id: str, request: Request) -> Response:
 
 
 def _find_own(caches: PromptCaches, identity: Identity, cache_id: str) -> PromptCache:
-    """Return a cache that this user may change. Raises `UnknownCache`; the error that answers 403 for one that another
-    user shares."""
+    """Return a cache that this user may change. Raises `UnknownCache`, and the error that answers 403 for a cache that
+    another user shares."""
     cache = caches.find(identity, cache_id)
     if cache.user != identity.user:
         problem = f"cache {cache_id!r} belongs to another user of the group; only its owner can prefetch or delete it"

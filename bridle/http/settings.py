@@ -60,8 +60,8 @@ class HttpSettings:
     0 to 1, writes a trace to `trace_folder`. Stored responses, conversations, batches and their files, traces and
     prompt caches outlive the server in the file `state_db` (None: they do not). `controller_classes` are the operator's
     classes of controllers, which requests may choose; `policies` are what the operator demands of texts. A request that
-    sets no limit on its output has at most `default_max_tokens` (None: what its API says). Of a list of `system` blocks
-    on `/v1/messages` those are left out that begin with one of `drop_system_blocks`.
+    sets no limit on its output has at most `default_max_tokens` (None: what its API says). `system` blocks on
+    `/v1/messages` that begin with one of `drop_system_blocks` are omitted.
     """
 
     max_body_bytes: int | None = None

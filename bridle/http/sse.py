@@ -110,7 +110,7 @@ class SseWriter:
             await self._patiently(self._send, {"type": "http.response.body", "body": data, "more_body": True})
 
     def live(self, encode: Callable[[list[TokenEvent]], bytes]) -> LiveText | None:
-        """Return what writes tokens at once, as `encode` tells them; None if the server has no such way."""
+        """Return the function that writes tokens at once, as `encode` formats them; None if the server cannot."""
         direct = self._direct
         if direct is None:
             return None

@@ -1,9 +1,9 @@
 """Threads that write blocks to a store and read them back, so that no step of an engine waits for a disk.
 
 A block that is offered is copied at once, into a queue of bounded size, from which it can be loaded until it is
-written. If the queue is full, the block is dropped: it is a cache. Blocks of a device go to the host's memory, and from
-there to the disk as well, as far as there is one and its rate allows. The thread that writes has low priority, so that
-it takes little from a model on the same processors.
+written. If the queue is full, the block is dropped: it is a cache. Blocks of a device are copied to the host's memory,
+and from there to the disk as well, if there is a disk store and its rate allows it. The thread that writes has low
+priority, so that it takes little from a model on the same processors.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class BlockStore:
         return is_written
 
     def write(self, key: bytes, tenant: bytes, block: Buffer) -> bool:
-        """Write a block in this thread, once `stop` has ended the one that writes. Returns whether it is stored."""
+        """Write a block in this thread, once `stop` has ended the writing thread. Returns whether it is stored."""
         return self._append(key, tenant, block)
 
     def flush(self, deadline: float) -> bool:

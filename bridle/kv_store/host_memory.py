@@ -1,7 +1,7 @@
 """Blocks of a device in the host's memory, between the device and a disk: fast to read, bounded, and lost at the end.
 
-Memory is taken in large pieces, since pinning it is slow, and never given back. The least recently used blocks give
-way. A block that is being read stays where it is.
+Memory is taken in large pieces, since pinning it is slow, and never given back. The least recently used blocks are
+evicted. A block that is being read stays where it is.
 """
 
 from __future__ import annotations

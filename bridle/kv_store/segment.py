@@ -127,7 +127,7 @@ def lock(file: int) -> None:
 
 
 def remove_if_complete(path: Path) -> bool:
-    """Remove a segment unless a process is writing it. Returns whether it is gone."""
+    """Remove a segment unless a process is writing it. Returns whether it was removed."""
     with contextlib.suppress(OSError), _opened(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused as long as a process writes it
         path.unlink()
@@ -148,8 +148,8 @@ def is_being_written(path: Path) -> bool:
 
 
 def erase(path: Path, tenant: bytes) -> int:
-    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns how many there were. The block goes
-    first, so that an erasure that is cut off is found and completed by the next."""
+    """Overwrite all blocks of a tenant in a segment, which may be in use. Returns how many there were. The block is
+    erased first, so that the next process can find and complete an interrupted erasure."""
     num_erased = 0
     with _opened(path, os.O_RDWR) as file:
         for position, header in Segment(path).scan():

@@ -35,7 +35,8 @@ _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
-    """A shard executor that owns its shard's process, and with `stands_by` one that takes its place when it ends."""
+    """A shard executor that owns its shard's process. With `stands_by` it also owns a standby process that replaces it
+    when it ends."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class LaunchedReplicas(ReplicaSet):
         self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
 
     def note_absent(self, number: int) -> None:
-        """A replica is still away. One that does not come up in time counts as hung, and is started again."""
+        """A replica is still away. A replica that does not come up in time counts as hung, and is started again."""
         super().note_absent(number)
         now = time.monotonic()
         if now - self._away_since.setdefault(number, now) > self.start_timeout:
@@ -161,7 +161,7 @@ def load_replicated(
 
 
 def _checked_tokenizer(config: ModelConfig, path: Path) -> Tokenizer:
-    """Load the tokenizer; refuse one that has more tokens than the model has logits."""
+    """Load the tokenizer; refuse a tokenizer that has more tokens than the model has logits."""
     tokenizer = load_tokenizer(config, path)
     if (num_ids := guess_num_logits(path)) is not None:
         check_sizes(tokenizer, num_ids, config.model)

@@ -1,7 +1,7 @@
 """Folders for the unix sockets (and other files) at which parent and child processes meet. Only this user can enter
 them.
 
-A process that is killed cannot clean up, so the next one removes the folders of those that are gone.
+A process that is killed cannot clean up, so the next one removes the folders of processes that have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_socket_folder() -> Path:
 
 
 def sweep() -> None:
-    """Remove the folders of processes that are gone."""
+    """Remove the folders of processes that have ended."""
     for path in Path(tempfile.gettempdir()).glob("bridle-*"):
         match = _NAME.fullmatch(path.name)
         if match and not psutil.pid_exists(int(match[1])) and _is_ours(path):

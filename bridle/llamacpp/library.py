@@ -1,5 +1,5 @@
-"""The parts of llama.cpp that the executor uses, as calls that check what comes back. Knows no plans and no sequences
-of the engine: slots are llama.cpp's own sequence numbers.
+"""The parts of llama.cpp that the executor uses, as calls that check their results. Knows no plans and no sequences of
+the engine: slots are llama.cpp's own sequence numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHOLE, _PARTIAL = 0, 1  # of a state, all, and the part that is not cells
 
 
 class Cell(NamedTuple):
-    """A token to compute: where it stands in which slot, and whether its logits are wanted."""
+    """A token to compute: its slot and position, and whether its logits are needed."""
 
     token: int
     position: int

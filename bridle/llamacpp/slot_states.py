@@ -42,8 +42,8 @@ class SlotStates:
 
 
 def kv_identity(folder: Path, kv_type: str, on_gpu: bool) -> str:
-    """Return a text that stands for all that the KV of given tokens depends on, and for its format. Reads all weights,
-    if that was never done."""
+    """Return a text that identifies everything that the KV of given tokens depends on, and its format. Reads all
+    weights, if that was never done."""
     found = library()
     build = Path(getattr(found.llama_cpp._lib, "_name", ""))
     digest = blake2b(build.read_bytes()).hexdigest() if build.is_file() else ""

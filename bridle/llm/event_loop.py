@@ -83,8 +83,8 @@ class _Count:
 
 @contextmanager
 def progress(num_requests: int, is_wanted: bool) -> Iterator[Report]:
-    """A bar on stderr, if that is a terminal, or in a notebook: requests done, and tokens per second. It goes in the
-    end."""
+    """A bar on stderr, if that is a terminal, or in a notebook: requests done, and tokens per second. It is removed in
+    the end."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -151,11 +151,11 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[RequestOutput]:
-        """The likeliest texts, as far as `beam_width` beams find them: of each prompt that many outputs, best first,
-        with a `score`, as transformers' `generate(num_beams=...)` finds them. `early_stopping` True ends a search when
+        """Search for the likeliest texts with `beam_width` beams. Returns that many outputs for each prompt, best
+        first, with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search when
         `beam_width` texts are complete, False when none of the beams can get better by its present length, "never" by
-        the longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and what `generate` takes to run a request,
-        count, too; whatever else would change a draw is refused."""
+        the longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the options of `generate` for running a
+        request have an effect, too; all other options that would change sampling are refused."""
         given = {"max_tokens": max_tokens, "temperature": 0.0} | given
         return self._calls.beams(prompts, beam_width, length_penalty, early_stopping, use_tqdm, given)
 
@@ -181,10 +181,10 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[TextScore] | list[float]:
-        """Log-probabilities of given texts, token by token; with `top`, also those of the most probable tokens at
-        each position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a
-        cross-encoder, or by the cosine of vectors. One text is compared with all others. Nothing is generated;
-        `adapter`, `timeout` and the others of `RunOptions` that need no draw count."""
+        """Log-probabilities of given texts, token by token; with `top`, also those of the most probable tokens at each
+        position. With `others`, return the similarity of each pair of texts, like `/v1/score`: by a cross-encoder, or
+        by the cosine of vectors. One text is compared with all others. Nothing is generated; `adapter`, `timeout` and
+        the other `RunOptions` that do not concern sampling have an effect."""
         if others is not None:
             how = settle_runs("score", given, ("use_tqdm", *pooling.READING))
             return pooling.scores(self._model, prompts, others, how, given, partial(self._calls.run, use_tqdm=use_tqdm))
@@ -200,7 +200,7 @@ class LLM(LoadedModelMixin):
         **given: Any,
     ) -> list[list[float]]:
         """Return a vector of length 1 for each text, of its first `dimensions` numbers if these are wanted. The closer
-        the product of two vectors is to 1, the more alike the texts are to the model.
+        the product of two vectors is to 1, the more similar the texts are to the model.
 
         An embedding model computes it as its folder says, after its prompt `prompt_name` if given. For a generating
         model it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1: what the

@@ -114,7 +114,7 @@ class LoadedModelMixin:
     ) -> AdapterInfo:
         """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
         run continue meanwhile. With `replace` it takes the place of one of this name, which running requests keep.
-        Raises `AdapterRefused` with the reason for one that cannot be applied."""
+        Raises `AdapterRefused` with the reason for an adapter that cannot be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
@@ -203,8 +203,8 @@ def _load(
     tools: ToolExecutor | None,
     report: Report,
 ) -> LoadedModel:
-    """The model that `model` names, with `settings` for it and for its engine; one that is loaded already is used as it
-    is. Raises `InvalidRequest` for settings that contradict each other."""
+    """Load the model that `model` names, with `settings` for it and for its engine; a loaded model is used unchanged.
+    Raises `InvalidRequest` for settings that contradict each other."""
     of_model, of_engine = arguments.split_settings(settings)
     if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")

@@ -78,7 +78,7 @@ def scores(
     given: Mapping[str, Any],
     run: Run,
 ) -> list[float]:
-    """The score of each pair; one text goes with all of the others."""
+    """Return the score of each pair; a single text is paired with all of the others."""
     model.check_process()
     firsts = [texts] if isinstance(texts, str) else list(texts)
     seconds = [others] if isinstance(others, str) else list(others)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class RetainedPrompt:
     """A prompt that stays in the KV cache, for `ttl` seconds or until `delete`. Use it in a `with` block, or keep it.
-    `num_tokens` are those that it holds: whole blocks, as far as the budgets allow."""
+    `num_tokens` are those that it holds: whole blocks, within the budgets."""
 
     def __init__(self, llm: LLM, request: Request, ttl: float) -> None:
         self.ttl, self.num_tokens = ttl, 0

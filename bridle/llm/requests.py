@@ -117,7 +117,7 @@ def _steering(controller: object | None, constraint: Constraint | Mapping[str, A
 
 
 def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -> list[Future[Any]]:
-    """Begin to compile all constraints, so that one that cannot be used is known before any request runs."""
+    """Begin to compile all constraints, so that an unusable one is known before any request runs."""
     pool = model.constraints
     steering = [part for collector in collectors for part in parts_of(collector.request.controller)]
     return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []

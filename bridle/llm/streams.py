@@ -69,8 +69,8 @@ class Reader(Generic[T]):
 
 
 class _Source(RequestHandle):
-    """A running request, and the function to call when it is over. Streams and readers of it hold it, and it holds none
-    of them."""
+    """A running request, and the function to call when it has ended. Streams and readers of it hold it, and it holds
+    none of them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -117,7 +117,7 @@ class TextStream(Reader[str]):
 
     @property
     def output(self) -> RequestOutput:
-        """The output as far as it was read; complete once the iteration has ended. Do not modify it."""
+        """The output read so far; complete once the iteration has ended. Do not modify it."""
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
@@ -176,7 +176,7 @@ class TextStream(Reader[str]):
         return self.output.text if message is None else message.content
 
     def cancel(self) -> None:
-        """Cancel the request, unless it is over. Safe from any thread."""
+        """Cancel the request, unless it has ended. Safe from any thread."""
         self._base.cancel()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,6 @@
 """Objects in place of text: the schema of a type as a constraint, and what was written as a value of that type.
 
-While an output grows, its object is there as far as it was written: fields that have not come yet have their defaults,
-or None.
+While an output grows, its object has the fields written so far; the others have their defaults, or None.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 class ParsedType(Generic[T]):
     """A type that can be read out of JSON: a pydantic model, a dataclass, a `TypedDict`, `list[Thing]`, `Literal`, and
-    so on. Raises `InvalidRequest` for one that has no schema."""
+    so on. Raises `InvalidRequest` for a type without a schema."""
 
     def __init__(self, kind: type[T]) -> None:
         from pydantic import TypeAdapter
@@ -55,7 +54,7 @@ class ParsedType(Generic[T]):
             ) from None
 
     def partial(self, content: str) -> T | None:
-        """The object as far as it was written; None if nothing was."""
+        """The object written so far; None if nothing was written."""
         from pydantic_core import from_json
 
         try:

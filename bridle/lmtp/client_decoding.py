@@ -1,7 +1,7 @@
 """Decodes a server's messages, for clients. It is lenient, because servers of the original protocol deviate from it.
 
-Unknown types and fields are skipped, and a bare object stands for a list of one. Several messages in a frame, white
-space and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as text are accepted.
+Unknown types and fields are skipped, and a bare object means a list of one. Several messages in a frame, white space
+and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as text are accepted.
 """
 
 from __future__ import annotations

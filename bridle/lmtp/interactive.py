@@ -17,7 +17,7 @@ from bridle.lmtp.messages import EventMessage, Token
 
 
 class Screen(Protocol):
-    """Shows answers. `number` tells prompts apart."""
+    """Shows answers. `number` distinguishes prompts."""
 
     def begin(self, number: int, prompt: str) -> None:
         """Show that a prompt was sent."""

@@ -120,7 +120,8 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Extension: end a stream. It is answered by an error with code `cancelled`, unless the stream is over already."""
+    """Extension: end a stream. It is answered by an error with code `cancelled`, unless the stream has ended
+    already."""
 
     stream_id: StreamId
 
@@ -164,7 +165,7 @@ Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer | T
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that is not a valid request: the intended kind of request, as far as it was readable, and the error."""
+    """A message that is not a valid request: the intended kind of request, if it was readable, and the error."""
 
     kind: str
     stream_id: StreamId | None
@@ -208,8 +209,8 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Msg:
-    """The answer to a request that has no stream, or to one that could not be read. `code`, `lmtp` (the extensions,
-    where `model_info` cannot name them), `buffer` with its `num_tokens` and `tool_result`, the id of a call that was
+    """The answer to a request that has no stream, or to an unreadable request. `code`, `lmtp` (the extensions, where
+    `model_info` cannot name them), `buffer` with its `num_tokens` and `tool_result`, the id of a call that was
     answered, are extensions."""
 
     stream_id: StreamId | None
@@ -259,7 +260,7 @@ KINDS: Mapping[type, str] = {
 
 
 def features_of(answer: Msg) -> Mapping[str, Any]:
-    """The extensions that a server announces in its answer to MODEL_INFO; empty for one that has none."""
+    """The extensions that a server announces in its answer to MODEL_INFO; empty for a server without extensions."""
     info = answer.model_info
     found = info.get("lmtp") if isinstance(info, dict) else answer.lmtp
     return found if isinstance(found, dict) else {}

@@ -1,7 +1,7 @@
 """The server's half of one LMTP connection as a state machine: messages in, actions out. No input or output here.
 
 A session knows which streams are open and which answers each may still get. Its caller passes in every message with
-`receive`, which returns the work to do, and passes every answer through `put`. An answer to a stream that is over is
+`receive`, which returns the work to do, and passes every answer through `put`. An answer to a stream that has ended is
 dropped there. So each stream ends exactly once, even with cancelled, failed or late work.
 """
 
@@ -103,7 +103,7 @@ class Reattach:
 
 @dataclass(frozen=True, slots=True)
 class StopStream:
-    """Stop a stream that no client reads any more. `is_lost`: because the connection is gone, so it may be resumed."""
+    """Stop a stream that no client reads any more. `is_lost`: because the connection was lost, so it may be resumed."""
 
     stream: Stream
     is_lost: bool = False
@@ -264,7 +264,7 @@ class Session:
         return [action for stream in list(self._streams.values()) for action in self._break_off(stream, error)]
 
     def close(self) -> list[Action]:
-        """Note that the connection is gone. Nothing is sent any more. Idempotent."""
+        """Record that the connection is lost. Nothing is sent any more. Idempotent."""
         if self.state is SessionState.CLOSED:
             return []
         streams = list(self._streams.values())

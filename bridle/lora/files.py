@@ -1,6 +1,6 @@
 """Inspects an adapter's two files before anybody uses them: adapter_config.json and adapter_model.safetensors.
 
-Both are read within limits, and no other file of the folder is ever opened. A digest of both files stands for the
+Both are read within limits, and no other file of the folder is ever opened. A digest of both files identifies the
 weights from then on, so that files which change while the adapter is known are noticed.
 """
 
@@ -32,7 +32,7 @@ CHUNK_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
     """An adapter that passed inspection. `shapes` has what it adds to each linear layer, by the layer's name in the
-    model; `digest` stands for all bytes of both files."""
+    model; `digest` is that of all bytes of both files."""
 
     folder: Path
     root: Path  # both files must really lie under it

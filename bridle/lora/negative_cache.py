@@ -61,7 +61,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Failures:
-    """The failures of adapters that are not registered, by any key. Of very many, the newest are kept."""
+    """The failures of adapters that are not registered, by any key. If there are very many, only the newest are
+    kept."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[Hashable, CachedFailure] = OrderedDict()

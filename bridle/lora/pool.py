@@ -54,8 +54,8 @@ class AdapterPool:
         self.limits.check(files)
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Let requests use the adapter. One that was removed and is still in use comes back; one that failed may be
-        tried again at once."""
+        """Let requests use the adapter. An adapter that was removed and is still in use is restored. An adapter that
+        failed may be tried again at once."""
         with self._lock:
             held = self._books.known.setdefault(key, CachedAdapter(key, files, self.limits.device_bytes(files)))
             held.failure = None
@@ -135,7 +135,7 @@ class AdapterPool:
                 self._mover.wake()
 
     def leave(self, key: str) -> None:
-        """Note that a request that used the adapter is over."""
+        """Release the adapter, because a request that used it has ended."""
         with self._lock:
             held = self._books.known[key]
             held.num_users -= 1

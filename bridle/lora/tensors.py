@@ -112,8 +112,8 @@ def _check_overlap(header: Header, size: int) -> None:
 
 @lru_cache(maxsize=64)
 def shared_shapes(shapes: tuple[tuple[str, LoraShape], ...]) -> Mapping[str, LoraShape]:
-    """Return one shared mapping for all adapters that change the same layers alike, since thousands of them may be
-    known."""
+    """Return one shared mapping for all adapters that change the same layers in the same way, since thousands of them
+    may be known."""
     return dict(shapes)
 
 

@@ -2,8 +2,8 @@
 
 A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights lie in a
 stack, and their rows are padded to one length. The stack is kept between steps and is changed only where a step has
-other adapters than the last. The length up to which segments are stacked is the one that costs least, since a short
-prompt among decodes would make each of them as long as itself. Both ways give the same sums up to rounding.
+other adapters than the last. The length up to which segments are stacked minimizes the cost. Without it, a short prompt
+among decodes would make each of them as long as itself. Both ways give the same sums up to rounding.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ class Mover:
         self._on_end(held, None)
 
     def _place_next(self) -> bool:
-        """Drop one adapter that was removed, or place one that is awaited on the device. Returns whether there was
-        anything to do."""
+        """Drop one adapter that was removed, or load one that requests wait for onto the device. Returns whether there
+        was anything to do."""
         return self._drop_next() or self._place_awaited()
 
     def _place_awaited(self) -> bool:

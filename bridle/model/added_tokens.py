@@ -24,7 +24,8 @@ class _Added(msgspec.Struct):
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
     """Raise `UnsupportedModel` if an added token of the folder's files has another id in `backend`, the
-    `tokenizers.Tokenizer` that was made of them. Tokens that it lacks are no error: they stand for nothing else."""
+    `tokenizers.Tokenizer` that was made of them. Missing tokens are no error, because their ids have no other meaning.
+    """
     for file, token, stated in _stated(folder, backend):
         loaded = backend.token_to_id(token)
         if loaded is not None and loaded != stated:

@@ -1,7 +1,7 @@
-"""Draws that a device makes while its host does other things, and the names of their tokens.
+"""Sampling on a device while its host does other things, and the placeholders of its tokens.
 
-A plan may name a token that is being sampled. The mirror then holds the name until the token is taken; the device puts
-the token in its place, from the draw's own output.
+A plan may name a token that is being sampled. The executor's copy of the sequence then holds the placeholder until the
+token is received. The device replaces the placeholder with the token, from the sampler's own output.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOOK = 1e-4
 
 
 class AsyncSampling:
-    """The last draw of an executor, and how far its device is. A drawing has `take()`, which waits for its result, and
-    perhaps `tokens`, a tensor [rows] on the device; without it a user of a token waits."""
+    """The last sampling of an executor, and its progress on the device. A drawing has `take()`, which waits for its
+    result, and perhaps `tokens`, a tensor [rows] on the device; without it a user of a token waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -41,7 +41,7 @@ class AsyncSampling:
     # -- drawing -------------------------------------------------------------------------------------------
 
     def start(self, drawing: Any) -> None:
-        """Keep a draw that was begun, or the result of one that is over."""
+        """Keep sampling that was started, or a result that is available already."""
         if self._drawing is not None or self._result is not None:
             raise InternalError("sampling requested before the last tokens were taken")
         if isinstance(drawing, StepResult):
@@ -50,7 +50,7 @@ class AsyncSampling:
             self._drawing = drawing
 
     def take(self) -> StepResult:
-        """Wait for the result, and put its tokens where their names stand."""
+        """Wait for the result, and replace the placeholders with its tokens."""
         result = self._wait()
         for mirror, position in self._named:
             if position < len(mirror.tokens) and mirror.tokens[position] < 0:
@@ -78,7 +78,8 @@ class AsyncSampling:
         return bool(named)
 
     def fill(self, ids: Tensor) -> Tensor:
-        """Token ids, of any shape, with the tokens in place of their names. Where nothing could be sampled stands 0."""
+        """Token ids, of any shape, with the tokens in place of their names. Rows from which no token could be sampled
+        have 0."""
         tokens = getattr(self._drawing, "tokens", None)
         if tokens is None:
             drawn = [_computed(token) for token in self._wait().tokens]

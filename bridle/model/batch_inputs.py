@@ -76,7 +76,7 @@ class PackedRow:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpan:
-    """Rows `first .. first+length-1` of the image `key` stand in the place of the packed tokens from `offset` on."""
+    """Rows `first .. first+length-1` of the image `key` take the place of the packed tokens from `offset` on."""
 
     key: bytes
     first: int

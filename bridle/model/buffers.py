@@ -14,8 +14,8 @@ _OPEN_NUMBER = -1
 
 
 def fill_buffers(model: Any, given: Container[str] = ()) -> None:
-    """Give them memory, and let the model set all but those with names in `given`. Raises `UnsupportedModel` for one
-    that it leaves open."""
+    """Give them memory, and let the model set all but those with names in `given`. Raises `UnsupportedModel` for a
+    buffer that it leaves undefined."""
     found = [
         (f"{path}.{name}", module, name)
         for path, module in model.named_modules()

@@ -48,7 +48,7 @@ gelu_tanh = partial(gelu, approximate="tanh")
 
 
 class DenseLayer(nn.Module):
-    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms stand before each of them, or after it
+    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms come before each of them, or after it
     (`last_norm`, `mlp_last_norm`), or both. What is added to the rows is multiplied by `share`."""
 
     def __init__(self, layer: Any, shape: LayerGeometry) -> None:
@@ -258,8 +258,8 @@ def attend_causally(
     options: AttentionOptions,
     extra: dict[str, Any],
 ) -> Tensor:
-    """A handler for trials: one sequence, no cache. Its scale depends on the window and the soft-cap, so that one that
-    was left out shows."""
+    """A handler for trials: one sequence, no cache. Its scale depends on the window and the soft-cap, so that the test
+    notices if one is missing."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]

@@ -76,7 +76,7 @@ def check_quantization(quantization: str, device: torch.device) -> None:
 
 
 def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of keys and values. Raises `InvalidRequest` for one that the kernels of this device do not read."""
+    """The type of keys and values. Raises `InvalidRequest` for a type that the kernels of this device do not read."""
     wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     if wanted is not dtype and device.type != "cpu":
         raise InvalidRequest(

@@ -40,8 +40,8 @@ class DeviceSampler:
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
-        """Launch the draws of `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual
-        ones. Other rows are waited for, because their logits may be overwritten later."""
+        """Start sampling `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual ones.
+        Other rows are waited for, because their logits may be overwritten later."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]
@@ -67,7 +67,7 @@ class _Usual:
 
 
 class _Drawing:
-    """Draws of a batch: the usual ones and the scores under way, the rest done."""
+    """Sampling of a batch: the usual rows and the scores in progress, the other rows done."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class _Drawing:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        """The tokens on the device [rows], for whatever is launched behind these draws; None if they lie apart."""
+        """The tokens on the device [rows], for work that is launched after this sampling; None if they are not
+        contiguous."""
         is_one = len(self._usual) == 1 and self._others is None
         return self._usual[0].draws.tokens if is_one else None
 

@@ -298,7 +298,7 @@ def is_sound(device: torch.device) -> bool:
 
 
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
-    """Forbid the ids of `logits` [R, V] that stand for no token, whatever then draws from them."""
+    """Forbid the ids of `logits` [R, V] that have no token, whatever then samples from them."""
     if batch.unnamed and logits is not None:
         _strike(logits, batch.unnamed)
 

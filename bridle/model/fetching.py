@@ -87,7 +87,7 @@ def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored
 
 
 def _silent_bar(tell: Callable[[float, float], None]) -> Any:
-    """A bar of the client's kind that shows nothing and tells the bytes that have come, and those of files that have
+    """A bar of the client's kind that shows nothing and reports the received bytes, and the sizes of files that have
     begun: our own bar is on the screen."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 

@@ -57,14 +57,14 @@ class Float8Linear(nn.Module):
 
     @classmethod
     def from_float(cls, linear: nn.Linear) -> Float8Linear:
-        """Of a weight in floating point, each output rounded by its largest number."""
+        """Make a layer from a weight in floating point, each output scaled by its largest value."""
         weight = linear.weight.detach()
         scale = (weight.abs().amax(1, keepdim=True).float() / _TOP).clamp_min_(1e-12)  # [out, 1]
         return cls((weight.float() / scale).to(torch.float8_e4m3fn), scale, linear.bias, weight.dtype)
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] in floating point, as it stands for it."""
+        """The weight [out, in] in floating point."""
         return (self.quantized.float() * self.scale.t()).to(self.dtype)
 
     def joined(self, others: list[Float8Linear]) -> Float8Linear:

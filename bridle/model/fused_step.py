@@ -66,7 +66,7 @@ class FusedStep:
             self._tables = make_tables(compute, num_positions, self._machine.device)
 
     def angles(self, position_ids: Tensor, compute: Compute) -> Angles:
-        """Of tokens at positions [1, T], or [3, 1, T] for which no table was made."""
+        """Return the angles of tokens at positions [1, T], or of [3, 1, T], for which no table was made."""
         if self._tables is None or position_ids.dim() != 2:
             return angles_of(compute(position_ids))
         return Angles(self._tables, position_ids[0])

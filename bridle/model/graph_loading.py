@@ -209,8 +209,8 @@ def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, tr
 
 
 def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Chunks of prompts that fill a graph, but for a token of larger ones, as far as there are blocks for them. If the
-    first may be long, it is."""
+    """Build chunks of prompts that fill a graph, as far as there are blocks. In larger graphs one token stays free. If
+    the first chunk may be long, it is."""
     generator = torch.Generator().manual_seed(size)
     left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []

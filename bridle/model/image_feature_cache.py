@@ -1,4 +1,4 @@
-"""Rows of images that stand in prompts which see all of themselves, so that the next prompt with one of them need not
+"""Image rows in prompts that attend to all of themselves, so that the next prompt with one of the images need not
 encode it again.
 
 They are kept by key, within a number of bytes; the least recently used leave first. Keys cannot be forged and differ

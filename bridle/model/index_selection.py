@@ -29,8 +29,8 @@ class IndexHandler(Protocol):
 
 
 class Selected(NamedTuple):
-    """Consecutive tokens of a row and the positions [n, K] that each selects, where -1 stands for none; None if they
-    select all."""
+    """Consecutive tokens of a row and the positions [n, K] that each selects, where -1 means none; None if they select
+    all."""
 
     first: int
     end: int

@@ -51,7 +51,7 @@ class Int8Codec:
         return b"".join(pieces)
 
     def decode(self, data: memoryview) -> bytes:
-        """Return the block that these bytes stand for."""
+        """Return the block that these bytes encode."""
         pieces, at = [], 0
         for run in self._runs:
             size = run.count * run.width

@@ -2,7 +2,7 @@
 
 A slot is one token's place: position p of a sequence lies in slot `block_table[p // B] * B + p % B` of every layer.
 Layers may differ in heads and widths. Numbers may be of another type than the model's; they are rounded when they are
-written. Who owns which block is the engine's business.
+written. This module does not know which sequence owns which block.
 """
 
 from __future__ import annotations

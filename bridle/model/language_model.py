@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
 
     @property
     def media_ids(self) -> frozenset[int]:
-        """The ids that stand for images, sounds or what is around them."""
+        """The ids that mark images, sounds or their surroundings."""
         return self._ids_named("")
 
     def _ids_named(self, *begins: str) -> frozenset[int]:

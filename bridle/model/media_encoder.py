@@ -1,4 +1,4 @@
-"""Turns one image, or one sound, into the rows that stand in a prompt in its place, by the model's own tower.
+"""Turns one image, or one sound, into its rows of a prompt, by the model's own tower.
 
 Images of one shape may be encoded together; each then differs from itself alone by rounding at most. Knows nothing of
 requests or steps.
@@ -71,7 +71,7 @@ class MediaEncoder:
             return self._picture(medium.arrays, medium.num_rows)
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> list[Features]:
-        """The features of several images `alike`, by one call of the tower."""
+        """Return the features of several images of one shape (`alike`), by one call of the tower."""
         with torch.inference_mode():
             return self._pictures([medium.arrays for medium in media], media[0].num_rows)
 
@@ -101,7 +101,8 @@ class MediaEncoder:
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
     def _with_markers(self, rows: Tensor, tokens: Tensor, markers: Tensor) -> Tensor:
-        """Rows of images [N, hidden] at those of `tokens` that stand for one, and at others the marker token's own."""
+        """Rows of images [N, hidden] at the positions of `tokens` that mark images, and at others the marker token's
+        own."""
         is_row = tokens == self._inner.config.image_token_id
         if int(is_row.sum()) != len(rows):
             return rows

@@ -26,8 +26,8 @@ _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`, as far as the machine and this process's control group let it. A
-    GPU's driver counts what torch caches as taken, so that is given back first."""
+    """Bytes that can still be allocated on `device`, within the limits of the machine and of this process's control
+    group. A GPU's driver counts what torch caches as taken, so that is given back first."""
     if device.type == "cuda":
         release_cached(device)
         return int(torch.cuda.mem_get_info(device)[0])
@@ -46,7 +46,8 @@ def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None
 
 
 def run_with_peak(device: torch.device, run: Callable[[], T]) -> tuple[T, int]:
-    """Call `run`; return its result, and the peak of its memory in bytes, without the memory that it leaves allocated."""
+    """Call `run`; return its result, and the peak of its memory in bytes, without the memory that it leaves
+    allocated."""
     if device.type == "cuda":
         return _run_on_cuda(device, run)
     return_free_memory()

@@ -146,7 +146,7 @@ def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
 
 
 def key_of(config: ModelConfig, folder: Path) -> str | None:
-    """All that a kept model depends on, as text; None for one that is not kept."""
+    """All data that a kept model depends on, as text; None for a model that is not kept."""
     found = kernels()
     is_asked = config.dtype in ("auto", "float32") and config.device in ("auto", "cpu") and config.backend != "llamacpp"
     if found is None or not is_asked or tensor_parallel.num_ranks() > 1:
@@ -196,7 +196,7 @@ def _manifest() -> dict[str, str]:
 
 
 def _describe(place: _Place, text: bytes | None) -> Description | None:
-    """The description in an entry, if it is the one that was looked for."""
+    """The description in an entry, if it belongs to this model."""
     if text is None:
         return None
     try:

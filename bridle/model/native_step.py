@@ -1,8 +1,8 @@
 """Computes all layers of a model in one call of the native kernels, if those can compute every part of them.
 
-It is used for every step, prompts and single tokens alike, so that a token's numbers do not depend on what else is in
-its step. Where a step has adapters, layers are computed in parts, between which adapters add what they give; rows
-without one get the same bits. The lean layers compute the same in torch.
+It is used for every step, prompts and single tokens alike, so that a token's result does not depend on the rest of its
+step. Where a step has adapters, layers are computed in parts, between which adapters add what they give; rows without
+one get the same bits. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations

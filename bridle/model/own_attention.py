@@ -119,7 +119,7 @@ def _lead_neo(module: Any, number: int) -> None:
 
 
 def _lead_first(module: Any, number: int) -> None:
-    """The first GPT: its keys stand the other way round, and its results in a list."""
+    """The first GPT: its keys are transposed, and its results are in a list."""
     module.layer_idx = number
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
@@ -282,7 +282,7 @@ def _lead_llama4(model: nn.Module) -> None:
 
 
 def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
-    """A window shows two chunks at most: a number whose sign says which of two it is tells them apart."""
+    """A window shows two chunks at most, so the sign of a number is enough to distinguish the two."""
     signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
     added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
     added[:, 0] = signs

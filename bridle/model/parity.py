@@ -125,7 +125,7 @@ def _largest_error(want: Tensor, have: Tensor) -> float:
 
 
 def _trial_sequences(vocab_size: int, max_tokens: int, avoided: Set[int] = frozenset()) -> list[list[int]]:
-    """A long, a middling and a short sequence of arbitrary tokens, the same each time. Ids that stand for a picture are
+    """A long, a middling and a short sequence of arbitrary tokens, the same each time. Ids of image placeholders are
     `avoided`."""
     generator = torch.Generator().manual_seed(20)
     lengths = (max_tokens, max(3, max_tokens // 2), max(2, max_tokens // 5))
@@ -210,7 +210,8 @@ def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) 
 
 
 def _chunk(sequence: int, step: int) -> int:
-    """Tokens of a sequence in a step: each goes through long chunks, short ones and single tokens, out of step."""
+    """Tokens of a sequence in a step: each sequence goes through long chunks, short ones and single tokens, at
+    different times."""
     return (17, 1, 9, 1, 2, 30, 1)[(step + 2 * sequence) % 7]
 
 

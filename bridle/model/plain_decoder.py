@@ -19,7 +19,7 @@ from bridle.model.plain_config import PlainConfig
 
 
 class PlainDecoder(nn.Module):
-    """Embedding, layers, norm and head. Its weights have no memory: who reads them puts them there."""
+    """Embedding, layers, norm and head. Its weights have no memory until they are read."""
 
     def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. A
-form is tried by substituting quantized layers for the model's own, which stay unchanged; so several forms can be
-tried on one loaded model. `choose_form` takes the fastest one that keeps its bound."""
+"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. A form
+is tried by substituting quantized layers for the model's own, which stay unchanged; so several forms can be tried on
+one loaded model. `choose_form` takes the fastest form that satisfies its error bound."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def from_integers(cls, quantized: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Linear:
-        """Return a layer of int8 [out, in] that stand for `scale` [out] times themselves."""
+        """Return a layer of int8 [out, in] with values of `scale` [out] times the integers."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._take(quantized, scale, None if bias is None else nn.Parameter(bias, requires_grad=False), dtype, True)
@@ -74,7 +74,7 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] in floating point, as the integers stand for it."""
+        """The weight [out, in] in floating point, computed from the integers."""
         integers, scale = self.integers()
         return (integers.float() * scale[:, None]).to(self.dtype)
 

@@ -1,7 +1,7 @@
 """Records what work asks of a device, to ask it again at once: a CUDA graph.
 
 What is recorded reads and writes the same memory each time it is replayed. It must not wait for the device, and a
-number of the host's is the one that it was while recording.
+number of the host keeps the value that it had while recording.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Recorder(Protocol):
     """A way to record work."""
 
     def record(self, work: Work) -> Work:
-        """Do the work, recording it; returns what does it again. Raises whatever tells that it cannot be recorded."""
+        """Do the work, recording it; returns what does it again. Raises the error that shows that it cannot be
+        recorded."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A dense model as a description and tensors, and back: what is left of a model once its layers are lean, checked and
 in the order of the kernels.
 
-The description holds plain numbers and names alone. A model that is made of it gives the same bits as the one that was
-described; the code that describes a model compares both (`bridle.model.model_cache`).
+The description holds plain numbers and names alone. A model that is made of it gives the same bits as the described
+one; the code that describes a model compares both (`bridle.model.model_cache`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Compares the sampler of a GPU with the standard one, on random logits, before a model relies on it: compilers and
-drivers may fail. All kernels are compiled on the way, for the vocabulary at hand."""
+drivers may fail. This also compiles all kernels for this vocabulary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS: tuple[SamplingParams, ...] = (
 
 
 def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
-    """The sampler in kernels, as long as it draws what the standard one draws from logits of this type, `vocab` wide.
+    """The sampler in kernels, if it samples the same tokens as the standard one from logits of this type, `vocab` wide.
     The log says why, if it is the standard one."""
     problem = missing_for_triton(device)
     problem = find_problem(DeviceSampler(device), device, dtype, vocab) if problem is None else f"that needs {problem}"

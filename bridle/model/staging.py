@@ -145,7 +145,7 @@ def move_model(model: nn.Module, device: torch.device, progress: Callable[[float
 
 
 def _try_stager(device: torch.device) -> Stager | None:
-    """None where memory cannot be pinned, which the log tells."""
+    """Return None, and log it, where memory cannot be pinned."""
     try:
         return Stager(device, StreamQueue(device))
     except RuntimeError as error:

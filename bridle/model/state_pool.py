@@ -1,7 +1,7 @@
 """The pool of recurrent states of one loaded model: a slot holds the states of all its recurrent layers.
 
 A layer keeps several tensors, such as the last inputs of a convolution and the state of a recurrence. Shapes and number
-types are learned from a dry pass. Who owns which slot is the engine's business.
+types are learned from a dry pass. This module does not know which sequence owns which slot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The numbers of a step at fixed places of a device, where a captured graph reads them.
 
 Every token is a row of its own: a sequence of one token behind those before it, whose keys and values are written
-before any row attends. So decodes, forced tokens, rewound tails and short chunks are alike, and a step is described by
-how many tokens it has. It is padded with tokens of a dummy sequence, in a dummy block. In the steps that may have long
-chunks, these have places of their own, and their tokens are rows of no length.
+before any row attends. So decodes, forced tokens, rewound tails and short chunks are handled in the same way, and the
+number of tokens describes a step. It is padded with tokens of a dummy sequence, in a dummy block. In the steps that may
+have long chunks, these have places of their own, and their tokens are rows of no length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first guard: refuses a model because of its configuration alone. See `geometry` for the second guard, `parity`
 for the third.
 
-A family that loads and then answers wrongly is worse than one that is refused. So a model is refused by name, with the
+A family that loads and then answers wrongly is worse than a refused one. So a model is refused by name, with the
 reason, if it keeps state or order outside of attention over past tokens.
 """
 

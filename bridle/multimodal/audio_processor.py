@@ -59,7 +59,7 @@ class AudioProcessor:
         self.placeholder = self.row_token = token_of(settings, "audio_token_id", AUDIO)
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Of a sound in a file, an array, or an array and its rate."""
+        """Read a sound in a file, an array, or an array and its rate."""
         if self._mel is None:
             self._mel = Mel.of(read_settings(self._folder, _FILES, AUDIO))
         open_it = open_sound if isinstance(file, bytes) else check_sound

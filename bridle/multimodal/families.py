@@ -20,10 +20,10 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderLayout:
-    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` has the
-    rows in time, height and width, for models with such positions. Marker tokens that templates write `around` the
-    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie
-    `pace` positions apart. With `tokens` these stand at the rows: marker tokens among them are rows as well."""
+    """Expansion of an image's placeholder: numbers of rows, and texts of marker tokens, in order. `grid` has the rows
+    in time, height and width, for models with such positions. Marker tokens that templates write `around` the
+    placeholder, before it and behind, go where `parts` have their own. `grid` is that of each run; its times lie `pace`
+    positions apart. With `tokens` these are at the rows: marker tokens among them are rows as well."""
 
     parts: tuple[int | str, ...]
     grid: tuple[int, int, int] | None = None
@@ -39,10 +39,10 @@ class PlaceholderLayout:
 @dataclass(frozen=True, slots=True)
 class MultiModalFamily:
     """A family of multimodal models. `arrays` are the results of the image processor that the tower reads, and
-    `options` go to the processor. The configuration's field `placeholder` is the token that stands for an image in a
-    prompt. With `mutual` the rows of an image attend to each other in both directions, always or if the text's
-    configuration has that value. With `whole` all tokens of a prompt with images do. Templates may write `written` for
-    an image, which is not a token."""
+    `options` go to the processor. The configuration's field `placeholder` is the token of an image in a prompt. With
+    `mutual` the rows of an image attend to each other in both directions, always or if the text's configuration has
+    that value. With `whole` all tokens of a prompt with images do. Templates may write `written` for an image, which is
+    not a token."""
 
     lay_out: Callable[[Config, Arrays], PlaceholderLayout]
     arrays: tuple[str, ...] = ("pixel_values",)

@@ -131,8 +131,8 @@ def _numbered(config: Config, seen: SelectedFrames) -> PlaceholderLayout:
 
 
 def by_seconds(clip: Clip, frames: Frames, many: int) -> list[int]:
-    """A fixed rate of frames per second, or of a long video as many frames as of the longest one at that rate. That an
-    odd number of them gets the last one twice, those who cut patches see to."""
+    """A fixed rate of frames per second, or of a long video as many frames as of the longest one at that rate. If the
+    number is odd, the code that cuts patches repeats the last one."""
     last, seconds = clip.count - 1, clip.count / clip.rate
     most = min(int(frames.longest * frames.rate), many // frames.temporal * frames.temporal)
     num = max(math.floor(seconds * frames.rate), 1)

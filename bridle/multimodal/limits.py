@@ -63,6 +63,6 @@ class UnpackTimer:
         self._end = time.monotonic() + self._seconds
 
     def check(self) -> None:
-        """Raise `MediaRefused` once the time is over."""
+        """Raise `MediaRefused` once the time has run out."""
         if time.monotonic() > self._end:
             raise MediaRefused(f"{self._where} takes more than {self._seconds:g} seconds to unpack", self._where)

@@ -103,7 +103,8 @@ class ImageHosts:
 
 
 def _fetched(target: HttpTarget, bounds: HttpLimits) -> HttpResponse:
-    """Return the answer within its time, however slowly a server sends: a socket's own limit restarts with each byte."""
+    """Return the answer within its time, however slowly a server sends: a socket's own limit restarts with each
+    byte."""
     exchange = HttpExchange(bounds, target)
     watch = threading.Timer(bounds.timeout, exchange.abort)
     watch.daemon = True

@@ -33,8 +33,8 @@ class PlaceholderExpander:
         self._runs: list[PlaceholderRange] = []
 
     def place(self, prompt: Sequence[int], pictures: Sequence[Picture]) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """The prompt with each placeholder grown to what its image takes, and where the images stand in it. Raises
-        `InvalidRequest` unless there is a placeholder for each."""
+        """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
+        Raises `InvalidRequest` unless there is a placeholder for each."""
         whole = next((sense for sense in map(self._sense_of, pictures) if sense.is_whole), None)
         if whole is not None:
             prompt = completed(prompt, whole.placeholder, len(pictures), self._tokenizer)

@@ -31,9 +31,9 @@ class PlacingTokenizer(Protocol):
 
 
 class ModalityProcessor(Protocol):
-    """One kind of files, which a checkpoint reads. `placeholder` is the token that stands for a file in a prompt,
-    `row_token` the one at each of its rows; templates may write `written`, which is no token. Where rows are `mutual`,
-    they see each other in both directions; where a prompt with files is `whole`, all of its tokens do."""
+    """One kind of files, which a checkpoint reads. `placeholder` is the token of a file in a prompt, `row_token` the
+    token at each of its rows. Templates may write `written`, which is no token. Where rows are `mutual`, they see each
+    other in both directions; where a prompt with files is `whole`, all of its tokens do."""
 
     modality: str
     placeholder: int

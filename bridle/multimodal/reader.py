@@ -60,7 +60,7 @@ class MediaReader:
 
     @property
     def placeholder(self) -> int:
-        """The token that stands for an image in a prompt."""
+        """The token of an image in a prompt."""
         return self.senses[IMAGE].placeholder
 
     def fit(self, num_tokens: int) -> None:
@@ -149,8 +149,8 @@ class MediaReader:
     def place(
         self, prompt: Sequence[int], pictures: Sequence[Picture], tokenizer: PlacingTokenizer
     ) -> tuple[tuple[int, ...], MultiModalInputs]:
-        """The prompt with each placeholder grown to what its image takes, and where the images stand in it. Raises
-        `InvalidRequest` unless there is a placeholder for each."""
+        """Return the prompt with each placeholder expanded to the rows of its image, and the positions of the images.
+        Raises `InvalidRequest` unless there is a placeholder for each."""
         return PlaceholderExpander(self.senses, tokenizer).place(prompt, pictures)
 
 

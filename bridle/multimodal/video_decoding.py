@@ -141,7 +141,7 @@ def _animation(data: bytes, limits: MediaLimits, where: str, clock: UnpackTimer)
 
 
 def _film(data: bytes, where: str, clock: UnpackTimer) -> Clip:
-    """An MP4 or a WebM. Its packets are counted, since a header need not tell how many frames there are."""
+    """An MP4 or a WebM. Its packets are counted, because a header may lack the number of frames."""
     try:
         import av
     except ImportError:

@@ -80,17 +80,17 @@ class SelectedFrames:
 
     @property
     def duration(self) -> float:
-        """Of the whole clip, in seconds."""
+        """Duration of the whole clip, in seconds."""
         return self.count / self.rate
 
     @property
     def starts(self) -> list[float]:
-        """Of each time of the grid the first frame, in seconds."""
+        """First frame of each time of the grid, in seconds."""
         return [index / self.rate for index in self.indices[:: self.temporal]]
 
     @property
     def times(self) -> list[float]:
-        """Of each time of the grid the middle, in seconds."""
+        """Middle of each time of the grid, in seconds."""
         padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % self.temporal)]
         ends = zip(padded[:: self.temporal], padded[self.temporal - 1 :: self.temporal], strict=True)
         return [(first / self.rate + last / self.rate) / 2 for first, last in ends]
@@ -136,7 +136,7 @@ def normalized(pixels: NDArray[np.uint8], frames: Frames) -> NDArray[np.float32]
 
 def patches_of(shown: Shown, frames: Frames) -> tuple[NDArray[np.float32], Grid]:
     """Frames [height, width, 3] -> patches [N, 3 x temporal x patch x patch], those of a row together, and how many
-    there are by time, height and width. The last frame stands for those that are missing."""
+    there are by time, height and width. The last frame replaces missing ones."""
     padded = [*shown, *[shown[-1]] * (-len(shown) % frames.temporal)]
     height, width = (side // frames.patch for side in shown[0].shape[:2])
     times = len(padded) // frames.temporal

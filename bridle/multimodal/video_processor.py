@@ -1,4 +1,4 @@
-"""Reads videos: which frames are seen, at what size, and what stands in a prompt for them, family by family.
+"""Reads videos. Each family has its rules for the choice of frames, their size, and the tokens in the prompt.
 
 The library's own video processors do the same, but need torchvision. Every rule here is compared with theirs in the
 tests. What they leave without a bound has one here: all frames together have no more pixels than `MediaLimits` says.
@@ -188,7 +188,7 @@ class VideoProcessor:
         self.written = family.written
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Of a video in a file, a list or an array of frames, or these and their rate."""
+        """Read a video in a file, a list or an array of frames, or these and their rate."""
         if self._frames is None:
             settings = self._family.settings(read_settings(self._folder, _FILES, VIDEO))
             self._frames = Frames.of(settings, self._family.base)

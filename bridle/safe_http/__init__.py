@@ -1,5 +1,5 @@
-"""Requests to other servers, made with distrust: to addresses that were checked, bounded in size and time. What may be
-asked for is decided by who asks. Knows neither tools nor images."""
+"""Requests to other servers, made with distrust: to addresses that were checked, bounded in size and time. The caller
+decides which addresses are allowed. Knows neither tools nor images."""
 
 from bridle.safe_http.addresses import Networks, is_allowed, networks_of
 from bridle.safe_http.exchange import HttpExchange, HttpLimits, HttpResponse

@@ -1,6 +1,6 @@
 """Check of addresses to connect to: public ones, and private ones that the operator has listed.
 
-A name is looked up once; each address that it has must be allowed, and the connection goes to one that was checked
+A name is looked up once. Each of its addresses must be allowed, and the connection goes to an address that was checked
 here. So a name whose answer changes between check and connection leads nowhere else.
 """
 
@@ -40,7 +40,7 @@ def is_allowed(address: Address, private: Networks) -> bool:
 
 
 def _embedded(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address stands for."""
+    """The IPv4 address that an IPv6 address contains."""
     if isinstance(address, IPv4Address):
         return None
     if address.ipv4_mapped is not None:
@@ -54,8 +54,8 @@ def _embedded(address: Address) -> IPv4Address | None:
 
 
 def checked_address(host: str, port: int, private: Networks) -> str:
-    """An address of a host to connect to. Raises `OutboundFailed` if it has none, or one that is
-    not allowed. Blocks."""
+    """An address of a host to connect to. Raises `OutboundFailed` if it has no address, or an address that is not
+    allowed. Blocks."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -207,7 +207,7 @@ def finish_control(settings: ControlSettings, start: ControlStart | None, num_lo
 
 
 def guess_num_logits(folder: Path) -> int | None:
-    """The width of a checkpoint's logits rows, as far as its configuration says."""
+    """The width of a checkpoint's logits rows, if its configuration has it."""
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -241,7 +241,7 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
-    """Return the hash of the module of a hash or a name; "" if there is none, None if the runtime cannot tell.
+    """Return the hash of the module of a hash or a name; "" if there is none, None if the runtime does not know.
     Blocks."""
     from bridle.aici import protocol, replies
 

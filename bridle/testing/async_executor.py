@@ -21,7 +21,7 @@ from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
 
 
 class LateCopy:
-    """A copy that the device makes after what was queued before. One that a reset device never made is empty."""
+    """A copy that the device makes after what was queued before. It is empty if a reset device never made it."""
 
     def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
         self._device, self._read, self._data = device, read, b""
@@ -58,9 +58,9 @@ class LateBlocks(ScriptedBlocks):
 
 
 class LateScriptedExecutor(ScriptedExecutor):
-    """A `ScriptedExecutor` in two parts. It takes the same options, and needs a clock for `device_time`; draws take
-    none. `faults` are raised by `forward`, `sample_faults` by `take`. `num_ahead` counts the steps that were launched
-    before the tokens of the one before were taken, `num_named` their rows that named such a token."""
+    """A `ScriptedExecutor` in two parts. It takes the same options, and needs a clock for `device_time`; sampling takes
+    no time. `faults` are raised by `forward`, `sample_faults` by `take`. `num_ahead` counts the steps that were
+    launched before the tokens of the one before were taken, `num_named` their rows that named such a token."""
 
     is_async = True
 
@@ -165,7 +165,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         super().compute(replace(plan, rows=[self._named(row) for row in plan.rows]))
 
     def _named(self, row: PlanRow) -> PlanRow:
-        """The row with the tokens that its names stand for."""
+        """The row with its placeholders replaced by tokens."""
         if not row.new_tokens or row.new_tokens[-1] >= 0:
             return row  # none but the last can be a name
         drawn = self._tokens[placeholder_for_row(row.new_tokens[-1])]

@@ -1,5 +1,5 @@
-"""A clock that tests hand to the engine in place of the system's. It stands still until told to move: deadlines are
-tested without waiting."""
+"""A clock that tests hand to the engine in place of the system's. Time moves only when a test advances it: deadlines
+are tested without waiting."""
 
 from __future__ import annotations
 

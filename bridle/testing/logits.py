@@ -32,7 +32,7 @@ def mix(value: int) -> int:
 
 
 def uniform(key: int, draw: int) -> float:
-    """The random number in [0, 1) of draw `draw` under `key`: counter-based, no state."""
+    """The random number in [0, 1) for number `draw` under `key`: counter-based, no state."""
     return (mix(mix(key & _MASK) + draw & _MASK) >> 11) * 2.0**-53
 
 

@@ -181,7 +181,7 @@ def check_plan(plan: StepPlan, last_step: int, info: ExecutorInfo) -> None:
 
 
 def check_states(plan: StepPlan, num_states: int) -> None:
-    """Each row has a slot to itself where there are any, each copy goes to a slot of its own, and none leaves the
+    """Each row has its own slot if there are slots, each copy goes to a slot of its own, and all slots are in the
     pool."""
     targets = [copy.target for copy in plan.state_copies]
     require(len(set(targets)) == len(targets), f"a state slot is the target of two copies: {plan.state_copies}")

@@ -128,7 +128,7 @@ def _dry(logits: Logits, sampling: SamplingParams, history: Sequence[int]) -> Lo
 
 
 def distribution(scores: Logits, row: SampleRow) -> NDArray[np.float64]:
-    """Probabilities [V] that a draw from `scores` has, not normalized."""
+    """Probabilities [V] of the tokens sampled from `scores`, not normalized."""
     sampling = row.sampling
     scores = _within_sigma(scores, sampling)
     scores = scores / _temperature(scores, sampling)

@@ -45,7 +45,7 @@ class _LogitsRow:
 
 
 class ScriptedBlocks:
-    """Blocks and states of the fake KV cache, for a store; `identity` stands for the model that has computed them."""
+    """Blocks and states of the fake KV cache, for a store; `identity` identifies the model that has computed them."""
 
     def __init__(self, paged: PagedKV, states: FakeStates, identity: str) -> None:
         self._paged, self._states, self._identity = paged, states, identity
@@ -203,7 +203,7 @@ class ScriptedExecutor:
             self.plans.append(plan)
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Draw and score from the last forward's logits; `InternalError` if the batch does not fit them."""
+        """Sample and score from the last forward's logits; `InternalError` if the batch does not fit them."""
         self._fail(self.device.begin_sample())
         return self.read(batch)
 
@@ -371,7 +371,7 @@ def _without(row: _LogitsRow, unnamed: PaddedVocab) -> _LogitsRow:
 
 
 def embedding_of(logits: Logits, size: int) -> array[float]:
-    """The vector of length 1 that stands for a row of logits, and for no other."""
+    """The vector of length 1 that identifies a row of logits."""
     values = [byte + 1 for byte in hashlib.shake_128(logits.tobytes()).digest(size)]
     length = math.hypot(*values)
     return array("f", [value / length for value in values])

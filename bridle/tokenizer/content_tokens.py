@@ -30,7 +30,7 @@ _TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class Spellings:
-    """The texts that stand for tokens, and where they are in other texts."""
+    """The texts of tokens, and their places in other texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = {text for text in (*texts, MARK, _ESCAPED) if len(text) > 1}
@@ -136,7 +136,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: bool = Fa
 
 
 def encode_with_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
-    """The tokens of such a prompt, each with the range of characters that it stands for in the text without marks."""
+    """The tokens of such a prompt, each with its range of characters in the text without marks."""
     rows = tokenizer.encode_with_offsets(text, add_special_tokens=False)
     kept = _kept(tokenizer, text, [token for token, _, _ in rows])
     if kept is None:

@@ -5,8 +5,8 @@ its own name for earlier reasoning. A template is rendered with probes once. Con
 template would refuse or drop a message, by these rules:
 
 1. `developer` is `system` for a template that does not write it.
-2. Where only the first system message counts, all instructions become one, joined by a blank line. Where none counts,
-   they stand in front of the first message of the user.
+2. Where only the first system message counts, all instructions become one, joined by a blank line. If no message
+   counts, they are written before the first message of the user.
 3. Where roles must alternate, neighbours of the same role are joined by a blank line. What a user says right behind the
    result of a tool is added to that result.
 4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.

@@ -1,4 +1,4 @@
-"""The tokens that stand for an empty prompt: the beginning of a text."""
+"""The start token for an empty prompt."""
 
 from __future__ import annotations
 

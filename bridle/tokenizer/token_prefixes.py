@@ -1,4 +1,4 @@
-"""The bytes of a vocabulary's ordinary tokens, sorted, so that those with a given beginning stand together."""
+"""The bytes of a vocabulary's ordinary tokens, sorted, so that those with a given beginning are adjacent."""
 
 from __future__ import annotations
 

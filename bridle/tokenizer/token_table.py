@@ -171,9 +171,9 @@ def _flat(spec: Spec | None) -> Iterable[Spec]:
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """What `str.translate` makes bytes of the characters that byte-level vocabularies write them: printable ones
-    stand for themselves, the others are moved up to U+0100 and following, in order. The characters in whose place
-    others stand become one that is no byte."""
+    """Table for `str.translate` from the characters of byte-level vocabularies to bytes. Printable characters mean
+    themselves; the others are moved up to U+0100 and following, in order. Characters that others replace become a
+    character that is no byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(moved, _NO_BYTE) | {0x100 + i: byte for i, byte in enumerate(moved)}

@@ -119,7 +119,7 @@ class Tokenizer:
         return self._vocabulary.pieces
 
     def without_token(self, num_ids: int) -> list[int]:
-        """The ids below `num_ids` that stand for no token: gaps of the vocabulary, and what comes after it."""
+        """The ids below `num_ids` that have no token: gaps of the vocabulary, and the ids after it."""
         gaps = [token for token in self._vocabulary.gaps if token < num_ids]
         return gaps + list(range(self.vocab_size, num_ids))
 
@@ -146,7 +146,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> tuple[str, ...]:
-        """The texts that are tokens wherever they stand, special or not."""
+        """The texts that are tokens wherever they occur, special or not."""
         return tuple(self._added_ids)
 
     def id_of(self, token: str) -> int | None:
@@ -211,8 +211,7 @@ class Tokenizer:
         return [token for char in text for token in self.encode_inside(char)] if len(text) > 1 else []
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """As `encode`, each token with the range of characters that it stands for; an empty one for tokens that were
-        added."""
+        """As `encode`, each token with its range of characters; the range is empty for tokens that were added."""
         try:
             (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except TypeError:  # how the library reports lone surrogates
@@ -230,8 +229,8 @@ class Tokenizer:
         return list(self._backend.post_process(encoded, None, True).ids)[:limit]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[tuple[int, int]]:
-        """The tokens of two texts, with what the model expects around and between them, each with its type: which of
-        the texts it belongs to, for models that tell. With `limit` the longer text is cut first."""
+        """The tokens of two texts, with the tokens that the model expects around and between them. For models with
+        token types, each has its type: which of the texts it belongs to. With `limit` the longer text is cut first."""
         try:
             one, other = self._backend.encode_batch([first, second], add_special_tokens=False)
         except TypeError:  # how the library reports lone surrogates

@@ -93,8 +93,8 @@ def load_vocabulary(
     folder: Path, kind: str, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None = None
 ) -> tuple[TokenizerFiles, Vocabulary]:
     """The tokenizer of a folder as `read` reads it, and its vocabulary. From the cache, its backend is a function that
-    reads it; so it is if `outline` has what is known of a folder that bridle wrote. `kind` tells different ways of
-    reading apart. Raises the errors of `read`."""
+    reads it; so it is if `outline` has what is known of a folder that bridle wrote. `kind` distinguishes ways of
+    reading. Raises the errors of `read`."""
     states = [(str(path.resolve()), path.stat()) for path in sorted(_files(folder))]
     if sum(state.st_size for name, state in states if name.endswith(".json")) < LEAST_BYTES:
         files = read()

@@ -230,7 +230,7 @@ class Dialect1Handler:
     # -- endings -------------------------------------------------------------------------------------------
 
     def _end(self, job: Job) -> tuple[str, str, list[StorageCommand]]:
-        """Error, logs and writes of a sequence that is over."""
+        """Error, logs and writes of a sequence that has ended."""
         sequence, answer = job.sequence, job.answer
         if answer is None:
             error = sequence.error or "Worker: no answer"

@@ -195,7 +195,7 @@ def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -
 
 
 def bury_children(_number: int, _frame: FrameType | None) -> None:
-    """Take the exit statuses of ended children, and log one that the sandbox caused."""
+    """Read the exit statuses of ended children, and log a death that the sandbox caused."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             why = os_sandbox.explain_end(os.waitstatus_to_exitcode(ended[1]))

@@ -138,8 +138,8 @@ class _Guest:
 
 
 def own_number(seq_id: int) -> int:
-    """Return the number of a sequence as its guest sees it, in `aici_host_self_seq_id`: 32 bits. The higher bits tell
-    the controllers of one output apart."""
+    """Return the number of a sequence as its guest sees it, in `aici_host_self_seq_id`: 32 bits. The higher bits
+    distinguish the controllers of one output."""
     return seq_id & 0xFFFFFFFF
 
 

@@ -145,7 +145,7 @@ class GuestSequence:
     def _step_old(
         self, guest: Guest1, backtrack: int, tokens: list[int], group: list[int], budget_ms: float
     ) -> GuestDecision:
-        """Run a D1 guest's post, pre and mid, as far as it goes in one step."""
+        """Run a D1 guest's callbacks post, pre and mid, as far as possible in one step."""
         if not self._stage.wants_mid:
             if (tokens or backtrack) and guest.post(tokens, backtrack, budget_ms):
                 return GuestDecision([])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LogBuffer:
-    """Text of fds 1 and 2. When it is full, the oldest quarter goes."""
+    """Text of fds 1 and 2. When it is full, the oldest quarter is removed."""
 
     __slots__ = ("_data", "_limit")
 

@@ -44,7 +44,7 @@ class Step2(WorkerMessage):
 
 
 class PostPre(WorkerMessage):
-    """One sequence in a D1 engine's post_pre_process. `tokens` of None: nothing to tell about the last step."""
+    """One sequence in a D1 engine's post_pre_process. With `tokens` None there is no message about the last step."""
 
     key: int
     seq_id: int

@@ -162,7 +162,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 
 
 def dialect_of(options: argparse.Namespace) -> ProtocolDialect:
-    """The dialect that the engine speaks, as far as the command line tells."""
+    """The dialect that the engine speaks, if the command line names it."""
     if options.dialect != "auto":
         return ProtocolDialect(options.dialect)
     return ProtocolDialect("2" if any(getattr(options, name) for name in _DIALECT_2) else "1")

@@ -1,4 +1,4 @@
-"""Choices among the constraints of guests: whole texts, which an engine may score in place of a draw under a mask.
+"""Choices among the constraints of guests: whole texts, which an engine may score instead of sampling under a mask.
 
 A guest follows a constraint token by token, whatever its kind. So the host remembers what is left of the texts of a
 choice, and passes it to the engine with the mask.

@@ -1,4 +1,4 @@
-"""Names of modules: what a tag may look like, who may set it, and how `gh:` references are written."""
+"""Names of modules: the syntax of tags, the users that may set them, and the syntax of `gh:` references."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class World:
         return self._random.getrandbits(64)
 
     def diverge(self, branch: int) -> None:
-        """Draw other numbers from now on, because this is branch `branch` of a fork."""
+        """Use other random numbers from now on, because this is branch `branch` of a fork."""
         self._random.seed(f"{self._random.getrandbits(64)} {branch}")
 
 

@@ -212,7 +212,7 @@ class ArgumentGrammar:
 
 
 def pattern(text: str) -> str:
-    """A regular expression that matches a text, as it stands between slashes."""
+    """A regular expression that matches a text, as written between slashes."""
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/")
 
 

@@ -29,9 +29,9 @@ class TaggedArguments(msgspec.Struct, frozen=True, tag="tagged"):
     """Arguments one by one, each between tags: `opening` KEY middle VALUE `closing`.
 
     Strings are written as they are, other values as JSON or as Python's literals. `middles` maps a JSON type to the
-    text between key and value; "any" stands for all other types. `closing` may repeat the key, at `{key}`.
-    `is_nested` writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where values
-    are spelled `True` and `{'a': 1}`, "mixed" where that holds for words alone.
+    text between key and value; "any" means all other types. `closing` may repeat the key, at `{key}`. `is_nested`
+    writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where values are spelled
+    `True` and `{'a': 1}`, "mixed" where that holds for words alone.
     """
 
     opening: str
@@ -47,7 +47,7 @@ class PythonArguments(msgspec.Struct, frozen=True, tag="python"):
 
 
 class QuotedArguments(msgspec.Struct, frozen=True, tag="quoted"):
-    """An object whose keys are bare and whose strings stand between `quote`: `{city:<|"|>Rome<|"|>,days:3}`."""
+    """An object whose keys are bare and whose strings are between `quote`: `{city:<|"|>Rome<|"|>,days:3}`."""
 
     quote: str
 
@@ -114,7 +114,7 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def markup(text: str) -> str:
     """The part of a literal that is no JSON and no white space: `<tool_call>` of `<tool_call>\\n{"name": "`. Of several
-    tags on lines of their own only the first counts, since models leave line breaks out."""
+    tags on lines of their own only the first counts, because models omit line breaks."""
     for mark in ('{"', "{\n", "{ "):
         text = text.split(mark, 1)[0]
     text = text.strip().rstrip("[{").strip()

@@ -13,7 +13,7 @@ _FIELD = re.compile(r"[^\s<>\[\]{}\"]{0,128}")
 
 
 class Undecided(Exception):
-    """More text is needed to tell what this is."""
+    """More text is needed to decide."""
 
 
 class NotACall(Exception):

@@ -138,7 +138,7 @@ class CallFormatReader:
 
 
 def _marks_between(form: CallFormat) -> tuple[str, ...]:
-    """Markup that may stand between calls, the longest first."""
+    """Markup that may appear between calls, the longest first."""
     found = {markup(form.section_open), form.section_close.strip(), markup(form.separator)}
     found |= {form.section_close.strip().lstrip("]").strip(), form.end_mark}
     if form.section_open.rstrip().endswith("[") or isinstance(form.arguments, PythonArguments):

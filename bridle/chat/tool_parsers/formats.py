@@ -51,8 +51,8 @@ class ToolFormat(Protocol):
 
 
 class InferredFormat:
-    """A format that is described by a value, such as one that was inferred from a chat template. `specials` maps the
-    texts of special tokens to their ids."""
+    """A format that is described by a value, such as a format that was inferred from a chat template. `specials` maps
+    the texts of special tokens to their ids."""
 
     opening_token: str | None = None
     is_spelled: bool = True
@@ -197,7 +197,7 @@ def _mistral(tokenizer: Tokenizer) -> Mistral:
 
 
 def _by_words(tokenizer: Tokenizer) -> ToolFormat | None:
-    """The format that words of the template or of the vocabulary tell; None if they tell none."""
+    """The format that words of the template or of the vocabulary identify, or None."""
     template = tokenizer.template_text
     if HERMES.trigger not in template and (MARK in template or tokenizer.id_of(MARK) is not None):
         return _mistral(tokenizer)

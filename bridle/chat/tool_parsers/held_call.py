@@ -39,7 +39,7 @@ class HeldCall:
         self._has_end = False
 
     def push(self, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
-        """Read on; the text behind the call once it is over. Raises `Undecided` or `NotACall`."""
+        """Read on; return the text after the call once the call has ended. Raises `Undecided` or `NotACall`."""
         fresh = self.text + text if self._json is None else text
         if self._json is None:
             self.text = fresh
@@ -112,7 +112,7 @@ class HeldCall:
         return len(self.text) - len(words[0]) + 1
 
     def _arguments(self, end: int, is_cut: bool = False) -> dict[str, Any]:
-        """The arguments up to a place in the text. Of those that are cut off only tagged ones are read."""
+        """The arguments up to a place in the text. Arguments that are cut off are read only if they are tagged."""
         text, schema = self.text[self._body : end].rstrip(), self._rules.schemas.get(self._name or "")
         match self._form.arguments:
             case TaggedArguments() as tagged:

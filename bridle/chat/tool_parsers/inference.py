@@ -1,8 +1,8 @@
 """Infers from a chat template how a model writes tool calls.
 
-The template is rendered with probes (`probes.py`): one call, two calls, no arguments, an argument of each type. The
-parts that two renderings share, and those in which they differ, tell section, call, separator and arguments apart. The
-result is tried on harder calls before it is used; a format that does not read what the template writes is not used.
+The template is rendered with probes (`probes.py`): one call, two calls, no arguments, an argument of each type. Two
+renderings are compared. Their common and differing parts are the section, call, separator and arguments. The result is
+tried on harder calls before it is used; a format that does not read what the template writes is not used.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> CallFormat
 
 
 def _prompted(prober: Prober, form: CallFormat) -> CallFormat | None:
-    """The format of calls between which stands what also ends the prompt."""
+    """The format of calls whose separator also ends the prompt."""
     mark = form.separator.strip()
     if not mark or not (prober.generation_prompt() or "").endswith(mark):
         return None

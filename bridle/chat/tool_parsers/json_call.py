@@ -27,7 +27,8 @@ class JsonCallReader:
     """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
     `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone.
     `keys` are those of name and arguments; None means that the name is the key of the arguments. A call that the end of
-    the output cuts off is reported as far as it goes, unless `end`, the markup behind a call, is empty or within it."""
+    the output cuts off is reported as far as it was written, unless `end`, the markup after a call, is empty or within
+    it."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class JsonCallReader:
         return _IN_OBJECT if self._depth > (self._name is not None) else _BEFORE
 
     def _pause(self, is_last: bool, pieces: list[StreamDelta]) -> None:
-        """The text goes no further for now."""
+        """No more text is available now."""
         end = len(self._text)
         self._tell(end, pieces)
         if is_last:
@@ -158,7 +159,7 @@ class JsonCallReader:
 
 
 def _head_of(name: str, arguments: str) -> re.Pattern[str]:
-    """What stands in front of the arguments of a call under these keys; without keys, the name is a key."""
+    """The text before the arguments of a call under these keys; without keys, the name is a key."""
     if not name:
         return re.compile(r"\s*\{\s*" + _STRING + r"\s*:\s*\{")
     others = rf'(?:"(?!{re.escape(name)}")\w+"\s*:\s*"[^"]*"\s*,\s*)*'

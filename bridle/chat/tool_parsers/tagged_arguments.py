@@ -39,7 +39,7 @@ _SPACE = re.compile(r"[ \t\n,]*")
 
 
 def _skip(text: str, at: int) -> int:
-    """Return where the text goes on behind white space and commas."""
+    """Return the next position after white space and commas."""
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
 
@@ -87,7 +87,8 @@ def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, st
 
 
 def _ends_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> Iterator[tuple[int, int]]:
-    """Where a value may end, and where the text goes on: at ends that another argument or nothing follows."""
+    """Return the possible ends of a value, each with the position where the text continues. An end counts if another
+    argument or nothing follows."""
     closing = form.closing.replace(KEY, key).strip()
     at = begin
     while (end := text.find(closing, at)) >= 0:

@@ -1,7 +1,7 @@
 """One flag of another server, and what `bridle serve` has in its place.
 
 A flag is the same here, is taken under its own name for another one, or is refused with a reason. A name that ends with
-a star stands for all flags that begin so and have no row of their own: such a family is always refused.
+a star means all flags with this beginning and without a row of their own: such a family is always refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FAMILY = "*"
 class Flag:
     """A flag of another server. `here` is what it is here: a flag, or a flag with its value; values that follow its
     first one go to the flag `further`. Without `here` it is refused, and `why` says what to use instead. Where both are
-    there, `why` says how values differ. One that is `shown` is taken by every command that has the flag, and stands on
-    help pages."""
+    there, `why` says how values differ. A flag that is `shown` is accepted by every command that has the flag, and
+    appears on help pages."""
 
     systems: tuple[System, ...]
     name: str

@@ -1,8 +1,9 @@
 """The controllers that come with bridle: their names and their built modules.
 
-Each is here as `NAME.wasm.xz`; the one that takes longest to compile is also here as machine code for the most common
-machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout `dev.controllers` has
-the source of each module and builds it again. This package knows nothing of the runtime that runs the controllers.
+Each is here as `NAME.wasm.xz`. The module that takes longest to compile is also here as machine code for the most
+common machines. `manifest.json` has the hash of every file, and other bytes are refused. In a checkout
+`dev.controllers` has the source of each module and builds it again. This package knows nothing of the runtime that runs
+the controllers.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _FREE_FIELDS = ("end", "opening", "budget", "closing", "gap", "may_stop")
 
 
 def pack_controller(controller: object | None) -> dict[str, Any] | None:
-    """The controller as plain data. Raises `UnsupportedFeature` for one that exists in this process only."""
+    """The controller as plain data. Raises `UnsupportedFeature` for a controller that exists in this process only."""
     if controller is None:
         return None
     if isinstance(controller, Constraint):
@@ -121,7 +121,7 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
-    """Create the controller of a policy. If that is impossible here, it fails like one that cannot start."""
+    """Create the controller of a policy. If that is impossible here, it fails like a controller that cannot start."""
     try:
         return make_demanded(place, argument)
     except BridleError as error:

@@ -17,7 +17,7 @@ MAX_NUMBERS = MAX_MESSAGE_BYTES // (2 * _NUMBER_BYTES)
 
 
 def require_embedder(executor: Executor) -> Embedder:
-    """Return the executor as one that gives vectors. Raises `UnsupportedFeature` if it gives none."""
+    """Return the executor, which must support embeddings. Raises `UnsupportedFeature` if it gives none."""
     if isinstance(executor, Embedder) and executor.info.embedding_size:
         return executor
     raise UnsupportedFeature("this model computes no embeddings here", "model")

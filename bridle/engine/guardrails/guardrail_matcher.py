@@ -1,7 +1,7 @@
 """Matching of guardrails against one growing output.
 
 Every token of an output passes here, whether it was sampled, forced, or put in place of another, and whatever steers
-the output: `OutputText` tells a `GuardrailMatcher` each new piece of text, and the matcher returns the text to remove.
+the output. `OutputText` gives a `GuardrailMatcher` each new piece of text, and the matcher returns the text to remove.
 Text that may still become a match is not settled, and so not sent to the client.
 """
 

@@ -144,10 +144,10 @@ class ControllerPool(ABC):
         `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the controller's answers after each of `tokens`, if they came next, as far as these are samples and
-        quickly known. It may also force tokens that come next among them; then its next answer is that to the last
-        of these. The controller does not change until tokens are reported as predicted. Called for a sequence whose
-        last answer was collected."""
+        """Return the controller's answers after each of `tokens`, if they came next. Only answers that sample and are
+        quickly known are returned. It may also force tokens that come next among them; then its next answer is that to
+        the last of these. The controller does not change until tokens are reported as predicted. Called for a sequence
+        whose last answer was collected."""
         return []
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:

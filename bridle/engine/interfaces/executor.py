@@ -20,11 +20,11 @@ class ExecutorInfo:
     """Properties of a loaded model that the engine needs. `kv` is the layout of KV. With `paged`, the engine's block
     tables give the slot of every position. With `sequences`, the backend keeps KV by sequence id, copies it on
     `ForkRow` and truncates it to each row's `start`; the engine only counts blocks. `capacity` is `num_blocks *
-    block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the model gives
-    none. `task` is the model's purpose: a model that does not generate gives vectors of whole texts, each computed
-    in one step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0 if unknown.
-    `unnamed` ids stand for no token: they are read in prompts, and never sampled. A model with recurrent layers has
-    `num_states` slots of `state_bytes` each for the states of sequences; 0 for any other model."""
+    block_size` tokens either way. Vectors of an `Embedder` have `embedding_size` elements; 0 if the model gives none.
+    `task` is the model's purpose: a model that does not generate gives vectors of whole texts, each computed in one
+    step, or the logits of a classifier's labels. `block_bytes` is the memory of one block; 0 if unknown. `unnamed` ids
+    have no token: they are read in prompts, and never sampled. A model with recurrent layers has `num_states` slots of
+    `state_bytes` each for the states of sequences; 0 for any other model."""
 
     model: str
     vocab_size: int
@@ -107,8 +107,8 @@ class KVBlocks(Protocol):
         """Size of each slot in bytes; 0 without recurrent layers."""
 
     def identity(self) -> str:
-        """Return a text that is the same only if equal tokens give the same bytes: it stands for weights, number types
-        and layout. May read all weights."""
+        """Return a text that identifies weights, number types and layout: it is the same only if equal tokens give the
+        same bytes. May read all weights."""
 
     def read_block(self, block: int) -> Buffer | Snapshot:
         """Return a copy of a block."""
@@ -181,10 +181,10 @@ def find_async(executor: Executor) -> AsyncExecutor | None:
 
 @runtime_checkable
 class SupportsReconnect(Protocol):
-    """An executor whose device can go away for a while, and come back without any of its state.
+    """An executor whose device can be lost for a while, and be available again without any of its state.
 
     While the device is away the engine computes nothing and keeps all requests. `on_change` is called, from any thread,
-    when it goes away and when it comes back.
+    when the device is lost and when it is available again.
     """
 
     on_change: Callable[[], None]

@@ -9,8 +9,8 @@ from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepResul
 
 
 class Sampler(Protocol):
-    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(row)` gives the tokens that precede a
-    row's draw and how many of them are prompt. Row i of the result answers `batch.rows[i]`."""
+    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(row)` returns the tokens before a row's
+    sampled token, and how many of them are prompt. Row i of the result answers `batch.rows[i]`."""
 
     def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
 

@@ -20,7 +20,7 @@ class AdapterStore(Protocol):
         """Note that a request uses the adapter from now on. Raises `UnknownAdapter`."""
 
     def leave(self, key: str) -> None:
-        """Note that a request that used the adapter is over."""
+        """Release the adapter, because a request that used it has ended."""
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
         """Return the adapters among `keys`, the most urgent first, that are on the device; they stay there until the
@@ -52,7 +52,7 @@ class VectorStore(Protocol):
         raise NotImplementedError
 
     def leave(self, keys: Iterable[str]) -> None:
-        """Note that a request with these keys is over."""
+        """Release these keys, because a request that used them has ended."""
 
 
 class MediaDevice(Protocol):
@@ -100,7 +100,7 @@ class MediaStore(Protocol):
         """Note that a request uses the medium from now on."""
 
     def leave(self, key: bytes) -> None:
-        """Note that a request that used the medium is over."""
+        """Release the medium, because a request that used it has ended."""
 
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
         """Return the media among `keys`, the most urgent first, whose features are there; they stay until the next

@@ -1,14 +1,14 @@
 """Parked KV of conversations, protected from eviction for a while because it will be used again soon.
 
-A client that received a tool call comes back with the answer, and its next prompt begins with all that was computed so
-far. Until then the blocks are free ones, like those of the prefix cache, so running requests can always use them; but
-they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when its
-time is over, when its client releases it, or when others need the room. In the last case the user with the most parked
-blocks loses blocks: from the end of its oldest conversation.
+A client that received a tool call sends the answer later, and its next prompt begins with all tokens that were computed
+so far. Until then the blocks are free ones, like those of the prefix cache, so running requests can always use them;
+but they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when
+its time runs out, when its client releases it, or when others need the room. In the last case the user with the most
+parked blocks loses blocks: from the end of its oldest conversation.
 
 A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it. This only restarts
 its time, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the entry
-that expires first goes.
+that expires first is removed.
 
 This module knows hashes, users and times, but not blocks. Users share no hash, except those of prefixes that one of
 them shares with a group.
@@ -203,8 +203,8 @@ class KVRetention:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
-        """Release entries that are over by `now` or whose adapter was removed. Returns when the next one is over,
-        None if nothing is parked."""
+        """Release entries that are over by `now` or whose adapter was removed. Returns the time at which the next one
+        expires, None if nothing is parked."""
         if now >= self._soonest:
             entries = [self._entry(key) for key in self._user_of]
             for entry in entries:
@@ -256,7 +256,7 @@ class KVRetention:
         entry.has_given_way = True
 
     def _shorten(self, known: _User, entry: RetainedPrefix, length: int) -> None:
-        """Keep the first `length` blocks of a conversation; without any it is over."""
+        """Keep the first `length` blocks of a conversation; if none is left, the parking ends."""
         ends = known.ends[entry.digests[-1]]
         ends.discard(entry.key)
         if not ends:

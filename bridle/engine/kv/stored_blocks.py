@@ -122,8 +122,8 @@ class StoredBlocks:
             self._offer_state(slot, digest, tenant)
 
     def _unsaved(self) -> Iterator[_Entry]:
-        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, as far as the store
-        lacks them: those first that were used last."""
+        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, if the store lacks
+        them. The most recently used come first."""
         has, states = self._store.has, self._blocks.states
         for block, digest, tenant in self._blocks.idle_hashed():
             if not has(digest):
@@ -132,8 +132,8 @@ class StoredBlocks:
                 yield self._state_entry(slot, digest, tenant)
 
     def _save(self) -> None:
-        """Write what memory holds, for at most `SAVE_SECONDS` and as far as the store has room. The engine computes
-        nothing any more, so it writes it itself."""
+        """Write the contents of memory, for at most `SAVE_SECONDS` and as far as the store has room. The engine
+        computes nothing any more, so it writes it itself."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
         for entry in chain(self._unsaved(), self._unsaved_on_host()):
             num_bytes += entry.num_bytes

@@ -56,7 +56,7 @@ class StoredSequences:
     # -- writing -----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """Store the KV of a sequence that is over, unless it is stored almost as far."""
+        """Store the KV of a sequence that has ended, unless most of it is stored."""
         tokens = array("i", seq.tokens[: seq.kv.num_computed])
         hashes = list(self._hashes(seq, len(tokens)))
         num_stored = next((number for number in range(len(hashes), 0, -1) if self._follow(hashes[number - 1])), 0)

@@ -115,7 +115,7 @@ class EncoderCache:
     # -- with the lock held --------------------------------------------------------------------------------------
 
     def _note_loss(self) -> None:
-        """Forget the features of a device that was lost and has come back."""
+        """Forget the features of a device that was lost and is available again."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._placed.clear()

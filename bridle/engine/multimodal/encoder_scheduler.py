@@ -38,8 +38,8 @@ class EncoderScheduler:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for one that never can.
-        Safe from any thread."""
+        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for an image that never can
+        be. Safe from any thread."""
         if self._store is None:
             raise UnsupportedFeature("this model is served for text only", "media")
         self._store.check(request.media)
@@ -67,7 +67,7 @@ class EncoderScheduler:
             self.num_users[medium.key] += 1
 
     def leave(self, request: Request) -> None:
-        """Note that a request that had begun is over."""
+        """Record that a request that had begun has ended."""
         assert self._store is not None
         for medium in request.media:
             self._store.leave(medium.key)

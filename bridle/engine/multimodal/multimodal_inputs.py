@@ -76,7 +76,7 @@ ROW_TOKENS = "row_tokens"
 
 @dataclass(frozen=True, slots=True)
 class MultiModalInputs:
-    """The images of a prompt, and where they stand in it."""
+    """The images of a prompt, and their positions in it."""
 
     media: tuple[MultiModalItem, ...] = ()
     runs: Runs = ()

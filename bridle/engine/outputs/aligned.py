@@ -2,9 +2,10 @@
 
 A mask alone distorts: a token keeps its full probability although almost everything after it may be forbidden. So each
 output keeps a trie of the mass that is left below what it has tried (ASAp, Park et al., arXiv 2405.21047). A token is
-drawn by its probability times what is known to be left below it. If less turns out to be left, the output goes on with
-the probability that is the share of the two, and otherwise begins again. Then every attempt that is kept has the exact
-distribution. After the last restart, the output goes on in any case. This module knows no tokenizer and no engine.
+sampled by its probability times the known remaining share of its continuations. If the remaining share turns out to be
+smaller, the output continues with a probability equal to the ratio of the two shares, and otherwise begins again. Then
+every attempt that is kept has the exact distribution. After the last restart, the output continues in any case. This
+module knows no tokenizer and no engine.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class AlignedSampling:
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
         """Note the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether the
-        output goes on; if not, it `must_restart`."""
+        output continues; if not, it `must_restart`."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):

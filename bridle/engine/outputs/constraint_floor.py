@@ -10,7 +10,7 @@ from bridle.errors import ControllerError
 
 def apply_floor(seq: Sequence, progress: OutputProcessor) -> bool:
     """Do to the output what it asks for if a run is below its floor. Returns whether other tokens follow than those
-    that were drawn in this step."""
+    that were sampled in this step."""
     run, seq.output.unlikely = seq.output.unlikely, None
     meter, action = seq.output.meter, seq.sampling.on_constraint_floor
     assert run is not None and meter is not None

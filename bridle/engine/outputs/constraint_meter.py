@@ -1,8 +1,8 @@
 """Measures what steering takes from the model in one output.
 
-The engine reports draws under a mask, forced tokens and their log-probabilities. A *run* is a series of forced tokens
-with no draw between them. It is judged as a whole once all of its tokens are scored. Options of a scored choice are
-drawn as a whole, so their tokens are not forced.
+The engine reports tokens sampled under a mask, forced tokens and their log-probabilities. A *run* is a series of forced
+tokens with no sampled token between them. It is judged as a whole once all of its tokens are scored. Options of a
+scored choice are sampled as a whole, so their tokens are not forced.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class ConstraintMeter:
     is_given_up: bool = False
 
     def copy(self) -> ConstraintMeter:
-        """The state of a fork, which counts its own draws only."""
+        """The state of a fork, which counts only its own sampled tokens."""
         runs = [replace(run) for run in self.runs]
         return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
 
     def add_choice(self, scores: Sequence[float], num_tokens: int) -> None:
-        """Count the draw of an option with `num_tokens` tokens; `scores` are the log-probabilities of all options."""
+        """Count a sampled option with `num_tokens` tokens; `scores` are the log-probabilities of all options."""
         self.usage.add_removed(max(0.0, 1.0 - math.fsum(map(math.exp, scores))))
         self.num_chosen = num_tokens
 
     def add_forced(self, position: int, token: int) -> None:
-        """Note a token that was appended without a draw."""
+        """Record a token that was appended without sampling."""
         if self.num_chosen:
             self.num_chosen -= 1
         elif self.runs and self.runs[-1].end == position and not self.runs[-1].num_scored:

@@ -94,7 +94,7 @@ class OutputText:
         return [hidden[begin:stop] for begin, stop in pairwise(places)]
 
     def push(self, token: int, forced: bool = False) -> Released:
-        """Append a token. One that was `forced` stays, even if it says a banned phrase."""
+        """Append a token. A token that was `forced` stays, even if it completes a banned phrase."""
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)

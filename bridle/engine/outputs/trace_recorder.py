@@ -196,7 +196,7 @@ class TraceRecorder:
         trace.wait.seconds = now - trace.waits_since
 
     def resumed(self, seq: Output, now: float) -> None:
-        """Record the wait that is over, if there was one."""
+        """Record the wait that has ended, if there was one."""
         trace = _traced(seq)
         if trace.wait is not None:
             trace.wait.seconds = now - trace.waits_since

@@ -1,9 +1,9 @@
-"""Choices: scores whole options after a prompt, and continues each output with the one that it draws.
+"""Choices: scores whole options after a prompt, and continues each output with the option that it samples.
 
 When the prompt is computed, its last logits row scores how the options begin. The rest is scored by *probes*: forks of
 the sequence that share its KV, hold the tokens of an option, and sample nothing. All of them are computed in the next
-steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each draws an option, whose tokens
-are forced. Options of one token each need no probe, and no further step.
+steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each samples an option, whose
+tokens are forced. Options of one token each need no probe, and no further step.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A mask may allow a likely token after which the grammar leaves only one way on, and the model may find that way
 improbable. For a request with `lookahead` a second row of the step gives the best allowed tokens. If something is
 forced after one of them, the candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The
-candidate that is drawn enters the output like any sampled token, and its controller forces the rest.
+sampled candidate enters the output like any sampled token, and its controller forces the rest.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ _LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="
 
 
 def looks_ahead(branches: Vector[Branch]) -> bool:
-    """Return whether a sequence with these branches draws its next token with regard to what is forced after it."""
+    """Return whether a sequence with these branches samples its next token with regard to the tokens that are forced
+    after it."""
     first = branches[0]
     is_drawn = first.sample and first.mask is not None and not first.splices
     return is_drawn and all(branch is first for branch in branches)
 
 
 def candidate_row(row: SampleRow) -> SampleRow:
-    """Return the row that gives the best tokens under mask and bias, from the logits from which `row` draws."""
+    """Return the row that gives the best tokens under mask and bias, from the logits from which `row` samples."""
     bias = (*row.sampling.logit_bias.items(), *row.bias)
     return replace(row, sampling=_LOOK, bias=bias, mu=None, num_traced=0)
 

@@ -1,4 +1,4 @@
-"""Draws one of several options by their whole log-probabilities, as the sampling parameters say."""
+"""Samples one of several options by their whole log-probabilities, according to the sampling parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[flo
 
 
 def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) -> int:
-    """The number of the option that `random`, below 2**64, draws: by temperature, top_k, top_p and min_p."""
+    """The number of the option that `random`, below 2**64, selects: by temperature, top_k, top_p and min_p."""
     chances = probabilities(scores, sampling.temperature)
     order = sorted(range(len(chances)), key=lambda number: -chances[number])
     kept = _kept(order, chances, sampling)
@@ -35,7 +35,7 @@ def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) 
 
 
 def _kept(order: list[int], chances: list[float], sampling: SamplingParams) -> list[int]:
-    """Those of `order`, best first, that may be drawn."""
+    """Those of `order`, best first, that may be sampled."""
     most = sampling.top_k if sampling.top_k > 0 else len(order)
     least = sampling.min_p * chances[order[0]]
     kept, total = list[int](), 0.0

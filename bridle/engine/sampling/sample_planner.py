@@ -157,7 +157,7 @@ class SamplePlanner:
             out.draws.append(draw)
 
     def _draw_one(self, seq: Sequence, branch: Branch, item: Scheduled, out: PlannedSamples) -> None:
-        """Plan the only draw of a controlled sequence."""
+        """Plan the only sampled token of a controlled sequence."""
         rows = out.batch.rows
         if not seq.draws.is_plain or seq.output.bans or branch.sampling is not None or branch.top_logprobs:
             out.draws.append(PlannedDraw(seq, branch, len(rows), item))
@@ -296,7 +296,7 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
 
     def _is_kept(self, seq: Sequence, result: StepResult, row: int) -> bool:
-        """Return whether an output that is to follow the model's distribution goes on with its token."""
+        """Return whether an output that has to follow the model's distribution continues with its token."""
         odds, token = result.draws[row] if result.draws else None, result.tokens[row]
         if seq.output.aligned is None or odds is None or token < 0:
             return True
@@ -334,14 +334,15 @@ class SamplePlanner:
         return waiting
 
     def _accept_candidate(self, draws: Mapping[int, PlannedDraw], seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Apply a token that was drawn with regard to what follows. A wanted log-probability is computed later."""
+        """Apply a token that was sampled with regard to the tokens after it. A wanted log-probability is computed
+        later."""
         self._accept(draws[seq.id], tokens[0], None)
         if not seq.is_finished:
             seq.clamp_computed()
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
-        """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue otherwise than drawn. A
-        controller that is late is waited for, because it still computes with these tokens."""
+        """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue with other tokens than
+        the sampled ones. A controller that is late is waited for, because it still computes with these tokens."""
         if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
             return
         changed.add(seq.id)

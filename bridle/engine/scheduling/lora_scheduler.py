@@ -52,7 +52,7 @@ class LoRAScheduler:
         self.num_users[adapter] += 1
 
     def leave(self, adapter: str) -> None:
-        """Note that a request for the adapter, which had begun, is over."""
+        """Record that a request for the adapter, which had begun, has ended."""
         self.num_users[adapter] -= 1
         if not self.num_users[adapter]:
             del self.num_users[adapter]

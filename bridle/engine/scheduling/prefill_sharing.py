@@ -8,8 +8,8 @@ the turns of their users. A prompt of a more urgent level always comes first.
 A short prompt may be admitted before a longer one that waits for room in the KV cache. At most `MAX_PASSES` prompts may
 overtake one in this way.
 
-Of prompts with a common beginning one computes it. The others wait, and find it in the prefix cache. While a prompt
-waits in this way, the prompt that it waits for has its turn among the short ones.
+If prompts have a common beginning, one of them computes it. The others wait, and find it in the prefix cache. While a
+prompt waits in this way, the prompt that it waits for has its turn among the short ones.
 
 This module only chooses. It takes no blocks and admits no sequence.
 """

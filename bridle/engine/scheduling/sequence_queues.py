@@ -67,7 +67,7 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that is over; its blocks are free at once. Their KV may stay parked."""
+        """Remove a sequence that has ended; its blocks are free at once. Their KV may stay parked."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
@@ -154,8 +154,8 @@ class SequenceQueues:
         return whole if whole <= num_tokens else 0
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """Return the sequence to preempt for `seq`: one that frees a block, first those that wait for their
-        controller, then the newest."""
+        """Return the sequence to preempt for `seq`. It has to free a block. Sequences that wait for their controller
+        come first, then the newest."""
         taken = set(picked)
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:

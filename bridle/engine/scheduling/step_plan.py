@@ -134,9 +134,9 @@ class SampleRow:
     `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
     of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
     -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`). `mu` is
-    the state of Mirostat after the sequence's last draw, None before the first. The mirror's last `num_ahead` tokens
-    are drafts after the row's position, which this row ignores. A traced row reports its distribution with the best
-    `num_traced` tokens.
+    the state of Mirostat after the sequence's last sampled token, None before the first. The mirror's last `num_ahead`
+    tokens are drafts after the row's position, which this row ignores. A traced row reports its distribution with the
+    best `num_traced` tokens.
     """
 
     seq_id: int
@@ -184,9 +184,9 @@ class StepResult:
 
     `tokens[i]` answers `rows[i]`; -1 means that nothing could be sampled (the mask and bias left no token).
     `logprobs[i]` is None unless the row's sampling asked for it. `scores[j]` answers `scores[j]` of the batch. `mus[i]`
-    is Mirostat's state after the draw of `rows[i]`; there are none if no row uses it. `draws[i]` is the distribution of
-    a traced row, which may be computed when it is read; there are none if no row is traced. `probes[i]` are the
-    readings at the position that `rows[i]` samples from; there are none if no row has probes.
+    is Mirostat's state after sampling `rows[i]`; there are none if no row uses it. `draws[i]` is the distribution of a
+    traced row, which may be computed when it is read; there are none if no row is traced. `probes[i]` are the readings
+    at the position that `rows[i]` samples from; there are none if no row has probes.
     """
 
     step: int

@@ -116,7 +116,7 @@ class ModelDrafter(Proposer):
     # -- following -----------------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the turns of this call. Of several outputs of a request one begins, and the others find its blocks
+        """Return the turns of this call. Of several outputs of a request, one begins, and the others find its blocks
         later."""
         turns: list[DraftStep] = []
         begun: set[str] = set()

@@ -271,7 +271,7 @@ class ProposerSelector:
             self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the drafters' state of a sequence that is over or preempted."""
+        """Drop the drafters' state of a sequence that has ended or was preempted."""
         for drafter in self._drafters:
             drafter.forget(seq)
 

@@ -43,7 +43,7 @@ class Proposer:
         """Note that tokens of `seq` were rolled back."""
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the state of a sequence that is over or preempted."""
+        """Drop the state of a sequence that has ended or was preempted."""
 
     def close(self) -> None:
         """Release what the drafter holds. Idempotent."""
@@ -75,7 +75,7 @@ class ProposalDrafter(Proposer):
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Drop a proposal that began after the end; one that was in use continues from there."""
+        """Drop a proposal that began after the end. A proposal that was in use continues from there."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)

@@ -63,7 +63,7 @@ class DraftVerifier:
         self._accept_one = accept_one
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """Return the branches after each draft of the sequence, as far as they are known: not past forks and
+        """Return the branches after each draft token of the sequence, as far as they are known: not past forks and
         splices."""
         plain: list[Branch] = []
         place = 1  # drafts after which the next way comes

@@ -239,7 +239,7 @@ async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
 async def _prompt(
     body: RunBody, serving: RequestLifecycle, model: LoadedModel, steering: Steering
 ) -> tuple[tuple[int, ...], MultiModalInputs, Steering]:
-    """The prompt: a conversation by the chat template, a text, or what stands for none. A conversation may limit its
+    """The prompt: a conversation by the chat template, a text, or the start token. A conversation may limit its
     reasoning in addition to the other constraints."""
     conversation = body.conversation()
     if conversation is not None:

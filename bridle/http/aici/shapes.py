@@ -1,7 +1,7 @@
 """The items of a `/v1/run` stream: new text of each fork, and usage so far.
 
 Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted; a
-mark stands before the text that follows (the original's way). Usage counts like the original: one sampled token for
+mark is written before the text that follows, as in the original. Usage counts like the original: one sampled token for
 each output in each model step, plus the tokens that were fed to the model for it.
 """
 

@@ -1,6 +1,6 @@
 """Breakpoints of `cache_control`: up to where a client wants the KV of its prompt retained, and for how long.
 
-A breakpoint becomes a body that ends there and goes on with a character that no prompt has. What the prompts of both
+A breakpoint becomes a body that ends there and continues with a character that no prompt has. What the prompts of both
 bodies have in common is retained.
 """
 

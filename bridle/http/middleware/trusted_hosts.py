@@ -21,7 +21,7 @@ class UnknownHost(Unauthorized):
 
 
 class AllowedHosts:
-    """The allowed host names. In `names`, one that begins with a dot means all names below it, and `*` any."""
+    """The allowed host names. In `names`, a name that begins with a dot means all names below it, and `*` any."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(_plain(name) for name in names)

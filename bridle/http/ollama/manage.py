@@ -137,7 +137,7 @@ async def delete(request: Request) -> Response:
 
 
 async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
-    """Unload a model before its files go. Raises `InvalidRequest` for one that the operator serves."""
+    """Unload a model before its files go. Raises `InvalidRequest` for a model that the operator serves."""
     for slot in registry.slots:
         named = slot.name if slot.is_passing or slot.config is None else slot.config.model
         if find_entry(named) is not entry:

@@ -219,7 +219,7 @@ class _Answer:
         return chunks
 
     def _num_shown(self, part: SubRequest, delta: Delta) -> int:
-        """Return how many tokens of `delta` belong to its text: all but the one that ended it. Clients that put the
+        """Return how many tokens of `delta` belong to its text: all except a token that ended it. Clients that put the
         tokens of a chunk together must get its text."""
         if not delta.tokens or not part.request.sampling.skip_special_tokens:
             return len(delta.tokens)

@@ -49,7 +49,7 @@ class DecideBody(Fields):
     constraint_report: bool | None = None
 
     def sampling(self) -> SamplingParams:
-        """The parameters of the draw among the options. Raises `InvalidRequest`."""
+        """The parameters for sampling one of the options. Raises `InvalidRequest`."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "constraint_report")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return SamplingParams(max_tokens=None, **given)
@@ -103,7 +103,7 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
 
 
 def _shape(generation: Generation, choice: Choice) -> dict[str, Any]:
-    """The answer of a generation that is over."""
+    """The answer of a finished generation."""
     output = generation.parts[0].collector.output
     raise_first_error(output)
     scores = option_scores(choice, output)

@@ -38,8 +38,8 @@ Inputs = Annotated[Any, BeforeValidator(lambda value: prompts(value, "input")), 
 
 
 class TextsBody(Fields):
-    """Common fields of all calls for vectors or labels of texts. Texts that are longer than
-    `truncate_prompt_tokens` are cut; -1 stands for what the model takes."""
+    """Common fields of all calls for vectors or labels of texts. Texts that are longer than `truncate_prompt_tokens`
+    are cut; -1 means the model's limit."""
 
     has_text: ClassVar[bool] = False
     #: Whether a call has to say which of several models it means.

@@ -51,7 +51,7 @@ class EarlyRejector:
         self._has_cors = bool(http.settings.cors_origins)
 
     def answer(self, scope: Scope) -> DoorAnswer | None:
-        """Return the answer to a request that ends here; None for one that continues to the application."""
+        """Return the answer to a request that ends here; None for a request that continues to the application."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
             return None  # a browser must be told more

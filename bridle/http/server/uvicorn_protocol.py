@@ -2,8 +2,8 @@
 not read, and on connections, WebSockets included.
 
 The parser collects headers until they end, however long that takes. Here a head that grows beyond the limit is answered
-with 431 and cut, one that does not end with 408. The kernel cuts a peer whose receive window stays closed, also when
-only bytes in transit are left. Requests on connections beyond the limit are refused like all others without room,
+with 431 and cut, and a head that does not end with 408. The kernel cuts a peer whose receive window stays closed, also
+when only bytes in transit are left. Requests on connections beyond the limit are refused like all others without room,
 except health probes. Earlier connections are not affected.
 
 A request that is refused early never becomes a task of the application. Its body is dropped if it is small, so that the

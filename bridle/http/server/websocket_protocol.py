@@ -113,8 +113,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.shares.schedule(self._asked_as, self.go_on)
 
     def go_on(self) -> None:
-        """Handle a few frames. A connection with more frames is not read, and one that does not read its pongs is
-        ignored."""
+        """Handle a few frames. A connection with more frames is not read, and pings of a connection that does not read
+        its pongs are ignored."""
         self.is_due = False
         if not self.writable.is_set():
             self._read(False)

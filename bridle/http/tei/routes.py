@@ -103,8 +103,8 @@ async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[lis
 
 
 async def compat(data: Any, request: Request) -> Response | None:
-    """Answer `/` for a model that pools, as hosted endpoints do; None for one that generates, or that is not
-    loaded. The hub's client expects a list of lists of labels there."""
+    """Answer `/` for a pooling model, as hosted endpoints do; None for a model that generates, or that is not loaded.
+    The hub's client expects a list of lists of labels there."""
     registry, fields = http_state(request).registry, data if isinstance(data, dict) else {}
     name = fields.get("model")
     chosen = registry.choose(base_name(name) if isinstance(name, str) else None)

@@ -1,5 +1,5 @@
-"""The server's end of the channel to one writer process. What an iteration of the event loop has for its connections
-goes to the process in one frame."""
+"""The server's end of the channel to one writer process. The process gets everything that an iteration of the event
+loop has for its connections in one frame."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Connection(Protocol):
         """Close the connection: all is written, and the process has closed its descriptor."""
 
     def lose(self) -> None:
-        """Close the connection now: it is broken, or the process is gone."""
+        """Close the connection now: it is broken, or the process has ended."""
 
 
 class WriterLink:

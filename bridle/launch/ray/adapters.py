@@ -1,7 +1,7 @@
 """Adapters on a cluster: named when the application is deployed, known to every front, read by engines when wanted.
 
 An engine reads an adapter for the first request that names it; the router keeps the number of such engines small. Names
-cannot be added later, because there is no way to tell all engines, including those started later.
+cannot be added later, because there is no way to inform all engines, including those started later.
 """
 
 from __future__ import annotations

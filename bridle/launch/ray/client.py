@@ -164,7 +164,7 @@ class ClusterClient:
             self._calls.forget(live.request.id)
 
     async def _see_through(self, live: RoutedRequest) -> None:
-        """Run a request on one engine after the other until it is over. Raises the error that ends it."""
+        """Run a request on one engine after the other until it has ended. Raises the error that ends it."""
         while (lost := await self._run_once(live)) is not None:
             self._note_loss(live, lost)
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -25,7 +25,7 @@ class OperatorFiles(NamedTuple):
 
 
 def read_files(settings: RaySettings) -> OperatorFiles:
-    """Look at the files once. Raises `InvalidRequest` for one that cannot be used."""
+    """Look at the files once. Raises `InvalidRequest` for an unusable file."""
     if settings.policies is not None:
         read_policies(Path(settings.policies))
     with closing(tools_of(settings)) as desk:

@@ -45,7 +45,8 @@ _MANY_ANSWERS = 1024
 
 
 class ServerChannel(Protocol):
-    """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer is gone."""
+    """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer has
+    disconnected."""
 
     async def send(self, message: str) -> None:
         """Send a message to the peer; waits while the peer takes none."""

@@ -20,8 +20,8 @@ _CHUNK = 1 << 16
 
 
 class LineChannel:
-    """A link with one message a line. A line beyond the limit, or one that is not UTF-8, is read as an invalid message,
-    so that the client gets an error and may continue."""
+    """A link with one message a line. A line beyond the limit, or a line that is not UTF-8, is read as an invalid
+    message, so that the client gets an error and may continue."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -36,8 +36,8 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishRe
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
     """Options of a stream's answers: with or without text, and with or without rewinds and forks. For a client that
-    does not know the extensions, late errors become an early end. `eos` stands for an output that ended before its
-    first token."""
+    does not know the extensions, late errors become an early end. `eos` marks an output that ended before its first
+    token."""
 
     stream_id: StreamId
     eos: int

@@ -61,7 +61,7 @@ class StreamRelay:
             await self.streams.room.wait()
 
     def detach(self) -> None:
-        """Note that the connection is gone."""
+        """Record that the connection is lost."""
         self.streams = None
         self.stop()
 
@@ -81,7 +81,7 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the stream is over or detached, so that only a returning client needs it."""
+        """Return whether the stream has ended or is detached, so that only a returning client needs it."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:

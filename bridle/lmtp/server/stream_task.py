@@ -118,7 +118,7 @@ class StreamTask:
         )
 
     async def _read(self, generation: Generation, teller: AnswerEncoder) -> None:
-        """Run the request and send its events until the stream is over. Leaving early ends the request."""
+        """Run the request and send its events until the stream has ended. Leaving early ends the request."""
         notice = asyncio.get_running_loop().call_later(_LONG_WAIT, self._tell_wait, generation.model)
 
         def send(tokens: list[TokenEvent]) -> bool:

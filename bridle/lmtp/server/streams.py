@@ -73,7 +73,7 @@ class Streams:
         self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None:
-        """Send an answer, unless the stream is over."""
+        """Send an answer, unless the stream has ended."""
         if self._session.put(stream, answer):
             self._send(answer)
         if not stream.is_open:
@@ -151,7 +151,7 @@ class Streams:
         self._home.spawn(self._fill(asked, parent, buffer))
 
     def answer_call(self, asked: ToolResult) -> None:
-        """Answer a call of a tool of this user's, and tell the client."""
+        """Answer a tool call of this user, and notify the client."""
         try:
             answer_call(self._home.host.registry, self._identity.user, asked.id, asked.result, asked.error)
         except BridleError as error:

@@ -1,7 +1,8 @@
-"""The rows of the block table that stays on a device: who has which, and which pages the device has yet to be told.
+"""The rows of the block table that stays on a device: the sequence of each row, and the pages that the device does not
+have yet.
 
-A sequence keeps its row from step to step, so that only its new pages travel. Knows nothing of tensors. The row that
-was unused for longest is given away; its former sequence is uploaded again when it comes back.
+A sequence keeps its row from step to step, so that only its new pages travel. Knows nothing of tensors. The least
+recently used row is reused; its former sequence is uploaded again when it runs again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _inverse_rms(squares: tl.tensor, size: tl.constexpr, eps: tl.tensor) -> tl.tensor:
-    """Of the sum of the squares of `size` numbers."""
+    """Return the inverse RMS, given the sum of the squares of `size` values."""
     return 1.0 / tl.sqrt(squares / size + eps)
 
 

@@ -72,7 +72,7 @@ def first_that_does(
 
 
 def event_seconds(work: Callable[[], object]) -> float:
-    """Seconds of a call on the current CUDA device: the best of three, after one that is not counted."""
+    """Seconds of a call on the current CUDA device: the best of three, after a warm-up call."""
     event: Any = torch.cuda.Event
     times: list[float] = []
     for _ in range(4):

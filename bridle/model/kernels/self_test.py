@@ -33,8 +33,8 @@ _ROWS = ((300, 1), (7, 3), (300, 40), (40, 40))
 def tried_kernel(
     name: str, device: torch.device, dtype: torch.dtype, geometry: Geometry, block_size: int
 ) -> AttentionKernel:
-    """The kernel called `name`. Where `auto` meant one that fails here, it is plain torch, and the log says why; raises
-    `UnsupportedModel` where that one was asked for by name."""
+    """The kernel called `name`. If `auto` chose a kernel that fails here, the result is plain torch, and the log says
+    why. Raises `UnsupportedModel` if the kernel was requested by name."""
     kernel = create_kernel(name, device, dtype)
     if kernel.name not in ("paged", "varlen"):
         return kernel

@@ -87,7 +87,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
 
 @contextlib.contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Turn errors of the disk into one that says where to write instead."""
+    """Convert errors of the disk into an error that says where to write instead."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,8 +1,8 @@
 """Encoders whose attention knows how far tokens are apart (MPNet, DeBERTa), made fit for packed passes.
 
-Their own attention takes a row for one text. Here it is replaced by one that projects all tokens at once, and tells the
-handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the library's own
-attention computes, as before.
+Their own attention takes a row for one text. Here it is replaced by a module that projects all tokens at once, and
+reports to the handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the
+library's own attention computes, as before.
 """
 
 from __future__ import annotations

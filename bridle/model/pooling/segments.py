@@ -110,7 +110,8 @@ class SegmentAttention:
         )
 
     def _mask(self, length: int, window: int | None, is_causal: bool, device: torch.device) -> Tensor:
-        """[length, length] who sees whom. A window counts the own token; both ways if the layer is not causal."""
+        """Mask [length, length] of the tokens that see each other. A window counts the own token; both ways if the
+        layer is not causal."""
         known = self._masks.get((length, window, is_causal))
         if known is None:
             places = torch.arange(length, device=device)

@@ -49,7 +49,7 @@ class Codes:
         return self.bits, self.is_float, self.zeros is not None, self.order is not None, self.scales.dtype
 
     def number(self) -> Tensor:
-        """float32 [out, in], what the codes stand for."""
+        """The weight of the codes, float32 [out, in]."""
         per = 32 // self.bits
         words = self.words.view(-1, 1, RUN, self.words.shape[1])
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32, device=words.device).view(1, per, 1, 1)
@@ -140,7 +140,7 @@ def _pack(laid: Tensor, bits: int) -> Tensor:
 
 
 def join_codes(parts: list[Codes]) -> Codes | None:
-    """The outputs of several weights side by side; None if their inputs are not laid out alike."""
+    """Join the outputs of several weights; None if their inputs are laid out differently."""
     first = parts[0]
     if any(part.form != first.form or part.group_slots != first.group_slots for part in parts):
         return None

@@ -32,7 +32,7 @@ def has_packed_form(module: nn.Module) -> bool:
 
 
 def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeLayer) -> nn.Module:
-    """Experts of matrices of their own; `has` tells what the files have. Raises `UnsupportedModel`."""
+    """Make experts whose matrices are separate; `has` says what the files have. Raises `UnsupportedModel`."""
     parts = next((parts for parts in _PARTS if has(f"{name}.0.{parts[0]}")), None)
     if parts is None:
         raise UnsupportedModel(f"the checkpoint lacks the matrices of {name!r}, such as '{name}.0.gate_proj.weight'")

@@ -1,6 +1,6 @@
-"""Form of packed weights on CUDA: float8 with a scale per output is multiplied in float8 where the GPU supports it,
-all else by our kernels from the packed bits. Each form is tried once against plain torch; weights of one that fails
-are converted to the model's type, and the log gives the reason."""
+"""Form of packed weights on CUDA: float8 with a scale per output is multiplied in float8 where the GPU supports it, all
+else by our kernels from the packed bits. Each form is tried once against plain torch. If a form fails, its weights are
+converted to the model's type, and the log gives the reason."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Columns:
-    """The words of some rows, and what lies where. `told` are the rows that tell log-probabilities, `num_best` how many
-    of the best tokens they tell; `cut` are the rows of which top-k or top-p keep a part."""
+    """The words of some rows, and what lies where. `told` are the rows that report log-probabilities, `num_best` how
+    many of the best tokens they report; `cut` are the rows of which top-k or top-p keep a part."""
 
     words: Words
     doubles: Section
@@ -186,9 +186,9 @@ def _write_histories(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> tuple[Words, int]:
-    """The tokens that penalties count, as far as the device lacks them: spans [histories, SPAN], and the longest
-    history. A span says where its new tokens begin, how many are the prompt's, how many there are, how many the device
-    has, and where it has them."""
+    """The tokens for penalties that the device lacks: spans [histories, SPAN], and the longest history. A span says
+    where its new tokens begin, how many are the prompt's, how many there are, how many the device has, and where it has
+    them."""
     asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     found = [history(rows[i]) for i in asked]
     arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]

@@ -81,7 +81,7 @@ class SampleLayout:
 
 
 class DeviceDraws:
-    """Draws that are under way."""
+    """Sampling in progress."""
 
     def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: SampleLayout, data: Tensor) -> None:
         self._rows, self._told, self._answer = rows, told, answer
@@ -113,7 +113,7 @@ class DeviceDraws:
 
 
 class Drawer:
-    """Starts draws on one device."""
+    """Starts sampling on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._machine = Machine(device)
@@ -131,7 +131,7 @@ class Drawer:
     def start(
         self, logits: Tensor, rows: Sequence[SampleRow], fixed: Sequence[Fixed], history: HistoryLookup
     ) -> DeviceDraws:
-        """Draw a token for each of `rows` from `logits` [R, V]; none of them is rare. Returns at once."""
+        """Sample a token for each of `rows` from `logits` [R, V]. All rows must be usual ones. Returns at once."""
         vocab = logits.shape[1]
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)

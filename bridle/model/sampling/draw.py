@@ -1,4 +1,4 @@
-"""The draw itself: one uniform number per row, through the inverse of the cumulated weights in order of token
+"""The sampling itself: one uniform number per row, through the inverse of the cumulated weights in order of token
 id."""
 
 from __future__ import annotations

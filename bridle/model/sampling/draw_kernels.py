@@ -353,7 +353,7 @@ def copy_told(
     mask_words: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The logits that rows report, as keys. Programs: rows that tell, parts."""
+    """The logits that rows report, as keys. Programs: rows that report log-probabilities, parts."""
     slot = tl.program_id(0)
     ints += tl.load(told + 2 * slot) * INTS
     column = tl.program_id(1) * part + tl.arange(0, part)
@@ -380,7 +380,7 @@ def tell(
     part: tl.constexpr,
 ) -> None:
     """The logit of the sampled token, the weights of parts, and how many of their logits are larger than it. Programs:
-    rows that tell, parts."""
+    rows that report log-probabilities, parts."""
     slot, number = tl.program_id(0), tl.program_id(1)
     keys += slot.to(tl.int64) * vocab
     token = tl.maximum(tl.load(tokens + tl.load(told + 2 * slot)), 0)

@@ -48,7 +48,8 @@ class RowProvenance:
 
 
 class TracedDraws(Sequence[Draw | None]):
-    """The draws of all rows of a step, made when they are read; None for a row that is not traced, or drew nothing."""
+    """The distributions of all rows of a step, made when they are read; None for a row that is not traced, or sampled
+    nothing."""
 
     def __init__(self, num_rows: int = 0) -> None:
         self._num_rows = num_rows

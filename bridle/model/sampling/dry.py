@@ -1,7 +1,7 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677, 2024): a penalty that grows with the
 length of the repetition that a token would continue.
 
-Suppose that the last tokens of the sequence also stand earlier in it, and that token t followed there. Then t loses
+Suppose that the last tokens of the sequence also occur earlier in it, and that token t followed there. Then t loses
 multiplier * base ** (length - allowed_length), where length is that of the longest such repetition. If it is shorter
 than `allowed_length`, t loses nothing. No repetition is counted across a sequence breaker. Lengths above 50 count as
 50, as in the original, which bounds the work.

@@ -1,4 +1,4 @@
-"""Probabilities as whole numbers: the unit in which everything that decides a draw is counted.
+"""Probabilities as whole numbers, the unit in which everything that decides the sampled token is counted.
 
 The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
 2**19 such weights are exact in float64, in any order. So they do not depend on how a kernel splits a row, on how wide

@@ -132,8 +132,8 @@ def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> 
 
 
 class LateScores:
-    """The answers to `runs`, computed by a device while its host does other things: all that it tells comes in one
-    copy, however many parts there are."""
+    """The answers to `runs`, computed by a device while its host does other things: all results come in one copy,
+    however many parts there are."""
 
     def __init__(self, logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> None:
         self._runs, self._vocab = runs, logits.shape[-1]

@@ -24,8 +24,8 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Known:
-    """One sequence's tokens as of its last draw: the list, for comparison, and the array, for computation. `row`,
-    `num_kept` and `last_step` are theirs who keep these tokens elsewhere as well."""
+    """One sequence's tokens as of its last sampling: the list, for comparison, and the array, for computation. `row`,
+    `num_kept` and `last_step` are for code that keeps these tokens elsewhere as well."""
 
     __slots__ = ("_array", "_tokens", "last_step", "num_kept", "row")
 

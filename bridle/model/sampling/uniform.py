@@ -1,7 +1,7 @@
 """Random numbers as a pure function of (key, draw): SplitMix64 over a hashed key.
 
-No generator state is kept anywhere, so a sequence can be moved, resumed or replayed, and what shares its
-batch cannot change what it draws.
+No generator state is kept anywhere. So a sequence can be moved, resumed or replayed, and other sequences of its batch
+cannot change its tokens.
 """
 
 from __future__ import annotations

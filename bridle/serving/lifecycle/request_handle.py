@@ -68,7 +68,7 @@ class RequestHandle:
         return self.output
 
     def cancel(self) -> None:
-        """Cancel the request, unless it is over. Safe from any thread."""
+        """Cancel the request, unless it has ended. Safe from any thread."""
         self.stream.cancel()
 
     def __enter__(self) -> Self:

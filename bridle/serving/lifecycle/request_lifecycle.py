@@ -290,7 +290,7 @@ class RequestLifecycle(SteersRequests):
         return applied
 
     def _keep(self, outputs: list[RequestOutput]) -> None:
-        """Keep the traces of a generation that is over."""
+        """Keep the traces of a finished generation."""
         traces = traces_of(self.model, outputs)
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 

@@ -48,7 +48,7 @@ class RequestRecord:
 
     `opening` is the time to create the controller. `queued` is the time without room in the engine. `held` is the time
     for which an output waited for its controller. Each is that of the slowest part of the request. `computed` is when
-    the prompt was computed, as far as the front-end knows. `streams` have the progress of each prompt.
+    the prompt was computed, if the front-end knows it. `streams` have the progress of each prompt.
     """
 
     id: str

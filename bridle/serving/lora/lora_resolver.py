@@ -66,8 +66,8 @@ class LoRAResolver:
         """Return the name of the adapter that a request chooses, once it is in memory. Returns None for the model
         without an adapter, which None, the empty name and the model's own names mean.
 
-        An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for one that cannot
-        be used, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
+        An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an unusable
+        adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
         """
         if not self._is_adapter(model, name):
             return None
@@ -183,7 +183,7 @@ class LoRAResolver:
         return info
 
     async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
-        """Read a new adapter. One that cannot be used is removed again."""
+        """Read a new adapter. An unusable adapter is removed again."""
         try:
             return await model.adapters.ready(name)
         except BridleError:

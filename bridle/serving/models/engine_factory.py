@@ -130,7 +130,7 @@ def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
 
 def load_vectors(holder: object, given: Sequence[str]) -> None:
     """Load control vectors, each as NAME=FILE, into the `control_vectors` of an executor or of replicas. Raises
-    `InvalidRequest` for one that does not fit the model."""
+    `InvalidRequest` for a vector that does not fit the model."""
     vectors: ControlVectors | None = getattr(holder, "control_vectors", None)
     for each in given:
         name, sign, source = each.partition("=")

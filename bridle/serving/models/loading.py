@@ -193,7 +193,7 @@ class LoadedModel:
         return await asyncio.wrap_future(fetching)
 
     async def try_constraint(self, constraint: Constraint) -> None:
-        """Compile a constraint before a request needs it. Raises `InvalidRequest` for one that cannot be used."""
+        """Compile a constraint before a request needs it. Raises `InvalidRequest` for an unusable constraint."""
         if self.constraints is not None:
             compiling = self.constraints.compiler.compile(constraint)
             await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(config: ModelConfig, folder: Path) -> Tokenizer:
-    """The tokenizer of the model in `folder`, or the one that the configuration names in its place."""
+    """Load the tokenizer of the model in `folder`, or the tokenizer that the configuration names instead."""
     from bridle.tokenizer import Tokenizer
     from bridle.tokenizer.chat_settings import ChatSettings
 

@@ -42,7 +42,7 @@ _MEMORY_SHARE = 0.9
 class ModelSet:
     """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
 
-    `aliases` map further names to a model of the set, or to one that is loaded on demand. Also loaded on demand are
+    `aliases` map further names to a model of the set, or to a model that is loaded on demand. Also loaded on demand are
     folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With `is_static`
     nothing is loaded or unloaded after the start. `max_memory` limits the memory of all models in bytes (None: most of
     the free memory).
@@ -182,7 +182,7 @@ class AdapterLoader:
 
 def add_adapters(model: LoadedModel, adapters: Iterable[AdapterSpec]) -> None:
     """Add adapters to a model, and wait until each is read. Blocks, and needs no event loop. Raises the error of the
-    first one that cannot be used; that one is not added."""
+    first unusable adapter, which is not added."""
     for spec in adapters:
         model.adapters.add(spec.name, spec.source, spec.revision)
         try:

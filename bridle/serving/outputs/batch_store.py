@@ -29,7 +29,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a user, who is an admin or not. `times` has the Unix time at which each status began."""
+    """A batch of a user; the user may be an admin. `times` has the Unix time at which each status began."""
 
     user: str
     is_admin: bool
@@ -152,7 +152,7 @@ class BatchStore:
         return self._keep(replace(found, status=status, times=times, **values))
 
     def cancel(self, batch: Batch) -> Batch:
-        """Begin to cancel a batch. Raises `InvalidRequest` if it is over."""
+        """Begin to cancel a batch. Raises `InvalidRequest` if it has ended."""
         if batch.is_over:
             raise InvalidRequest(f"batch: got one that is {batch.status}; only one that waits or runs can be cancelled")
         return batch if batch.status == "cancelling" else self.change(batch, "cancelling")
@@ -171,7 +171,7 @@ class BatchStore:
         self._keep(replace(found, completed=len(answers.good), failed=len(answers.bad)))
 
     def forget_answers(self, batch: Batch) -> None:
-        """Forget the answers of a batch, which is over or was removed."""
+        """Forget the answers of a batch that has ended or was removed."""
         answers = self.kept_answers.pop(batch.id, Answers())
         if self._table is not None:
             for number in (*answers.good, *answers.bad):

@@ -168,7 +168,7 @@ def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
 
 
 def mean_logprob(output: CompletionOutput) -> float:
-    """The mean log-probability of an output's tokens, as far as they carry one; minus infinity for an empty output."""
+    """The mean log-probability of an output's tokens that have one; minus infinity for an empty output."""
     known = [entry.logprob for entry in output.logprobs or () if entry is not None]
     return sum(known) / len(known) if known else float("-inf")
 
@@ -180,6 +180,7 @@ def rank(output: CompletionOutput) -> tuple[bool, float, int]:
 
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
     """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
-    log-probabilities; an empty output ranks last, and after it one that was outranked before its end."""
+    log-probabilities. An empty output ranks last but one, and an output that was outranked before its end ranks last.
+    """
     ranked = sorted(outputs, key=rank)
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

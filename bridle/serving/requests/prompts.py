@@ -141,8 +141,8 @@ def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterat
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
 ) -> tuple[int, ...]:
-    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text stands for the
-    token that begins a document, if the model has one."""
+    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text means the token
+    that begins a document, if the model has one."""
     if isinstance(prompt, str):
         tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:

@@ -83,7 +83,7 @@ def is_controlled(named: Named) -> bool:
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
     """Return whether the end-of-text token is ignored: as `given` by the client, else only under a sandboxed
-    controller, which decides by itself when its output is over."""
+    controller, which decides by itself when its output ends."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 

@@ -1,7 +1,7 @@
 """Converts texts among the sampling parameters to tokens of a model: bad words and DRY's sequence breakers.
 
-A breaker stands for each token whose text contains it, and for the last token of its own spelling, as in the original
-DRY. The search is one pass over the vocabulary's texts, which are joined once per tokenizer.
+A breaker means each token whose text contains it, and the last token of its own spelling, as in the original DRY. The
+search is one pass over the vocabulary's texts, which are joined once per tokenizer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _texts: WeakKeyDictionary[Tokenizer, VocabIndex] = WeakKeyDictionary()
 
 
 def resolve_text_params(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
-    """The parameters with the tokens that their texts stand for."""
+    """The parameters with the tokens of their texts."""
     if sampling.has_dry and sampling.dry_sequence_breakers:
         sampling = sampling.with_(dry_breaker_ids=_breakers(model, sampling.dry_sequence_breakers))
     if sampling.bad_words:

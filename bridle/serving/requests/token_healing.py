@@ -35,7 +35,7 @@ def heal(
     tokenizer: Tokenizer, vocab_size: int, prompt: Tokens, controller: object | None
 ) -> tuple[Tokens, object | None, TokenHealing | None]:
     """Return the prompt without the tokens that are rolled back, and the options for the engine. The controller spells
-    the text of these tokens if it is a constraint. Nothing changes if no token goes on where the prompt ends. Raises
+    the text of these tokens if it is a constraint. Nothing changes if no token extends the end of the prompt. Raises
     `UnsupportedFeature` with any other controller."""
     if not (controller is None or isinstance(controller, Constraint)):
         raise UnsupportedFeature(

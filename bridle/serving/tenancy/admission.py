@@ -7,11 +7,11 @@ knows nothing of engines: the bound covers everything that a process has accepte
 If several users share a server, no user can fill it alone. A user may have at most four times as many places as are
 still free, so there is always room for another user. `rate_limit` bounds how much a user may ask for in a minute.
 
-`FairQueue` decides whose request is served first: start-time fair queueing between tenants (Goyal et al., 1996).
-Every request gets a place, and the engine takes waiting requests in order of their places. A tenant's next place comes
-after the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts at the current
-place of service: it neither saves up places nor waits behind those of others. Work is counted in tokens. The length of
-an output is guessed from earlier ones, and corrected when the output is over.
+`FairQueue` decides whose request is served first: start-time fair queueing between tenants (Goyal et al., 1996). Every
+request gets a place, and the engine takes waiting requests in order of their places. A tenant's next place comes after
+the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts at the current place
+of service: it neither saves up places nor waits behind those of others. Work is counted in tokens. The length of an
+output is estimated from earlier ones, and corrected when the output has ended.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. It must be released when the request is over, on every path; `with` does so.
+    """A place among the accepted requests. It must be released when the request has ended, on every path; `with` does
+    so.
 
     `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
     """
@@ -214,8 +215,8 @@ class FairQueue:
         return place
 
     def done(self, place: QueuePlace, num_output: int | None) -> None:
-        """Note that the request of this place is over, after `num_output` tokens (None: it never ran, or the number is
-        not known)."""
+        """Record that the request of this place has ended, after `num_output` tokens (None: it never ran, or the number
+        is not known)."""
         self._reached = max(self._reached, place.start)
         if num_output is None:
             return

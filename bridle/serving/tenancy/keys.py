@@ -1,4 +1,5 @@
-"""API keys: who may use the service, who is an admin, how much a user may ask for. Kept in SQLite, hashed at rest.
+"""API keys: the users of the service, the admins among them, and the limits of each user. Kept in SQLite, hashed at
+rest.
 
 A key is 32 random bytes in text form, so one round of SHA-256 protects it as well as a slow hash. The text itself is
 shown once, when it is created. This module knows nothing of HTTP.

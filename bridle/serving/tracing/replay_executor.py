@@ -50,7 +50,7 @@ class ReplayDivergence:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """One draw of the record, with a digest of the tokens before it."""
+    """One sampled token of the record, with a digest of the tokens before it."""
 
     before: bytes
     token: int
@@ -160,7 +160,7 @@ class _Mask:
         return None
 
     def best(self, draw: Draw) -> int | None:
-        """The most probable token that is allowed, if that is among the best ones that were recorded."""
+        """The most probable allowed token, if it is among the best ones that were recorded."""
         if self._asked or any(math.isfinite(addend) for addend in self.biases.values()):
             return None
         return next((token for token, _ in draw.before.top if self.allows(token)), None)
@@ -196,7 +196,7 @@ def _logprob(row: SampleRow, token: int, draw: Draw) -> Logprob | None:
 
 @dataclass(slots=True)
 class _Line:
-    """One output of the record, while it is gone through."""
+    """One output of the record, while it is replayed."""
 
     key: int
     tokens: list[int] = field(default_factory=list)
@@ -265,7 +265,8 @@ def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[in
 
 
 def _room(trace: Trace) -> int:
-    """The longest sequence that the model took: if the trace does not tell, what the request could become."""
+    """The longest sequence that the model supports: if the trace does not have it, the longest that the request could
+    become."""
     told = trace.header.engine.get("max_model_len")
     most = trace.header.sampling.get("max_tokens", DEFAULT_SAMPLING.max_tokens)
     least = prompt_length(trace) + max(most or 0, _num_tokens(trace) + 1)

@@ -58,7 +58,7 @@ class TraceTestResult:
 
 
 def judge(old: Trace, played: Played) -> TraceTestResult:
-    """Compare a run with the recorded one, as far as the record allows."""
+    """Compare a run with the record, in everything that the record contains."""
     found = compare(old, played.trace)
     told = [f"At token {note.num_tokens} of the sequence: {note.text}." for note in played.notes]
     if old.num_cut:

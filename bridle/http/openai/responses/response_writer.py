@@ -77,9 +77,9 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes the output of a generation in the shape of this API. A response that is to be stored goes into `book`;
-    any other one into `passing`, if there is one. With `is_warm_up` only the prompt is computed, so that a request
-    that continues from this response is faster. `thread` adds the response to its conversation."""
+    """Writes the output of a generation in the shape of this API. A response that has to be stored goes into `book`;
+    any other one into `passing`, if there is one. With `is_warm_up` only the prompt is computed, so that a request that
+    continues from this response is faster. `thread` adds the response to its conversation."""
 
     generation: Generation
     turn: ChatRequest

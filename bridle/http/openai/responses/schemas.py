@@ -1,6 +1,6 @@
 """Bodies of the Responses API, and the conversation that each is converted to.
 
-A reference to an earlier response stands for its input items and its output items, one to a conversation for all of its
+A reference to an earlier response means its input items and its output items, a reference to a conversation all of its
 items.
 """
 

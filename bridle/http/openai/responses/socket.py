@@ -112,7 +112,7 @@ class _Connection:
     # -- its life --------------------------------------------------------------------------------------------------
 
     async def serve(self, max_seconds: float) -> None:
-        """Answer messages until the client leaves, or its time is over."""
+        """Answer messages until the client disconnects, or its time runs out."""
         reader = asyncio.create_task(self._read())
         timer = asyncio.get_running_loop().call_later(max_seconds, self._expire, max_seconds)
         try:
@@ -132,7 +132,7 @@ class _Connection:
             self._forget()
 
     def end(self, error: BridleError | None = None) -> None:
-        """End once the response that runs is over; at once with an `error`, which the client receives."""
+        """End once the running response has ended; at once with an `error`, which the client receives."""
         self._is_over, self._error = True, error
         self._messages.put_nowait(None)
         if error is not None and self._work is not None:
