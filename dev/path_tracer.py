@@ -287,7 +287,7 @@ _GROUPS = {"front": ("http/", "lmtp/", "llm/", "chat/"), "serving": ("serving/",
 
 
 def table(found: dict[str, Passed]) -> str:
-    """Files and functions of each API, all of them and by where they stand."""
+    """Files and functions of each API, in total and by location."""
     lines = [f"{'':16}{'files':>7}{'functions':>11}   " + "".join(f"{name:>16}" for name in (*_GROUPS, "others"))]
     for name, passed in found.items():
         files, functions = count(passed)
@@ -308,7 +308,8 @@ def listing(passed: Passed) -> str:
 
 
 def calls_across_files(calls: Iterable[tuple[CodeType, CodeType | None]]) -> list[tuple[str, str]]:
-    """Who calls whom in another file, from a chat's route to the submission of its request, as `file function`."""
+    """The calls between functions of different files, from a chat's route to the submission of its request, as `file
+    function`."""
     made = [(callee, caller) for callee, caller in calls if _is_ours(callee) and callee.co_name not in _PARTS]
     names = [callee.co_qualname for callee, _ in made]
     begin, end = names.index("chat_completions") + 1, names.index("AsyncEngine.submit") + 1

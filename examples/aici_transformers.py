@@ -90,7 +90,7 @@ class TinyEngine:
         return Output(list(parent.tokens), parent.num_prompt, cache, news, parent.logits)
 
     def follow(self, output: Output, branch: Branch, *, is_new: bool) -> None:
-        """Draw, splice, and note what happened."""
+        """Sample, splice, and record the result."""
         sampled, backtrack = None, 0
         tokens: tuple[int, ...] = ()
         splices = branch.splices
@@ -136,7 +136,7 @@ class TinyEngine:
 def main(
     model_name: str = "demo", controller: str = "yesno", prompt: str = "Is snow white?", argument: str = ""
 ) -> None:
-    """Upload a module, or one that comes with bridle; run it, show its outputs."""
+    """Upload a module, or a module that comes with bridle; run it, show its outputs."""
     folder = str(resolve_model(model_name))
     wasm = Path(controller).read_bytes() if controller.endswith(".wasm") else standard.load(controller)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -37,7 +37,7 @@ class Sentences:
 
 
 def main(model: str = "demo") -> None:
-    """Two sentences of each story; and none that goes round in circles."""
+    """Two sentences of each story; and no story that repeats itself."""
     with LLM(model) as llm:
         criteria: list[StoppingCriteria] = [Sentences(llm.tokenizer, 2), StopOnRepetition(num_tokens=3, times=3)]
         prompts = ["Once upon a time", "There was a fox who"]

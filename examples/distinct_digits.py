@@ -3,7 +3,7 @@ express.
 
     python examples/distinct_digits.py
 
-Each of them works as if it were alone. A token is drawn only if both allow it.
+Each of them works as if it were alone. A token is sampled only if both allow it.
 """
 
 import json

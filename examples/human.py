@@ -1,4 +1,5 @@
-"""A human who is asked in the middle of a text: the stream reports the question, a POST answers it, the text continues.
+"""A human answers a question in the middle of a text: the stream reports the question, a POST answers it, the text
+continues.
 
     bridle serve demo
     python examples/human.py

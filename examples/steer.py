@@ -53,7 +53,7 @@ class Form(Controller):
         return Decision.sample(view.mask_of(self.inside[kind] + self.ends[kind] if length else self.first[kind]))
 
     def write_part(self, view: SequenceView, backtrack: int) -> Decision:
-        """Take the field's end back and continue with the next fixed part, without a draw."""
+        """Roll the field's end back and continue with the next fixed part, without sampling."""
         self.part += 1
         part = self.parts[self.part]
         self.begin = len(view.tokens) - backtrack + len(part)

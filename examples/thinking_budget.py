@@ -3,7 +3,7 @@
     bridle run examples/thinking_budget.py
 
 After a number of tokens of thought the script ends the thinking itself, and the model answers from what it has. The
-log-probabilities of the answer's first token tell how sure it is.
+log-probabilities of the answer's first token show how sure it is.
 """
 
 import pyaici.server as aici

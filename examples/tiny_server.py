@@ -3,8 +3,8 @@
     python examples/tiny_server.py demo
     curl -N localhost:8000/generate -d '{"prompt": "Once upon a time", "max_tokens": 40}'
 
-Text arrives as server-sent events while it is generated. A client that goes away cancels its request. `bridle
-serve` is the full server; this is the place to start one of your own.
+Text arrives as server-sent events while it is generated. A client that disconnects cancels its request. `bridle serve`
+is the full server; this is the place to start one of your own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     bridle run examples/tool_call.py
 
-The model decides by itself whether to call a tool: what it would say next tells. If it does, a schema made of the
-tools' own schemas leaves it no way to invent a tool, an argument or a type.
+The model decides by itself whether to call a tool: its most probable next token shows the decision. If it does, a
+schema made of the tools' own schemas leaves it no way to invent a tool, an argument or a type.
 """
 
 import json

@@ -49,8 +49,8 @@ def _call(name: str, arguments: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client. `packages` are npm's, or PyPI's if `is_python`. `says` is what a model that knows the client would
-    answer first; then the client comes back with a result if it `has_tools`."""
+    """A client. `packages` are npm's, or PyPI's if `is_python`. `says` is the first answer of a model that knows the
+    client. The client then sends a result if it `has_tools`."""
 
     name: str
     packages: tuple[str, ...]

@@ -252,7 +252,7 @@ def _steps(client: AsyncEngine) -> int:
 
 
 def _good(events: list[Event]) -> list[Event]:
-    """The events; raises the error that one of them tells."""
+    """The events; raises the error that one of them reports."""
     for event in events:
         if isinstance(event, Finished) and event.error is not None:
             raise event.error

@@ -108,8 +108,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes: vocabularies are read once, texts are gone through round after round,
-    and a step waits for its device and asks for each sequence."""
+    """Estimate how many seconds each part takes: vocabularies are read once, texts are processed in several rounds, and
+    a step waits for its device and asks for each sequence."""
     found = {}
     for size in _VOCAB_SIZES:
         once = size * _TOKEN_SECONDS + len(cases()) * _CASE_SECONDS * _rounds(settings)
@@ -243,8 +243,8 @@ def _p50_p99(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 class MaskedExecutor(InstantExecutor):
-    """Takes `_DEVICE_SECONDS` a step without computing, then draws some token that the mask allows. `drawing` is
-    the time that took, which is no part of what is measured."""
+    """Takes `_DEVICE_SECONDS` a step without computing, then samples a token that the mask allows. `drawing` is the
+    time that took, which is no part of what is measured."""
 
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         super().__init__(num_seqs, 4096, vocab_size=vocab_size)

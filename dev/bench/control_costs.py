@@ -124,7 +124,7 @@ def _forking(num_drawn: int) -> Any:
     from bridle.controllers import Controller, SequenceView
 
     class Forking(Controller):
-        """Draws, forks in sixteen, draws eight more in each."""
+        """Samples, forks in sixteen, samples eight more in each."""
 
         forked = False
 

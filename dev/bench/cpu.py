@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure all parts that are wanted and not there yet. Prints a table for each as it goes."""
+    """Measure all parts that are wanted and not there yet. Prints a table for each after measuring it."""
     wanted = parts(settings)
     with ExitStack() as stack:
         folder = settings.folder

@@ -53,7 +53,8 @@ class CpuLimits:
 
 
 def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> float:
-    """Of a product in 8 bits that stays in the caches: by the kernels, or by torch if that is faster."""
+    """Return the speed of a product in 8 bits that stays in the caches: by the kernels, or by torch if that is
+    faster."""
     import torch
 
     from bridle.model.quantize import Int8Linear, int8_ratio
@@ -67,7 +68,7 @@ def int8_operations(rows: int = 192, side: int = 1024, num_rounds: int = 8) -> f
 
 
 def float_operations(rows: int = 256, side: int = 1024, num_rounds: int = 4) -> float:
-    """Of torch's product in float32 that stays in the caches."""
+    """Return the speed of torch's product in float32 that stays in the caches."""
     import torch
 
     left, right = torch.ones(rows, side), torch.ones(side, side)

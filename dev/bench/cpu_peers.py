@@ -27,7 +27,7 @@ _LEAST_ROOM = 1024
 def load_peers(
     checkpoint: BenchCheckpoint, folder: Path, wanted: Sequence[BenchPart], settings: BenchSettings
 ) -> Iterator[dict[str, Peer]]:
-    """The peers of these parts by name, as far as they can be had here, with room for the largest case."""
+    """The available peers of these parts by name, with room for the largest case."""
     capacity = max(_LEAST_ROOM, *(_room(part.case, settings) for part in wanted if part.case is not None))
     with ExitStack() as stack:
         peers: dict[str, Peer] = {}
@@ -57,6 +57,6 @@ def load_peer(
 
 
 def _room(case: CpuCase, settings: BenchSettings) -> int:
-    """Tokens of a case's sequences: the first ones draw while the last one's prompt is read."""
+    """Tokens of a case's sequences: the first ones sample while the last one's prompt is read."""
     early = case.batch + case.batch * case.context // _STEP_TOKENS
     return case.batch * (case.context + num_steps(settings) + early + 32)

@@ -43,7 +43,7 @@ class Store:
         return self._records.get(part)
 
     def keep(self, record: dict[str, Any], seconds: float) -> None:
-        """Add a part that took `seconds`. The load of the machine goes along with it."""
+        """Add a part that took `seconds`. The load of the machine is stored as well."""
         plain = {key: asdict(value) if is_dataclass(value) else value for key, value in record.items()}  # type: ignore[arg-type]
         plain |= {"seconds": seconds, "at": time.time(), "load": os.getloadavg()[0], "conditions": self._conditions}
         with self._path.open("a", encoding="utf-8") as file:

@@ -50,7 +50,7 @@ class CrowdTally:
 
 
 class Member(asyncio.Protocol):
-    """One connection of a crowd; `lost` is set when it is gone."""
+    """One connection of a crowd; `lost` is set when it is closed."""
 
     def __init__(self, tally: CrowdTally) -> None:
         self.lost = asyncio.Event()
@@ -134,7 +134,7 @@ class Asker(Member):
 
 
 class Silent(Member):
-    """Sends something and reads no byte of what comes back."""
+    """Sends something and reads no byte of the answer."""
 
     def __init__(self, request: bytes, tally: CrowdTally) -> None:
         super().__init__(tally)
@@ -159,7 +159,7 @@ class HalfSent(Member):
 
 
 class ClientCrowd:
-    """`count` connections that `make` makes by number. One that the server closes is opened again."""
+    """`count` connections that `make` makes by number. A connection that the server closes is opened again."""
 
     def __init__(self, target: ServerTarget, count: int, make: Callable[[int], Member]) -> None:
         self._target = target
@@ -212,7 +212,7 @@ async def ask(target: ServerTarget, path: str, body: Mapping[str, Any] | None = 
 async def stream_again_and_again(
     target: ServerTarget, over: asyncio.Event, max_tokens: int, tenant: int = 0
 ) -> list[Sample]:
-    """Stream completions, one after the other, until it is over; the last one is read to its end."""
+    """Stream completions, one after the other, until the scene ends; the last one is read to its end."""
     samples = []
     while not over.is_set():
         samples.append(await complete(target, [5, 6, 7], max_tokens, tenant=tenant, never_ends=True))
@@ -222,8 +222,8 @@ async def stream_again_and_again(
 
 
 async def ask_health(target: ServerTarget, over: asyncio.Event, period: float) -> list[float]:
-    """Ask `/health` once in every `period`, over one connection, and tell how long after it was due each answer was
-    there. One that is late makes the next ones late."""
+    """Request `/health` once in every `period`, over one connection, and report the delay of each answer. A late answer
+    delays the next requests."""
     reader, writer = await asyncio.open_connection(target.host, target.port)
     late: list[float] = []
     begin = time.perf_counter()

@@ -45,7 +45,7 @@ def hostile_constraints() -> dict[str, Mapping[str, Any]]:
 
 
 def ordinary_constraint(number: int) -> Mapping[str, Any]:
-    """A small schema; no two are alike."""
+    """A small schema; each one is different."""
     names = [f"name{number}", "age"]
     schema = {"type": "object", "properties": {names[0]: {"type": "string"}, names[1]: {"type": "integer"}}}
     return {"json_schema": schema | {"required": names}}

@@ -21,7 +21,7 @@ LAYERS = {"20m": 1, "0.5b": 2, "1.5b": 2}
 
 
 def make_pair(size: str, folder: Path) -> tuple[Path, Path, Path]:
-    """The larger checkpoint, a draft model that is always right, and one that never is."""
+    """The larger checkpoint, a draft model that is always right, and a draft model that is never right."""
     path = make_checkpoint(size, folder).path
     model = AutoModelForCausalLM.from_pretrained(path)
     num_layers = LAYERS[size]

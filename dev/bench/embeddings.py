@@ -53,7 +53,7 @@ class EmbeddingFigure:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the comparison. Prints a table per model as it goes."""
+    """Run the comparison. Prints a table per model after measuring it."""
     batch = _batch(settings)
     num_texts, num_rounds = _scale(settings)
     texts = make_texts(num_texts)
@@ -223,7 +223,7 @@ class _Padded:
 
 
 class _Packed:
-    """An engine over the same weights, driven as fast as it goes."""
+    """An engine over the same weights, driven at full speed."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
         from bridle.config import ModelConfig

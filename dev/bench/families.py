@@ -1,6 +1,6 @@
 """Survey of the library's decoder architectures: which of them are served, and why others are not.
 
-Each gets a tiny random checkpoint in a process of its own, within a limit. With `--folder` a later run goes on where
+Each gets a tiny random checkpoint in a process of its own, within a limit. With `--folder` a later run continues where
 this one ended; with `--report docs/models.md` the table there is written.
 """
 
@@ -136,7 +136,7 @@ def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
 
 
 def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:
-    """Replace what stands between the two marks of a page."""
+    """Replace the text between the two marks of a page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)

@@ -6,8 +6,8 @@ processor time, which other work on the machine disturbs little. Clients stream 
 is made of tokens alone. Steps of the device take so long that the server keeps up, so nearly every token is an event of
 its own.
 
-It is compared with `llama-server`, if a model is given. Its threads do not tell HTTP from the model: with a model of
-one small layer, the sum is near to what bridle's two threads take together.
+It is compared with `llama-server`, if a model is given. Its threads do not separate HTTP from the model: with a model
+of one small layer, the sum is close to the time of bridle's two threads together.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Measure each model in turn and print a table of it."""
+    """Measure each model and print a table of it."""
     figures = {}
     parts_of(settings)
     for name in _names(settings):
@@ -158,7 +158,7 @@ def _names(settings: BenchSettings) -> tuple[str, ...]:
 
 @contextmanager
 def _folder_of(name: str) -> Iterator[Path]:
-    """A folder with the checkpoint of that name; one that was made is removed."""
+    """A folder with the checkpoint of that name; a folder that was made is removed afterwards."""
     if name not in SHAPES:
         yield Path(name)
         return

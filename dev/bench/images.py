@@ -36,7 +36,7 @@ _LOAD_SECONDS = 3.0  # until both peers have loaded
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run the three scenes. Prints a table as it goes."""
+    """Run the three scenes. Prints a table after each part."""
     name, num_tokens, num_rounds = _scale(settings)
     with tempfile.TemporaryDirectory(prefix="bridle-bench-") as folder:
         path = _make_checkpoint(SHAPES[name], Path(folder))
@@ -125,8 +125,8 @@ def _race(ours: Ours, theirs: Theirs, num_tokens: int, num_rounds: int) -> list[
 
 
 def _same(ours: Sequence[ImageRun], theirs: Sequence[ImageRun]) -> float:
-    """The share of answers that begin alike. A peer that computes something else would look fast; rounding may still
-    decide between two tokens that are nearly as likely."""
+    """The share of answers that have the same beginning. A peer that computes something else would look fast; rounding
+    may still decide between two tokens that are nearly as likely."""
     share = sum(one.tokens[0] == other.tokens[0] for one, other in zip(ours, theirs, strict=True)) / len(ours)
     if share < 0.5:
         raise InternalError(f"the peers begin {share:.0%} of their answers alike")

@@ -51,7 +51,7 @@ class ImageRun:
 
 
 class Ours:
-    """An engine over the checkpoint, stepped as fast as it goes."""
+    """An engine over the checkpoint, stepped at full speed."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
         from bridle.config import ModelConfig

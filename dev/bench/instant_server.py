@@ -2,7 +2,7 @@
 
     python -m dev.bench.instant_server SECONDS FRONT_ENDS
 
-Each step takes SECONDS, in which the device's thread lets others run, as one that waits for a GPU does. FRONT_ENDS
+Each step takes SECONDS, in which the device's thread lets others run, as a thread that waits for a GPU does. FRONT_ENDS
 processes write streams.
 """
 
@@ -25,7 +25,7 @@ _MAX_SEQS, _MAX_TOKENS = 256, 4096
 
 
 class WritingDevice(TimedDevice):
-    """A device that takes its time and draws one token, which has a text."""
+    """A device that takes its time and samples one token, which has a text."""
 
     def __init__(self, seconds: float, token: int, vocab_size: int) -> None:
         super().__init__(_MAX_SEQS, _MAX_TOKENS, seconds, blocks=True)

@@ -36,7 +36,7 @@ def default_folder() -> Path:
 
 
 def install(folder: Path, packages: tuple[str, ...] = PACKAGES) -> None:
-    """Make the environment, or complete one that is there; takes minutes. `InvalidRequest` for a folder of something
+    """Make the environment, or complete an existing one; takes minutes. `InvalidRequest` for a folder of something
     else, `UnsupportedFeature` with the installer's last words if it fails."""
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
         raise InvalidRequest(f"{folder} holds something that is no virtual environment; name another folder", "lmql")

@@ -32,7 +32,7 @@ _NUM_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Rows of each adapter of a step, and ranks, which they have in turn."""
+    """Rows of each adapter of a step, and their ranks."""
 
     name: str
     lengths: tuple[int, ...]

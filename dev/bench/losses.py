@@ -40,8 +40,8 @@ _MANY = 5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A way to serve. What is killed, in turn, are the `num_victims` oldest processes with the words `victims` in their
-    command lines (a younger one stands by). Where there are several, the others take over."""
+    """A way to serve. The oldest `num_victims` processes with the words `victims` in their command lines are killed one
+    after the other (a younger one stands by). Where there are several, the others take over."""
 
     name: str
     arguments: tuple[str, ...]
@@ -207,8 +207,8 @@ class Service:
                 await asyncio.sleep(0.1)
 
     async def settled(self, num_children: float = 0) -> dict[str, float]:
-        """The server's state once nothing runs any more and everything is there: `num_children` processes at least,
-        since one that stands by is started seconds after the others."""
+        """Wait until nothing runs any more and everything is ready, and return the server's state. At least
+        `num_children` processes must run, because a standby process is started seconds after the others."""
         await self.whole()
         async with asyncio.timeout(PATIENCE):
             while True:

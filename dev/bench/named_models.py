@@ -17,7 +17,7 @@ _INDEX = "sparse attention with an index"
 
 class NamedModel(NamedTuple):
     """`trials` are names of the survey, `gguf` is llama.cpp's architecture, if it has one. `cause` is why a folder is
-    refused where the survey cannot tell it."""
+    refused if the survey cannot know it."""
 
     name: str
     trials: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Python time of one engine step, outside the model: scheduling, sampling bookkeeping, events.
 
-The device is one that computes nothing and answers at once, so all of the time is the engine's own. A step
-generates one token for each running sequence. For `with text` the events carry text, for `controlled` a
-plain-Python controller that always says "sample" is asked for every token.
+The device computes nothing and answers at once, so all of the time is the engine's own. A step generates one token for
+each running sequence. For `with text` the events carry text, for `controlled` a plain-Python controller that always
+says "sample" is asked for every token.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def _prompt(length: int, seed: int) -> list[int]:
 
 
 def parts_of(settings: BenchSettings) -> list[tuple[str, str, int]]:
-    """Models, servers and lengths of prompts, as far as the settings choose them."""
+    """Models, servers and lengths of prompts that the settings choose."""
     servers = ("bridle",) if settings.llama_server is None else ("bridle", "llama-server")
     found = product(models(settings), servers, _QUICK_LENGTHS if settings.quick else _LENGTHS)
     return [part for part in found if not settings.parts or any(text in _title(*part) for text in settings.parts)]

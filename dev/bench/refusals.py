@@ -197,7 +197,7 @@ def _send(target: ServerTarget, request: bytes) -> int:
 
 
 class Bystander:
-    """Somebody else, who asks for little and often."""
+    """Another client, which sends small and frequent requests."""
 
     def __init__(self, target: ServerTarget) -> None:
         self._connection = socket.create_connection((target.host, target.port), timeout=60)

@@ -1,10 +1,10 @@
 """Cost of a model in another process: a step through a shard compared to the same step in this process.
 
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
-nothing: all of its overhead shows, that of the sample rows too. `5 ms` is one that is busy for so long without the CPU,
-as a GPU is: the rows and their masks travel under the forward pass. The demo model computes on the CPU. Masked rows
-carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). What gRPC takes
-by itself, with the same messages and nothing done, is measured in the same run.
+nothing: all of its overhead shows, that of the sample rows too. `5 ms` is a device that is busy for that long without
+the CPU, like a GPU: the rows and their masks travel during the forward pass. The demo model computes on the CPU. Masked
+rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). What gRPC
+takes by itself, with the same messages and nothing done, is measured in the same run.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Decoding:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Milliseconds of a step in this process and through a shard, medians over steps run in turn."""
+    """Milliseconds of a step in this process and through a shard, medians over alternating steps."""
     num_steps, batches = _num_steps(settings), _batches(settings)
     figures = []
     with phases.part(_ECHO):

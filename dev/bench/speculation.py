@@ -53,7 +53,7 @@ _DEMO_SECONDS, _LOAD_SECONDS = 3e-3, 8.0
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Requests that are alike: `num_tokens` tokens after each prompt."""
+    """Similar requests: `num_tokens` tokens after each prompt."""
 
     name: str
     prompt: str | tuple[int, ...]
@@ -171,8 +171,8 @@ def _predicted(llm: LLM, task: DraftTask, share: float, batch: int) -> DraftTask
 
 
 def _chosen_shares(size: str, batches: Sequence[int], num_rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """Predictions of texts in which nothing can be looked up: drawn, not the most probable, from a model that knows
-    nothing."""
+    """Predictions of texts in which nothing can be looked up: sampled, not the most probable, from a model with random
+    weights."""
     from bridle import LLM
 
     length = 24 if quick else 48
@@ -252,7 +252,7 @@ def _run(llm: LLM, task: DraftTask, batch: int, speculate: int) -> tuple[list[An
 def _draft_models(
     size: str, batches: Sequence[int], num_rounds: int, quick: bool
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A draft model that is always right, and one that never is; and what the right one gains over none, here and in
+    """A draft model that is always right, and one that never is. Reports the gain of the right one, here and in
     transformers."""
     from bridle import LLM
     from dev.bench.draft_pairs import make_pair

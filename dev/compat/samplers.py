@@ -1,7 +1,7 @@
 """Samplers, penalties and bans that other systems have, by the fields that ask for them.
 
-What a field is here stands in `bridle.compat.request_fields` and is not said again. `example` is a body that makes
-texts differ from those without it.
+The meaning of a field here is in `bridle.compat.request_fields` and not repeated. `example` is a body that makes texts
+differ from those without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.compat.schema import System, systems_of
 
 @dataclass(frozen=True, slots=True)
 class CompatSampler:
-    """A way to change what is drawn: which systems have it, and by which of their fields."""
+    """A way to change sampling: the systems that have it, and their fields for it."""
 
     name: str
     systems: tuple[System, ...]

@@ -1,1 +1,1 @@
-"""Pictures for README and pages, each drawn by a script from something that ran."""
+"""Pictures for README and pages, each drawn by a script from a real run."""

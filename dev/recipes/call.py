@@ -24,7 +24,7 @@ _LONGEST = 3500  # characters of a prompt
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """As many of each category, as far as possible. The order depends on the seed."""
+    """The same number of each category, as far as possible. The order depends on the seed."""
     columns = [[case for case in bfcl.cases_of(_package(), name, 10_000) if _fits(case)] for name in _CATEGORIES]
     for column in columns:
         Random(seed).shuffle(column)

@@ -78,7 +78,7 @@ def _case(key: str) -> Case:
 
 
 def is_right(case: Case, text: str) -> bool:
-    """The text is the sentence, as it stands in the article, perhaps between quotation marks."""
+    """The text is the sentence, exactly as in the article, perhaps between quotation marks."""
     known: str = case.known
     return text.strip().strip('"“”') == known
 

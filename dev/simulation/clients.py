@@ -1,8 +1,8 @@
 """The clients, and the service's front door: admission and fairness as in a server, then the replicas.
 
-A client chats: it reads an answer to its end, thinks, and asks again. One that is turned away comes back when it was
-told to. Every token is compared with what the workload's script says, so that one that is lost, doubled or somebody
-else's does not go unnoticed.
+A client chats: it reads an answer to its end, thinks, and asks again. A client that is refused tries again after the
+given time. Every token is compared with the workload's script, so that a token that is lost, doubled or from another
+request is noticed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class Clients:
-    """All clients of a workload. `tells_all` says that replicas tell every token, and not only some."""
+    """All clients of a workload. `tells_all` says that replicas report every token, and not only some."""
 
     def __init__(
         self, timeline: Timeline, workload: Workload, replicas: ReplicaSet, admission: Admission, tells_all: bool

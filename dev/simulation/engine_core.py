@@ -1,6 +1,6 @@
 """The real engine in virtual time: scheduler, blocks, prefix cache and all, over a device that only counts.
 
-The device draws what the workload's script says and lets as much time pass as a step of that size costs.
+The device samples the tokens of the workload's script, and lets as much time pass as a step of that size costs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class EngineCore:
                 self._events.append(Finished(message.request.id, 0, FinishReason.ERROR, error=error))
 
     def begin(self, now: float) -> float | None:
-        """Run a step now; its results are reported when its time is over."""
+        """Begin a step now; its results are reported when its time has passed."""
         self._clock.now = now
         if self.engine.has_work:
             self._events += self.engine.step()

@@ -48,7 +48,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Stretch:
-    """`num_steps` steps alike from `began` on: the first takes `first` seconds, each other one `more` more."""
+    """`num_steps` equal steps from `began` on: the first takes `first` seconds, each other one `more` more."""
 
     began: float
     num_steps: int
@@ -71,7 +71,7 @@ class _Stretch:
 
 
 class QuickCore:
-    """A `Core` without an engine. `turn_of` tells what a request is about, by its id."""
+    """A `Core` without an engine. `turn_of` returns the turn of a request, by its id."""
 
     def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, turn_of: Callable[[str], SimulatedTurn]) -> None:
         self._info = info
@@ -199,7 +199,7 @@ class QuickCore:
             self._end(heapq.heappop(self._decoding)[2], FinishReason.LENGTH)
 
     def _begin_decoding(self, seq: _Sequence) -> None:
-        """The prompt is computed, and the first token drawn from it."""
+        """The prompt is computed, and the first token sampled from it."""
         assert seq.hold is not None
         self._prefilling.remove(seq)
         self._cache.fill(seq.hold, self._chain(seq, seq.length))
@@ -215,7 +215,7 @@ class QuickCore:
     # -- going -----------------------------------------------------------------------------------------------
 
     def _end(self, seq: _Sequence, reason: FinishReason) -> None:
-        """A sequence that is no longer among those that decode (or prefill, or wait) is over."""
+        """Remove a sequence that has ended from those that decode, prefill or wait."""
         del self._live[seq.request.id]
         if seq.hold is not None:
             if seq.num_left == 0:
@@ -228,7 +228,7 @@ class QuickCore:
         self._events.append(pack_event(Finished(seq.request.id, 0, reason, usage)))
 
     def _num_drawn(self, seq: _Sequence) -> int:
-        """Tokens that were drawn here."""
+        """Tokens that were sampled here."""
         if seq.hold is None or seq.num_left:
             return 0
         return seq.num_to_come - (seq.last_step - self._step)

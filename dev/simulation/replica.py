@@ -58,7 +58,7 @@ class SimulatedReplica:
     # -- for the router --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a life, and tell the router."""
+        """Begin a life, and inform the router."""
         if self.num_lives:
             self.core = self._make_core()
         self.num_lives += 1

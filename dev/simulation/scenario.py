@@ -118,7 +118,7 @@ class Simulation:
         return EngineCore(scenario.info, scenario.cost, make_executor=self._make_executor)
 
     def run(self) -> Outcome:
-        """Until every request is over. Raises `InternalError` if one was lost, or got what it should not have."""
+        """Run until every request has ended. Raises `InternalError` if one was lost, or got what it should not have."""
         began, cpu_began = time.perf_counter(), time.process_time()
         self.router.start(self.scenario.num_replicas, 0)
         self.clients.start()

@@ -43,9 +43,10 @@ class Lengths:
 class Workload:
     """`num_requests` at `rate` a second, in chats of `mean_turns` turns.
 
-    Of `num_systems` system prompts, number k is drawn in proportion to 1 / k ** `zipf`. For a share `burst_share` of
-    the time chats begin `burst` times as often as on average (1: a Poisson process), for `burst_seconds` each time. A
-    share `long_share` of messages are documents. Users, equally unequal, are treated fairly by the service.
+    The system prompt number k of `num_systems` is chosen with a probability in proportion to 1 / k ** `zipf`. For a
+    share `burst_share` of the time chats begin `burst` times as often as on average (1: a Poisson process), for
+    `burst_seconds` each time. A share `long_share` of messages are documents. Users, equally unequal, are treated
+    fairly by the service.
     """
 
     num_requests: int
@@ -119,7 +120,7 @@ class SimulatedChat:
     num_turns: int = 0
 
     def next_turn(self) -> SimulatedTurn | None:
-        """The user's next message, in its context; None if the chat is over, or too long."""
+        """The user's next message, in its context; None if the chat has ended, or is too long."""
         w, random = self.workload, self.random
         if self.num_turns and random.random() < 1 / w.mean_turns:
             return None
@@ -161,10 +162,10 @@ class SimulatedTurn:
 
 
 def first_of_answer(key: int) -> int:
-    """The first token of an answer that is drawn with this random key; the others count up from it."""
+    """The first token of an answer, which this random key determines; the others count up from it."""
     return key % _STARTS
 
 
 def drawn_token(key: int, draw: int) -> int:
-    """Draw number `draw` under a random key."""
+    """Token number `draw` under a random key."""
     return _IDS[key % _STARTS + draw]

@@ -2,8 +2,8 @@
 
     bridle run examples/recipes/quote.py
 
-The model can write only words that stand in the article, anywhere in it. A few of them say which sentence it means.
-The script puts the whole sentence in their place, and stores where it begins and ends in the article.
+The model can write only words of the article. A few of them say which sentence it means. The script puts the whole
+sentence in their place, and stores where it begins and ends in the article.
 """
 
 import json

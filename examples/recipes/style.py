@@ -2,8 +2,8 @@
 
     bridle run examples/recipes/style.py
 
-The rules are about whole sentences: few words, no long ones, no two sentences that begin alike. A sentence that breaks
-a rule is rolled back and written again, at a higher temperature each time.
+The rules are about whole sentences: few words, no long ones, no two sentences with the same beginning. A sentence that
+breaks a rule is rolled back and written again, at a higher temperature each time.
 """
 
 import re

@@ -224,7 +224,7 @@ def _captured(work: Callable[[], None], device: torch.device) -> Iterator[Callab
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of some calls, after one that is not counted; by the device's clock, if it has one."""
+    """Seconds of the fastest of some calls, after a warm-up call; by the device's clock, if it has one."""
     times: list[float] = []
     for _ in range(_REPLAYS + 1):
         if device.type == "cuda":

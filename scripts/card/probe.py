@@ -53,7 +53,7 @@ def probe(device: torch.device, dtype: torch.dtype, *, quick: bool) -> tuple[Rat
 
 
 def best_seconds(work: Any, num_rounds: int = 5) -> float:
-    """Seconds of the fastest of some rounds, after one that is not counted."""
+    """Seconds of the fastest of some rounds, after a warm-up round."""
     work()
     times = []
     for _ in range(num_rounds):
@@ -78,7 +78,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
 
 
 def _launch_seconds(device: torch.device) -> float:
-    """Of one small operation, issued by the host."""
+    """Seconds of one small operation, issued by the host."""
     tensor = torch.zeros(16, device=device)
 
     def issue() -> None:
@@ -89,7 +89,7 @@ def _launch_seconds(device: torch.device) -> float:
 
 
 def _graph_seconds(device: torch.device) -> float:
-    """Of one graph of a small operation."""
+    """Seconds of one graph of a small operation."""
     tensor = torch.zeros(16, device=device)
     tensor.add_(1.0)
     wait_for_device()

@@ -107,7 +107,7 @@ def _missing(program: str, *, quick: bool) -> dict[str, Any]:
 
 
 def _run(command: Sequence[str], seconds: float) -> int | str:
-    """The exit status; what it prints goes where this process prints."""
+    """The exit status; its output goes to the output of this process."""
     try:
         return subprocess.run(command, check=False, timeout=max(seconds - _BEFORE, 1.0)).returncode
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
 """Runs the parts of the validation of a GPU, each in a process group of its own that ends at the part's limit.
 
 This process imports the standard library alone: a part may kill its own process or leave the device unusable for it.
-What a part prints on standard output as lines of JSON is copied to `gpu.jsonl` and flushed; all else that it prints
-goes to `log.txt`. A table of all parts is printed last.
+Lines of JSON that a part prints on standard output are copied to `gpu.jsonl` and flushed; all its other output goes to
+`log.txt`. A table of all parts is printed last.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def run_part(part: Part, argv: Sequence[str], seconds: float, report: Report, en
 
 
 def _copy(lines: IO[bytes], report: Report, outcome: Outcome) -> None:
-    """What a part tells, as it tells it. A line that is no object of JSON is somebody else's, and goes to the log."""
+    """Copy a part's output as it is written. A line that is no JSON object comes from a library, and goes to the
+    log."""
     for line in lines:
         try:
             figure = json.loads(line)
@@ -191,7 +192,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _install(wheels: Path | None, site: Path, report: Report, env: Mapping[str, str]) -> list[Outcome]:
-    """The wheels of a folder into one that parts see before their own packages."""
+    """Install the wheels of a folder into a folder that parts see before their own packages."""
     if wheels is None:
         return []
     files = sorted(str(path.resolve()) for path in wheels.glob("*.whl"))

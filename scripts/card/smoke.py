@@ -88,7 +88,7 @@ def _codes(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _adapters(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Of every layer of a small model; on CUDA the fused kernels have to do them."""
+    """Check adapters of every layer of a small model; on CUDA the fused kernels have to compute them."""
     from bridle.model.adapters import ModelAdapters
     from bridle.model.lora_layers import Sites
 

@@ -74,7 +74,7 @@ class BareLoop:
 
     def run(self, batch: int, context: int, num_steps: int) -> BaselineRun:
         """`num_steps` steps of `batch` sequences behind `context` tokens, whatever the cache holds of those. Outputs
-        lack what was drawn before the clock started."""
+        lack the tokens that were sampled before the clock started."""
         mirrors = [CachedRequestState() for _ in range(batch)]
         length = context + num_steps + WARM_UP
         needed = -(-length // self._size)

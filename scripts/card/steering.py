@@ -41,7 +41,7 @@ class Masked(Controller):
 
 
 class Forcing(Controller):
-    """Of eight tokens, draws four and forces four."""
+    """Of eight tokens, samples four and forces four."""
 
     def next(self, view: SequenceView) -> Decision:
         if len(view.generated) % 8 == 4:
@@ -114,7 +114,7 @@ def requests_of(scene: SteeringScene, num_steps: int, vocab_size: int) -> list[R
 
 
 def speed_of(engine: Engine, requests: Sequence[Request], num_steps: int) -> dict[str, Any]:
-    """Of steps once all requests have begun; they are given up then, and the executor stays."""
+    """Return the speed of steps once all requests have begun. They are then cancelled, and the executor stays."""
     for request in requests:
         engine.add(request)
     begun: set[str] = set()
@@ -148,7 +148,7 @@ def _stepped(engine: Engine) -> list[TokenEvent]:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Adapters in turn on every `stride`th sequence."""
+    """Adapters in rotation on every `stride`th sequence."""
 
     targets: str
     num_adapters: int
