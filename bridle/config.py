@@ -74,19 +74,19 @@ class ModelConfig:
     of a GGUF model (None: the one next to it, if there is one). `backend` computes it. `dtype` `auto` is float32 on a
     CPU and the checkpoint's own on a GPU. `kv_cache_dtype` is the type of keys and values on a CPU: `auto` is `dtype`,
     `int8` has a scale for each head of a token. The KV cache has `num_blocks` blocks, or room for `kv_tokens` tokens,
-    or takes `kv_memory` bytes. With none of them it is sized by the memory that the largest step leaves, which
-    `warm_up` runs: `max_kv_memory` bytes are the most, and `num_sharers` processes like this one divide what is there.
-    It leaves `reserved_memory` bytes of the device's memory free for adapters that come later (0: none will come, so no
-    CUDA graphs are captured for them). `step_tokens` prompt tokens and `step_seqs` sequences are what the largest step
-    holds (None: what suits the device). With `generation_config` `auto`, the checkpoint's file of that name has the
+    or takes `kv_memory` bytes. With none of them, its size is the memory that the largest step leaves free, which
+    `warm_up` runs. `max_kv_memory` bytes are the limit, and `num_sharers` processes like this one share the memory. It
+    leaves `reserved_memory` bytes of the device's memory free for adapters that come later (0: none will come, so no
+    CUDA graphs are captured for them). The largest step has `step_tokens` prompt tokens and `step_seqs` sequences
+    (None: the default of the device). With `generation_config` `auto`, the checkpoint's file of that name has the
     sampling parameters of requests that leave them out. `draft_model` is a smaller checkpoint of the same vocabulary,
     which guesses tokens ahead and has its part of the KV cache's memory. Images that requests name by an address are
     fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that requests may scale,
     each as NAME=FILE. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
     `tool_format` and `reasoning_format` name how calls and thoughts are written (`auto`: as the chat template shows).
     With `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls` a
-    call needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused.
-    `thinking_budget_message` is what the model writes when a budget of thoughts ends. After `max_repeated_calls` equal
+    call needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused. The
+    model continues with `thinking_budget_message` when a budget of reasoning ends. After `max_repeated_calls` equal
     tool calls in a row, with equal results, the model is offered no tools (0: no limit).
     """
 
@@ -140,7 +140,7 @@ class ModelConfig:
             )
 
     def sized_for(self, engine: EngineConfig) -> ModelConfig:
-        """The same settings, with room for what an engine with these limits needs. Values that are set here stay."""
+        """The same settings, with room for an engine with these limits. Values that are set here stay."""
         is_sized = self.num_blocks is not None or self.kv_memory is not None
         step_tokens = engine.max_batch_prefill_tokens or engine.max_num_batched_tokens
         if not engine.chunked_prefill and engine.max_batch_prefill_tokens is None:

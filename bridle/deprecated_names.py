@@ -67,7 +67,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def old_names(module: str, more: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
-    """A module's `__getattr__`: its old names, and then what `more` knows."""
+    """A module's `__getattr__`: its old names, and then those that `more` knows."""
 
     def get(name: str) -> Any:
         new = NAMES[module].get(name)

@@ -76,7 +76,7 @@ class AdapterRefused(InvalidRequest):
 
 class MediaRefused(InvalidRequest):
     """An image, a sound or a video cannot be used: it is damaged, hostile, of a kind that is not read, or beyond a
-    limit. The message says which, and never repeats what a library said of it."""
+    limit. The message names the rule, and never repeats a library's message about it."""
 
     code = "media_refused"
 
@@ -150,7 +150,7 @@ class Unauthorized(BridleError):
 
 
 class OutOfBlocks(BridleError):
-    """The KV cache cannot hold what this sequence needs."""
+    """The KV cache cannot hold this sequence."""
 
     code = "out_of_blocks"
 
@@ -166,8 +166,8 @@ class Overloaded(BridleError):
 
 
 class ControllerError(BridleError):
-    """A controller failed or asked for something forbidden; ends its own request only. `logs` is the end of what it
-    had printed, where that is known."""
+    """A controller failed or asked for something forbidden; ends its own request only. `logs` is the end of its log,
+    where that is known."""
 
     code = "controller_error"
     logs: str = ""
@@ -246,8 +246,8 @@ class RequestCancelled(BridleError):
 
 
 class IncompleteOutput(BridleError):
-    """An output that was to be an object ended before it was one: more `max_tokens` may help. `text` is what there
-    is."""
+    """An output that was to be an object ended before it was one: more `max_tokens` may help. `text` is the incomplete
+    text."""
 
     code = "incomplete_output"
 

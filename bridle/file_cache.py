@@ -133,8 +133,8 @@ def entries() -> list[CacheFile]:
 
 
 def remove_oldest(limit: int) -> int:
-    """Remove entries, oldest use first, until all take no more than `limit` bytes; and what writers that were killed
-    have left. Returns the bytes that are free now."""
+    """Remove entries, oldest use first, until all take no more than `limit` bytes; also remove files of writers that
+    were killed. Returns the bytes that are free now."""
     freed = _remove_drafts()
     found = entries()
     left = sum(entry.num_bytes for entry in found)

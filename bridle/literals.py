@@ -9,8 +9,8 @@ _SOURCE = "<literal>"
 
 
 def parse_expression(text: str) -> ast.expr:
-    """Return the syntax tree of `text`. Raises what `ast.parse` raises, but never warns: an odd escape or number in
-    somebody else's text is nothing that the operator can mend."""
+    """Return the syntax tree of `text`. Raises the errors of `ast.parse`, but never warns, because the operator cannot
+    mend an odd escape or number in a client's text."""
     # A filter for this source alone. `catch_warnings` would swap the filters of every thread.
     warnings.filterwarnings("ignore", module=_SOURCE)
     return ast.parse(text, _SOURCE, mode="eval").body

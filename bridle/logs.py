@@ -103,7 +103,7 @@ def log_variables() -> dict[str, str]:
 
 
 def log_failures() -> None:
-    """Log what would be printed of uncaught exceptions and warnings, in a process that is bridle's own. In readable
+    """Log uncaught exceptions and warnings instead of printing them, in a process that is bridle's own. In readable
     logs a traceback stays as Python prints it."""
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -126,7 +126,7 @@ _log = logging.getLogger("bridle")
 
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the moment: while a bar moves, that is what prints lines above it."""
+    """Writes to the present standard error. While a progress bar moves, lines are printed above it."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,6 +1,6 @@
 """Memory that the C library's heap, which libraries in other languages share, keeps after it is freed.
 
-Freed memory stays with the process, in pieces between what is in use, until it is returned explicitly. A server whose
+Freed memory stays with the process, in pieces between used ones, until it is returned explicitly. A server whose
 clients make it build and drop hundreds of megabytes would keep all of them. Large buffers are the opposite: each is
 returned when it is freed, and the next one is handed out page by page again. Without glibc these functions do nothing.
 """
@@ -17,8 +17,9 @@ LARGEST_KEPT, MOST_KEPT = 1 << 29, 1 << 28
 
 
 def keep_large_buffers() -> None:
-    """From now on, take large buffers from what was freed before: those that each step of a model makes again. Drawing
-    for 64 rows of 152,000 tokens takes a third of the processor time then. `return_free_memory` returns these, too."""
+    """From now on, take large buffers from memory that was freed before: buffers that each step of a model makes again.
+    Drawing for 64 rows of 152,000 tokens takes a third of the processor time then. `return_free_memory` returns these,
+    too."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)

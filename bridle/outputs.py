@@ -233,7 +233,7 @@ class Finished(Event):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A function that the model calls; `arguments` is JSON text, `id` what its result is sent back under."""
+    """A function that the model calls; `arguments` is JSON text, and the client sends the result back under `id`."""
 
     name: str
     id: str
@@ -242,7 +242,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ChatMessage:
-    """An output of a conversation, told apart: what the model thought, what it says, and which functions it calls."""
+    """An output of a conversation, parsed: the model's reasoning, its text, and the functions that it calls."""
 
     thoughts: str = ""
     content: str = ""
@@ -257,8 +257,8 @@ class ChatMessage:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or growing) output of a request. `text` is all of what the model wrote; `message` is the same told
-    apart, once a conversation's output has ended. `score` is that of a beam: the sum of its log-probabilities, divided
+    """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the same
+    parsed, once a conversation's output has ended. `score` is that of a beam: the sum of its log-probabilities, divided
     by its length to the power of the length penalty."""
 
     index: int

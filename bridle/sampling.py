@@ -88,7 +88,7 @@ _ALIKE = 0.7
 
 
 def _unknown(name: str) -> UnknownKeyword:
-    """The error for a field that there is not, with what there is in its place."""
+    """The error for an unknown field, with the field to use instead."""
     from bridle.compat.request_fields import BY_NAME
     from bridle.compat.suggestions import nearest
 
@@ -142,14 +142,14 @@ class SamplingParams:
     `prediction_ids`, and `bias_texts` are the entries of `logit_bias` that it resolves.
 
     `constraint_report` measures how much probability steering removed (`Usage.constraint`). `constraint_floor` is a
-    log-probability for runs of forced tokens. `on_constraint_floor` says what happens to a run below it: `flag` counts
-    it, and `refuse` ends the output with an error. `rewind` rolls it back with the token that led to it, which is not
+    log-probability for runs of forced tokens. `on_constraint_floor` is the action for a run below it: `flag` counts it,
+    and `refuse` ends the output with an error. `rewind` rolls it back with the token that led to it, which is not
     sampled there again. `lookahead` is the number of forced tokens after a candidate whose probability counts when the
     candidate is chosen. `aligned` is how often an output under a constraint may begin again, so that texts have the
     probabilities that the model gives them among the allowed ones.
 
     With `token_healing` the last tokens of the prompt are rolled back if a longer token may take their place. The
-    output spells their text again, and shows what follows it. `describe_constraint` adds the form to a conversation's
+    output spells their text again, and shows the text after it. `describe_constraint` adds the form to a conversation's
     last message of the user. `control_vectors` are the scales of loaded vectors that are added to hidden states, by
     name. Of the `n` outputs only `keep_best` with the highest mean log-probability are returned (0: all); others end
     once they cannot be among them. `probes` are vectors, each as NAME or NAME@LAYER, along which controllers read the
@@ -337,7 +337,7 @@ def _freeze_collections(params: SamplingParams) -> None:
 
 
 def _check_aligned(params: SamplingParams) -> None:
-    """Refuse what changes the distribution that whole texts are to have."""
+    """Refuse fields that change the required distribution of whole texts."""
     for each in fields(params):
         value = getattr(params, each.name)
         is_usual = value == getattr(DEFAULT_SAMPLING, each.name) or (each.name, value) == ("top_k", -1)
@@ -409,7 +409,7 @@ def _check_lists(params: SamplingParams) -> None:
 
 
 def meanings(params: type[SamplingParams] = SamplingParams) -> dict[str, Meaning]:
-    """Every field with what it is."""
+    """Every field with its meaning."""
     return {each.name: each.metadata["meaning"] for each in fields(params)}
 
 

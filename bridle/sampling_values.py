@@ -82,7 +82,7 @@ class Watermark:
 
     @classmethod
     def of(cls, given: object) -> Watermark | None:
-        """Read what callers may pass: True for the usual one, False for none, or its fields as plain data."""
+        """Read a caller's value: True for the usual one, False for none, or its fields as plain data."""
         if isinstance(given, Watermark):
             return given
         if isinstance(given, bool):
@@ -177,7 +177,7 @@ def check_probes(probes: tuple[str, ...]) -> None:
 
 
 def split_probe(probe: str) -> tuple[str, int | None]:
-    """Return the vector and the layer of a probe: None for the last one, 0 for what is no layer."""
+    """Return the vector and the layer of a probe: None for the last layer, 0 for an invalid one."""
     name, at, layer = probe.partition("@")
     is_number = layer.isascii() and layer.isdigit() and len(layer) < 6
     return name, (int(layer) if is_number else 0) if at else None

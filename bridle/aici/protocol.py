@@ -100,9 +100,9 @@ class MidOp(Struct, omit_defaults=True):
     request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked
     for `top_logprobs`. `turns` is how often in a row a controller that does nothing may be asked. `variables` are set
     before it is asked: names, and values in hexadecimal. `ahead` are draft tokens, which are shown to clones of it. The
-    first `foreseen` of `tokens` were sampled as shown to its clones. `changes` are the engine's changes to what it
-    wanted: the position, the number of removed tokens, the tokens inserted there, and the policy that inserted them.
-    `probes` are the readings of the request's probes, in their order, where `sampled` was sampled.
+    first `foreseen` of `tokens` were sampled as shown to its clones. `changes` are the engine's changes to the
+    controller's decision: the position, the number of removed tokens, the tokens inserted there, and the policy that
+    inserted them. `probes` are the readings of the request's probes, in their order, where `sampled` was sampled.
     """
 
     id: SeqId

@@ -1,5 +1,5 @@
-"""Replies of the AICI runtime, both dialects, as typed values, and how they are decoded. What they answer is in
-`protocol`."""
+"""Replies of the AICI runtime, both dialects, as typed values, and how they are decoded. The answers to these messages
+are in `protocol`."""
 
 from __future__ import annotations
 

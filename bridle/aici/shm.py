@@ -1,4 +1,4 @@
-"""POSIX shared memory regions: create, open, remove. Knows nothing about what is stored in them.
+"""POSIX shared memory regions: create, open, remove. Knows nothing about the stored data.
 
 The standard library's shared memory class is not used, because its resource tracker removes segments that belong
 to other processes.

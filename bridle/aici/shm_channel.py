@@ -99,8 +99,8 @@ def create_link(
 
 
 def attach_link(prefix: str, *, json_size: int, mask_size: int, futex: bool = False) -> SharedChannels:
-    """The runtime's side: open what the engine created. In futex mode the channels' names are removed at once, as the
-    original does, so that no other process can attach."""
+    """The runtime's side: open the objects that the engine created. In futex mode the channels' names are removed at
+    once, as the original does, so that no other process can attach."""
     shm.check_prefix(prefix)
     channels = _open_channels(prefix, json_size, futex, create=False)
     masks = shm.open_region(f"{prefix}bin-shm", mask_size)

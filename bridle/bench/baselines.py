@@ -48,7 +48,7 @@ class Stopwatch:
 
 
 class Peer(Protocol):
-    """Something that generates. `bits` is what a weight of a linear layer takes."""
+    """Something that generates. `bits` is the number of bits of a weight in a linear layer."""
 
     name: str
     bits: int
@@ -94,7 +94,7 @@ class EnginePeer:
         self._outputs = outputs
 
     def advance(self, num_steps: int) -> list[BaselineRun]:
-        """Further steps of what `start` began, each drawing one token for each prompt."""
+        """Run further steps after `start`, each sampling one token for each prompt."""
         runs: list[BaselineRun] = []
         while len(runs) < num_steps:
             watch = Stopwatch()
@@ -111,7 +111,7 @@ class EnginePeer:
         return watch.stop([])
 
     def finish(self) -> None:
-        """Give up what `start` began."""
+        """Stop the sequences that `start` began."""
         for request_id in self._outputs:
             self.engine.cancel(request_id)
         while self.engine.has_work:

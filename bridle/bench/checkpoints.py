@@ -1,6 +1,6 @@
 """Checkpoints made on the spot: real shapes, random weights, nothing to download.
 
-Speed does not depend on what the weights are, so long as nothing overflows and the output never ends early.
+Speed does not depend on the values of the weights, as long as nothing overflows and the output never ends early.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def trivial() -> bytes:
 
 
 def walk() -> bytes:
-    """Allows what an automaton of three states accepts: words of few letters, spaces, numbers."""
+    """Allows the texts of an automaton with three states: words of few letters, spaces, numbers."""
     table = [bytearray(b"\xff" * 256) for _ in range(3)]
     for byte in b"abcdefgh":
         table[0][byte] = table[1][byte] = 1

@@ -234,7 +234,7 @@ def agreement_of(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[
 
 
 def compare(figures: Sequence[EngineFigure], checkpoint: BenchCheckpoint, bandwidth: float) -> None:
-    """Fill in the speeds and what they are relative to. The first figure is the reference."""
+    """Fill in the speeds and their ratios. The first figure is the reference."""
     for figure in figures:
         figure.tokens_per_second = figure.new_tokens / figure.seconds
         later = figure.new_tokens - figure.batch  # the first token of each sequence belongs to the prefill

@@ -50,8 +50,8 @@ _WAYS = ("first", "again")
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
     """One start of a server. `seconds` and `cpu_seconds` are to `/health`, `first_token_seconds` to the answer of the
-    request that follows at once. `peak_mb` is that of its own process, `memory_mb` what all processes have at the
-    end."""
+    request that follows at once. `peak_mb` is the peak of the server's own process, `memory_mb` the memory of all
+    processes at the end."""
 
     model: str
     server: str
@@ -201,7 +201,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _memory(process: psutil.Process) -> int:
-    """MB of all processes, what they share counted once."""
+    """MB of all processes, with shared memory counted once."""
     total = 0
     for one in _family(process):
         with contextlib.suppress(psutil.Error):
@@ -211,7 +211,7 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _peak(process: psutil.Process) -> int:
-    """The most MB that the process had; where the system does not say, what it has now."""
+    """The peak of the process in MB; its present memory if the system does not report the peak."""
     status = Path(f"/proc/{process.pid}/status")
     lines = status.read_text().splitlines() if status.is_file() else []
     peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]

@@ -93,7 +93,7 @@ class Phases:
 
     @property
     def left(self) -> float:
-        """Seconds that the parts which are not done will take, by what the others took."""
+        """Estimate the seconds of the remaining parts from those of the finished ones."""
         left = self.guessed - self._guessed
         return left * (self._spent / self._guessed if self._guessed and self._spent else 1.0)
 

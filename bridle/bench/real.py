@@ -1,6 +1,6 @@
 """Compares real models with llama.cpp: a server's start, prompts, and decoding for 1, 4 and 16 streams over HTTP.
 
-Both servers run at once and take turns, round by round, so that what else the machine does meets both; while one is
+Both servers run at once and take turns, round by round, so that other work of the machine affects both. While one is
 measured the other only waits. `llama-bench`, which needs no server, has its turn as well, at prompts and at one stream.
 A ratio is to the faster of the two. Prompts are random tokens, different each time, so that no cache knows them.
 """

@@ -1,4 +1,4 @@
-"""The memory bandwidth of the device that computes, measured: what bounds decoding at small batches.
+"""The measured memory bandwidth of the device, which limits decoding at small batches.
 
 A decoding step reads every weight once, so weight bytes over bandwidth is the minimum time of a step if the weights do
 not fit into the caches.
@@ -56,7 +56,7 @@ def bench_device() -> torch.device:
 
 
 def wait_for_device() -> None:
-    """Return once a GPU has done all that it was asked for: only then a clock says what that took."""
+    """Wait until a GPU has finished all launched work, so that a clock can measure it."""
     import torch
 
     if torch.cuda.is_available():

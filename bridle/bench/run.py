@@ -1,4 +1,4 @@
-"""Run a benchmark by name and show what it found."""
+"""Run a benchmark by name and show its results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def run(name: str, settings: BenchSettings) -> dict[str, Any]:
 
 
 def measured(benchmark: Any, settings: BenchSettings, console: Console) -> tuple[Mapping[str, Any], Phases]:
-    """The figures of a benchmark's module, once it was said how long they take, and what became of its parts."""
+    """Return the figures of a benchmark's module, after reporting its estimated time, and with the state of its
+    parts."""
     set_up(settings, getattr(benchmark, "THREADS", None))
     phases = Phases(benchmark.guesses(settings, MachineLimits.now()))
     phases.announce()

@@ -172,8 +172,8 @@ async def open_loop(
     seconds: float,
     seed: int = 0,
 ) -> list[Sample]:
-    """Requests arrive as a Poisson process of `rate` a second, whatever the server does. What still runs half a minute
-    after the last one is given up."""
+    """Requests arrive as a Poisson process of `rate` a second, whatever the server does. Requests that still run half a
+    minute after the last one are cancelled."""
     rng = random.Random(seed)
     tasks: list[asyncio.Task[Sample]] = []
     begin = due = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Conversations: what a model writes told apart into content, thoughts and tool calls. Knows no wire format."""
+"""Conversations: the text of a model parsed into content, reasoning and tool calls. Knows no wire format."""

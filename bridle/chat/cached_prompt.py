@@ -1,4 +1,4 @@
-"""The part of a prompt that later conversations share: what a cache of these messages holds."""
+"""The part of a prompt that later conversations share, which a cache of these messages holds."""
 
 from __future__ import annotations
 

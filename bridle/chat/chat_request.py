@@ -50,7 +50,7 @@ from bridle.structured_output import Constraint
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked chat: what its engine request is made of, and how its text is read. `is_thinking` says that the prompt
+    """A checked chat: the parts of its engine request, and the reader of its text. `is_thinking` says that the prompt
     ends inside of thoughts, `is_calling` that it ends with the token that begins calls. `events` has the images of the
     prompt and the parked KV from which it continues. `calls_once` says that the client takes only one call. `ends` are
     special tokens that may end an output and show as text. `functions` may be called, and `is_vouched` says that a
@@ -253,7 +253,7 @@ async def _constrain(
     prompt: str,
 ) -> tuple[Steering, bool]:
     """Add the grammar of calls, thoughts and answer, if the chat needs one. Returns whether it enforces the form of
-    calls. A controller of the request's own is left alone, unless the request asks for what only a grammar gives."""
+    calls. The request's own controller is unchanged, unless the request asks for a feature that needs a grammar."""
     kind, tags, budget = marks.format, marks.tags, conversation.thinking_budget
     if kind is None and budget is None and (tags is None or steering.constraint is None):
         return steering, False
@@ -298,8 +298,8 @@ async def render_prompt(serving: ChatServing, conversation: Conversation) -> Cha
 async def _retained(
     serving: ChatServing, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
 ) -> tuple[Retention, ...]:
-    """Return what breakpoints retain: the blocks that the prompt has in common with theirs. With images,
-    which are not read twice, the whole prompt is retained. A beginning that the template refuses alone is not."""
+    """Return the blocks that breakpoints retain, which the prompt has in common with their prompts. With images, which
+    are not read twice, the whole prompt is retained. A beginning that the template refuses alone is not."""
     if made.sights.runs:
         return tuple(Retention(len(made.tokens), seconds) for _, seconds in conversation.breakpoints[-1:])
     found, size = [], max(serving.model.info.block_size, 1)

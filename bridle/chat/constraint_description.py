@@ -1,4 +1,4 @@
-"""Says in a conversation what form the answer will have, because a model does not see its constraint."""
+"""Describes the form of the answer in a conversation, because a model does not see its constraint."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Conversation:
 
     def options(self) -> dict[str, Any]:
         """Variables of the chat template: the settings of the model's thinking, under the names that templates use, and
-        what the client sets itself."""
+        the client's own settings."""
         found: dict[str, Any] = {}
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
@@ -164,7 +164,7 @@ def prompt_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
-    for long ones. `look` takes its images. Marks in it protect what special tokens spell (`content_tokens.py`).
+    for long ones. `look` takes its images. Marks in it protect text that spells special tokens (`content_tokens.py`).
     Raises `InvalidRequest` naming the message at fault."""
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
@@ -187,8 +187,8 @@ def prompt_text(
 
 
 def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:
-    """The messages as templates expect them, checked: what no template could render, or no context hold, is refused
-    before anything is rendered."""
+    """The messages as templates expect them, checked. Messages that no template could render, or no context could hold,
+    are refused before rendering."""
     template, said = conversation.template, conversation.messages
     if template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")

@@ -63,9 +63,9 @@ class OutputGrammar:
         return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
-        """Return whether an unconstrained part for reasoning comes before the form. A grammar of calls always
-        leaves the thoughts free, because calls in thoughts are no calls. Any other form leaves them free if the
-        model may open them: what follows them has to have the form."""
+        """Return whether an unconstrained part for reasoning comes before the form. A grammar of calls always leaves
+        the thoughts free, because calls in thoughts are no calls. Any other form leaves reasoning free if the model may
+        open it: the text after it must have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:

@@ -1,6 +1,6 @@
 """How the output of a chat is marked: the form of its calls, the tags of its thoughts, its channels and its ends.
 
-What is found out about a tokenizer stays known as long as the tokenizer is there.
+Facts about a tokenizer stay cached as long as the tokenizer exists.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def may_open(model: LoadedModel, conversation: Conversation, tags: ThinkTags | N
 
 def _may_think(tokenizer: Tokenizer, conversation: Conversation) -> bool:
     """Return whether a model may open reasoning before a constrained answer: if it was asked to reason, or does so by
-    default. Else the tag is only the most probable of what a mask leaves, and an answer that was demanded would be
-    thoughts."""
+    default. Otherwise the tag is only the most probable token under the mask, and a required answer would be read as
+    reasoning."""
     said = switched(conversation.options())
     if said is not None or conversation.template is not None:
         return said is not False

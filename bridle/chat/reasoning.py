@@ -137,8 +137,8 @@ def thinks_unasked(tokenizer: Tokenizer) -> bool:
 
 
 class ReasoningReader:
-    """Splits growing text into thoughts and what follows. Thoughts come first or not at all; with `is_open` their tag
-    stood in the prompt. Line breaks at the tags belong to neither part."""
+    """Splits growing text into reasoning and the text after it. Thoughts come first or not at all; with `is_open` their
+    tag stood in the prompt. Line breaks at the tags belong to neither part."""
 
     def __init__(self, tags: ThinkTags, is_open: bool) -> None:
         self._tags = tags

@@ -47,9 +47,9 @@ StreamDelta = Thought | Content | ToolCallStart | CallArguments
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """Rules for recognizing a call. `names` are those of the functions that may be called (None: any). Where no grammar
-    vouches for what is written a call `is_held`: told once it is whole, and content if it turns out not to be one.
-    `schemas` are the parameters of functions, for formats that write strings without quotes. With `tells_cut` a call
-    that the end of the output cuts off is reported as far as it was written, else it is content."""
+    ensures the form of the text, a call `is_held`: reported once it is complete, and content if it turns out not to be
+    a call. `schemas` are the parameters of functions, for formats that write strings without quotes. With `tells_cut` a
+    call that the end of the output cuts off is reported as far as it was written, else it is content."""
 
     names: frozenset[str] | None = None
     is_held: bool = False
@@ -64,8 +64,7 @@ ANY_CALL = CallRules()
 
 
 class ToolReader(Protocol):
-    """Tells calls from other text while it grows. How the text is cut makes no difference to what all pieces together
-    say."""
+    """Tells calls from other text while it grows. All pieces together give the same result however the text is cut."""
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
         """Return the deltas that `text` makes certain."""
@@ -96,7 +95,7 @@ def new_call_id() -> str:
 
 
 def own_id(given: object) -> object:
-    """The id of a call as `new_call_id` made it, without what an API puts in front."""
+    """The id of a call as `new_call_id` made it, without the prefix of an API."""
     return given.removeprefix("toolu_").removeprefix("call_") if isinstance(given, str) else given
 
 

@@ -16,8 +16,8 @@ NONE = "none"
 
 
 def kept_blocks(system: str | list[dict[str, Any]] | None, prefixes: Sequence[str]) -> tuple[Any, int]:
-    """`system` without the text blocks that begin with one of `prefixes`, and how many those are. A string stays as it
-    is: it is the whole of what the client says."""
+    """`system` without the text blocks that begin with one of `prefixes`, and how many those are. A string stays
+    unchanged, because it is the client's whole system prompt."""
     if not isinstance(system, list):
         return system, 0
     kept = [block for block in system if not _begins(block.get("text"), tuple(prefixes))]

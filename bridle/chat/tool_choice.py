@@ -63,7 +63,7 @@ def offer_of(
 
 def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools as a chat template shows them: without `strict`, which is for the server and not for the model. So a
-    prompt, and what the prefix cache holds of it, does not depend on it."""
+    prompt, and its cached prefix, does not depend on it."""
     return [_without_strict(tool) for tool in tools]
 
 

@@ -1,4 +1,4 @@
-"""A server's API as the command line uses it: where the server is, requests, streams, and errors that say what to do.
+"""A server's API for the command line: the address of the server, requests, streams, and errors with a next step.
 
 It uses only the standard library, so that a client needs none of a server's packages. It knows nothing of output.
 """

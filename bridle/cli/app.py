@@ -1,4 +1,5 @@
-"""The tree of commands and what their help pages share. A command's module is imported when the command is used.
+"""The tree of commands and the common parts of their help pages. A command's module is imported when the command is
+used.
 
 Each flag is also an environment variable (`bridle.cli.variables`), and an entry of a settings file. The command line
 wins over the environment, and that over the file.
@@ -36,7 +37,7 @@ and flags by topic. `bridle doctor` checks this machine.
 
 
 class Command(NamedTuple):
-    """A command: its heading, its place, what follows its name, and the first line of its help page."""
+    """A command: its heading, its place, its arguments, and the first line of its help page."""
 
     group: Group
     name: str

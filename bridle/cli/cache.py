@@ -1,4 +1,4 @@
-"""`bridle cache`: what bridle keeps so that models load sooner and prompts are not computed again."""
+"""`bridle cache`: the files that bridle keeps so that models load sooner and prompts are not computed again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = App(
 def list_entries(
     *, kv_store: Store = "auto", as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> int:
-    """List what is kept: kind, size, last use, file. KV blocks are one line for each model. The last line has the
+    """List the cached files: kind, size, last use, file. KV blocks are one line for each model. The last line has the
     total, and the limit.
 
     Parameters
@@ -59,7 +59,7 @@ def list_entries(
 
 @app.command
 def clear(*names: str, kv_store: Store = "auto") -> int:
-    """Remove what is kept. Running processes continue; models are then loaded, and prompts computed, as for the first
+    """Remove cached files. Running processes continue; models are then loaded, and prompts computed, as for the first
     time.
 
     Parameters
@@ -86,8 +86,8 @@ def clear(*names: str, kv_store: Store = "auto") -> int:
 
 @app.command
 def forget(user: str, /, *, kv_store: Store = "auto") -> int:
-    """Erase the KV blocks of a user. A running server finds none of them any more. It may store again what it still
-    has in memory of this user, so restart it first.
+    """Erase the KV blocks of a user. A running server finds none of them any more. The server may store blocks of this
+    user again that are still in memory, so restart it first.
 
     Parameters
     ----------

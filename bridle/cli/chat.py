@@ -167,7 +167,7 @@ class TerminalChat:
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
     def show(self, modality: str, *paths: Path) -> None:
-        """Send images, sounds or videos along with the next turn. Raises what is wrong with one of them."""
+        """Send images, sounds or videos along with the next turn. Raises the error of one of them."""
         from bridle.multimodal import Source, reads
 
         if not paths:

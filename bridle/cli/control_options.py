@@ -1,4 +1,4 @@
-"""Flags about the runtime of Wasm controllers, and about what controllers may call."""
+"""Flags about the runtime of Wasm controllers, and about the tools that controllers may call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Flags that are derived from the sampling parameters: a new parameter becomes a flag on the command line, too.
 
-A group of flags that has a rule of its own for one writes it down, which takes the place of the derived one. What is
-left out stays None, or an empty list. Ranges are checked where `SamplingParams` are made.
+A group of flags that has a rule of its own for one writes it down, which takes the place of the derived one. Omitted
+options are None, or an empty list. Ranges are checked where `SamplingParams` are made.
 """
 
 from __future__ import annotations

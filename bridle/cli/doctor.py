@@ -1,4 +1,4 @@
-"""`bridle doctor`: checks whether this machine is set up, and says what to do if not."""
+"""`bridle doctor`: checks whether this machine is set up, and gives advice if not."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `advice` says what to do about it."""
+    """The result of one check. `advice` is the next step."""
 
     level: Level
     subject: str

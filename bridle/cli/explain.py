@@ -1,4 +1,4 @@
-"""`bridle explain`: what a trace says, in tables and sentences."""
+"""`bridle explain`: shows a trace in tables and sentences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The flags of other servers on the command line of `bridle serve`, since their users type those first.
 
-A flag that has another name here is read as that one; any other is refused with what to write instead.
+A flag that has another name here is read as that one; any other is refused, with the flag to use instead.
 `bridle.compat.cli_flags` has them all, docs/coming-from.md shows them as tables.
 """
 
@@ -56,9 +56,10 @@ def _values(rest: list[str], at_most: int | None = None) -> list[str]:
 
 
 def advice(flag: str, own: Iterable[str] = ()) -> str | None:
-    """Return what to write instead of another server's flag, or None if no such server has it. `--flag=value` and
-    `--a_b` are recognized, too. What is almost one of our `own` flags is a slip of that, rather than one of a
-    family."""
+    """Return the flag to use instead of another server's flag, or None if no such server has it. `--flag=value` and
+    `--a_b` are recognized, too. A name that is almost one of our `own` flags is a misspelling of that, and does not
+    belong to a family of flags.
+    """
     rows = rows_of(_plain(flag))
     if not rows or (rows[0].is_family and nearest(_plain(flag), own) is not None):
         return None

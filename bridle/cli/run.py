@@ -167,8 +167,8 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
-    """The mistake on the command line. For a flag of another server, or a misplaced one, it says what to
-    write instead."""
+    """The mistake on the command line. For a flag of another server, or a misplaced one, it names the flag to use
+    instead."""
     from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     from bridle.cli.typo_suggestions import unknown_command, unknown_flag
@@ -200,7 +200,7 @@ def _flags_of(command: str) -> set[str]:
 
 
 def _help_hint(words: Sequence[str]) -> str:
-    """The help page closest to what was typed."""
+    """The help page closest to the typed words."""
     return " ".join(["bridle", *_command_of(words)[1], "--help"])
 
 

@@ -54,7 +54,7 @@ class BatchOptions:
     )
 
     def check(self) -> None:
-        """Refuse what no model has to be loaded for."""
+        """Refuse requests that are invalid with any model."""
         if self.max_in_flight < 1:
             raise InvalidRequest(f"max_in_flight is {self.max_in_flight}; must be at least 1", "max_in_flight")
 

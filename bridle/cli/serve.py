@@ -287,7 +287,7 @@ def serve(
 
 
 def _begin_early(names: Sequence[str], backend: str) -> None:
-    """Begin what the first model needs, before the libraries of the server are imported."""
+    """Prepare the files of the first model, before the libraries of the server are imported."""
     from bridle.early_start import begin_unpacking, preload_torch
 
     if backend != "llamacpp":

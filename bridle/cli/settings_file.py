@@ -11,8 +11,8 @@ from cyclopts.config import Dict, Yaml
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """Fills in what command line and environment leave open. cyclopts' own reader knows flags alone; here `model: demo`
-    is the argument MODEL. An unknown entry is refused, with the nearest known one."""
+    """Fills in the values that command line and environment do not set. cyclopts' own reader knows flags alone; here
+    `model: demo` is the argument MODEL. An unknown entry is refused, with the nearest known one."""
 
     path: str
 

@@ -23,7 +23,7 @@ _SHARD = Group("Shard", sort_key=5)
 @Parameter(name="*", group=_SHARD)
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Address of the shard, and what it exports about itself."""
+    """Address of the shard, and its metrics and traces."""
 
     listen: str = "127.0.0.1:8090"
     (

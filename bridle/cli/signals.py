@@ -43,7 +43,7 @@ def ending_at_once() -> Iterator[None]:
 
 
 def leave() -> NoReturn:
-    """End the process now, without waiting for any thread, and say so last: what others log meanwhile is dropped."""
+    """End the process now, without waiting for any thread. This is logged last: later log messages are dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     line, told = (_SHOW_CURSOR if os.isatty(2) else "") + complaint("interrupted", "info"), 2

@@ -1,4 +1,4 @@
-"""Flags that say what an output must look like, or which controller steers it."""
+"""Flags for the form of an output, or for the controller that steers it."""
 
 from __future__ import annotations
 

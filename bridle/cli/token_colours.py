@@ -58,7 +58,7 @@ class TokenPrinter:
         self._column = 0
 
     def print(self, record: Record) -> None:
-        """Print what a record adds."""
+        """Print the text that a record adds."""
         match record:
             case Record() if record.output:
                 return

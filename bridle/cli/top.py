@@ -1,4 +1,4 @@
-"""`bridle top`: shows what a server is doing, and updates the view."""
+"""`bridle top`: shows the activity of a server, and updates the view."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _cache(engine: Status, used: int) -> str:
 
 
 def _stored(engine: Status) -> str:
-    """Return what is below the KV cache, and how many tokens were read from there."""
+    """Return the store below the KV cache, and the number of tokens that were read from it."""
     host, on_disk = engine.get("num_host_blocks", 0), engine.get("num_blocks_in_store", 0)
     places = [f"{host} blocks in host memory ({engine.get('num_host_bytes', 0) >> 20} MiB)"] if host else []
     places += [f"{on_disk} blocks on disk"] if on_disk else []

@@ -44,8 +44,8 @@ def _variable(command: str, flag: str) -> str:
 
 
 class EnvironmentDefaults(Env):
-    """Fills in what a command line leaves open. cyclopts' own class has one name for all commands, and reads arguments
-    without a flag, too."""
+    """Fills in the values that a command line does not set. cyclopts' own class has one name for all commands, and
+    reads arguments without a flag, too."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         done: set[str] = set()  # a flag that is in two groups of a command belongs to the first, as on a command line

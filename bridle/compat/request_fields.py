@@ -1,4 +1,4 @@
-"""Fields of requests in other systems, and what each is here.
+"""Fields of requests in other systems, and their counterparts here.
 
 A name that a route has as a field of its own means that field there, whatever these rows say.
 """
@@ -23,7 +23,7 @@ _SPEED = "how a server computes changes no text"
 
 
 def _reasoning(thinking: Any) -> Any:
-    """Anthropic's `thinking`, or just whether to think, as `reasoning` has it. What is neither is left for that field
+    """Anthropic's `thinking`, or just whether to think, as `reasoning` has it. Any other value is left for that field
     to refuse."""
     if not isinstance(thinking, dict):
         return {"enabled": thinking}
@@ -33,7 +33,7 @@ def _reasoning(thinking: Any) -> Any:
 
 
 def _banned_tokens(ids: Any) -> Any:
-    """Token ids in one text, as pairs of `logit_bias`. What is none is left for that field to refuse."""
+    """Token ids in one text, as pairs of `logit_bias`. Invalid entries are left for that field to refuse."""
     if not isinstance(ids, str):
         return ids
     return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]

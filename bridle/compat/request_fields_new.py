@@ -1,4 +1,4 @@
-"""Fields that came to other systems with their newer versions, or that few send: what each is here."""
+"""Counterparts of fields that are new in other systems, or that few clients send."""
 
 from __future__ import annotations
 

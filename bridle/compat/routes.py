@@ -1,6 +1,6 @@
-"""Routes of other servers, and what each is here.
+"""Routes of other servers, and their counterparts here.
 
-Whether a route is here is not written down: the application knows. `why` says what to use where it is not.
+Whether a route is here is not written down: the application knows. `why` names the alternative to a missing route.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _WEIGHTS = "weights are not changed while they are served: load the new ones und
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of another server. `why` says what to use where it is not here, `but` what is different where it is."""
+    """A route of another server. `why` names the alternative to a missing route, `but` the difference of an existing
+    one."""
 
     systems: tuple[System, ...]
     path: str

@@ -1,7 +1,7 @@
-"""One entry of the tables: a name of another system, and what it is here.
+"""One entry of the tables: a name of another system, and its counterpart here.
 
-A name is the same here, has another name here, or is absent with a reason. What is absent and would change a text is
-refused wherever it is sent; what cannot change one may be sent all the same.
+A name is the same here, has another name here, or is absent with a reason. An absent field that would change a text is
+refused wherever it is sent. A field that cannot change a text may be sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OFF: tuple[Any, ...] = (None, False, "", [], {})
 @dataclass(frozen=True, slots=True)
 class CompatField:
     """A field of requests, or a keyword of calls. `here` is its name here, and `convert` converts the other system's
-    value to the value here. Without `here` it is absent, and `why` says what to use instead; with it, `why` says which
+    value to the value here. Without `here` it is absent, and `why` names the alternative; with it, `why` says which
     routes have it, if not all do. `off` are further values of it that ask for nothing. A field that `is_neutral` cannot
     change a text. `example` is a value that asks for something."""
 
@@ -57,9 +57,8 @@ class CompatField:
 
 @dataclass(frozen=True, slots=True)
 class LibrarySymbol:
-    """A function, a class or a setting of a library. `keywords` of `LLM`'s calls and `members` of it,
-    `settings` on Ray, `exports` of the package and `flags` of the server are what it is here; without any it is
-    absent."""
+    """A function, a class or a setting of a library. Its counterparts are `keywords` of `LLM`'s calls and `members` of
+    it, `settings` on Ray, `exports` of the package and `flags` of the server; without any it is absent."""
 
     system: System
     name: str

@@ -45,7 +45,7 @@ def _mean(differences: Tensor) -> Tensor:
 
 
 def _first_component(differences: Tensor) -> Tensor:
-    """[pairs, hidden] -> [hidden]; the differences are not centred: what they have in common is the direction."""
+    """[pairs, hidden] -> [hidden]; the differences are not centred, because their common part is the direction."""
     _, _, components = torch.linalg.svd(differences, full_matrices=False)
     first: Tensor = components[0]
     return first * (differences @ first).mean()

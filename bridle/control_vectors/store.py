@@ -203,7 +203,7 @@ class ControlVectors:
             self._entries[key] = _Entry("", "", directions)
 
     def drop(self, key: str) -> None:
-        """Forget what was held by this key; unknown keys are ignored."""
+        """Release the vector of this key; unknown keys are ignored."""
         with self._lock:
             self._entries.pop(key, None)
             self._mixes.clear()
@@ -215,7 +215,7 @@ class ControlVectors:
                 known.clear()
 
     def mixed(self, mix: tuple[tuple[str, float], ...]) -> Mapping[int, Tensor]:
-        """Return the scaled sum of vectors, given by key: what is added behind each layer, [hidden]."""
+        """Return the scaled sum of vectors, given by key. It is added after each layer, [hidden]."""
         with self._lock:
             found = self._mixes.get(mix)
             if found is None:

@@ -1,4 +1,5 @@
-"""Tools: what controllers may call while their outputs wait, and what runs the calls, outside of the engine's steps."""
+"""Tools that controllers may call while their outputs wait, and the code that runs the calls, outside of the engine's
+steps."""
 
 from __future__ import annotations
 

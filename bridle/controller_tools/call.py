@@ -21,7 +21,7 @@ class Call:
     waits for the same answer.
 
     `is_done` once it ended, and then `error` is None or says why there is no answer. `text` is the answer, and `value`
-    what it says as JSON; both raise `ToolFailed` where there is none.
+    the same parsed as JSON; both raise `ToolFailed` if there is none.
     """
 
     __slots__ = ("_answer", "_error", "_lock", "_on_done", "is_done", "name", "notice", "num_owners")

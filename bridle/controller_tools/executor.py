@@ -53,11 +53,11 @@ class Tool(Protocol):
         """Return the tools that a model may call, with full names. Raises `ToolFailed`."""
 
     async def call(self, member: str, arguments: Arguments) -> str:
-        """The answer. `member` is what follows the dot in a name such as `NAME.MEMBER`, else empty. Raises `ToolFailed`
-        with the public part of a failure. The call is cancelled if no caller waits for it any more."""
+        """The answer. `member` is the part after the dot in a name such as `NAME.MEMBER`, else empty. Raises
+        `ToolFailed` with the public part of a failure. The call is cancelled if no caller waits for it any more."""
 
     async def close(self) -> None:
-        """Give back what the tool holds. Idempotent."""
+        """Release the tool's resources. Idempotent."""
 
 
 class _Job(NamedTuple):
@@ -84,8 +84,8 @@ class ToolCounts:
 class ToolExecutor:
     """Tools by their names. Safe from any thread; `close` it when done. Its thread starts with the first call.
 
-    `grants` say which users may use a restricted tool, `log` what is logged of calls. Users may call the tools in
-    `direct` themselves, without a controller.
+    `grants` say which users may use a restricted tool, and `log` which data of calls is logged. Users may call the
+    tools in `direct` themselves, without a controller.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class ToolExecutor:
             tell()
 
     async def _wind_up(self) -> None:
-        """End what is under way, and close the tools."""
+        """End running calls, and close the tools."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

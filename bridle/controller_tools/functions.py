@@ -77,7 +77,7 @@ class FunctionTool:
         return [ToolOffer(self._name, self.description, schema_of(self._function))]
 
     async def call(self, member: str, arguments: Arguments) -> str:
-        """Call it, and wait for what it returns."""
+        """Call it, and wait for its result."""
         if member:
             raise ToolFailed(f"it has no part {short_repr(member)}")
         try:

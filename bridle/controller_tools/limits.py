@@ -11,10 +11,10 @@ from bridle.errors import InvalidRequest
 class ToolLimits:
     """Bounds of every call, and of all calls of a request.
 
-    A call ends after `timeout` seconds, or after what its controller says, up to `max_timeout`. Its arguments have at
-    most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request has at most `max_pending`
-    calls under way and makes `max_calls` altogether. All requests together have `max_running` under way, and at most
-    `max_threads` Python functions, those included that were given up and have not returned.
+    A call ends after `timeout` seconds, or after the time that its controller sets, up to `max_timeout`. Its arguments
+    have at most `max_argument_bytes` as JSON, its answer has at most `max_result_bytes`. One request has at most
+    `max_pending` calls under way and makes `max_calls` altogether. All requests together have `max_running` under way,
+    and at most `max_threads` Python functions, those included that were given up and have not returned.
     """
 
     timeout: float = 30.0

@@ -135,7 +135,7 @@ async def _over_pipes(server: McpServer, end: Callable[[str], None]) -> AsyncIte
 
 
 async def _listen(process: asyncio.subprocess.Process, limit: int, heard: Any, end: Callable[[str], None]) -> None:
-    """Pass on what the process says, line by line, until it ends or says too much."""
+    """Pass on the process's output, line by line, until it ends or is too long."""
     import anyio
 
     assert process.stdout is not None

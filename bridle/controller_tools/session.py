@@ -120,7 +120,7 @@ def adopt(calls: Collection[Call]) -> list[Call]:
 
 
 def leave(calls: Collection[Call]) -> None:
-    """Note that an output is over. What no other output waits for is cancelled."""
+    """Note that an output is over. Calls that no other output waits for are cancelled."""
     for call in calls:
         call.num_owners -= 1
         if not call.num_owners:

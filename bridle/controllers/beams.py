@@ -1,9 +1,9 @@
 """Beam search: the `width` most probable continuations are kept until the best texts are known.
 
-The beams of a request are its outputs: forks of one sequence, which share the blocks of what they have in common. After
-each token the pool compares the candidates of all beams and decides for all at once. A beam without a surviving
-continuation is not ended: it rolls back its own tokens and follows another beam, so that there are never more than
-`width`. The best texts are reported at the end, as a variable, since a text may be complete long before that.
+The beams of a request are its outputs: forks of one sequence, which share the blocks of their common tokens. After each
+token the pool compares the candidates of all beams and decides for all at once. A beam without a surviving continuation
+is not ended: it rolls back its own tokens and follows another beam, so that there are never more than `width`. The best
+texts are reported at the end, as a variable, since a text may be complete long before that.
 
 The rules are those of transformers (`generate(num_beams=...)`): a finished text's score is the sum of its
 log-probabilities, divided by its length to the power of `length_penalty`. The search ends when `width` texts are

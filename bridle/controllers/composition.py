@@ -23,7 +23,7 @@ Way = Branch | Splice
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """An operator's controller: its policy, and what happens to the output if it fails."""
+    """An operator's controller: its policy, and the action for the output if it fails."""
 
     policy: str
     on_failure: str = "end"

@@ -171,7 +171,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
             return [() for _ in tokens]
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return what a copy logged and stored when it was shown the last of these tokens."""
+        """Return a copy's logs and variables from the moment when it was shown the last of these tokens."""
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):
             return None

@@ -52,7 +52,7 @@ class CompiledGrammar:
         return self._end.draw(matcher, mask)
 
     def forced_after(self, token: int, limit: int) -> tuple[int, ...]:
-        """Return what the grammar would force after `token`: at most `limit` tokens."""
+        """Return the tokens that the grammar would force after `token`: at most `limit` tokens."""
         matcher, forced = self.matcher.copy(), tuple[int, ...]()
         part: tuple[int, ...] = (token,)
         while part and len(forced) < limit and matcher.num_allowed(part) == len(part):
@@ -136,7 +136,7 @@ class ReasoningThenGrammar(Controller):
         return self.then.decide(view, self.opening if self._phase is _Phase.BEFORE else None)
 
     def forced_after(self, token: int, limit: int) -> tuple[int, ...]:
-        """Return what would be forced after `token`, if the grammar applies to it."""
+        """Return the tokens that would be forced after `token`, if the grammar applies to it."""
         if self.then is None or self._phase is not _Phase.BOUND:
             return ()
         return self.then.forced_after(token, limit)

@@ -207,7 +207,7 @@ class GroupExecutor:
         self._executor.reset()
 
     def _load(self, request: pb.LoadAdapterRequest) -> None:
-        """Load on rank 0 first; the others load what it could load."""
+        """Load on rank 0 first. The others load the same if rank 0 could load it."""
         load(self._executor, request)
         self._members.broadcast(pb.StepRequest(load_adapter=request))
 

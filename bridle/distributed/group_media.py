@@ -1,7 +1,7 @@
 """Images in a group of ranks: each rank has the whole tower and encodes by itself the images that rank 0 passes on.
 
-Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0 names in its plans only what it
-could encode itself, so an error here means that this rank has fallen behind the others.
+Ranks 1 and up encode in parallel to steps, in the order of rank 0's requests. Rank 0 names in its plans only images
+that it could encode itself, so an error here means that this rank differs from the others.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class MemberMedia:
         self._encoding: dict[bytes, Future[None]] = {}
 
     def handle(self, request: pb.StepRequest) -> bool:
-        """Do what the request says, if it is about images. Returns whether it is. Raises the error of an image that
-        rank 0 could encode."""
+        """Handle the request, if it is about images. Returns whether it is. Raises the error of an image that rank 0
+        could encode."""
         match request.WhichOneof("kind"):
             case "medium_part":
                 self._take(request.medium_part)

@@ -1,6 +1,6 @@
 """Loads and unloads adapters in ranks 1 and up, in parallel to steps, in the order of rank 0's requests.
 
-Rank 0 requests only what it could do itself, so an error here means that this rank differs from the others.
+Rank 0 requests only adapters that it could load itself, so an error here means that this rank differs from the others.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class HomeServer:
         self._keys: dict[str, None] = {}
 
     def handle(self, message: AdapterMessage) -> None:
-        """Do what the router's message says."""
+        """Handle the router's message."""
         if self._pool is None:
             return
         if isinstance(message, AddAdapter):

@@ -93,7 +93,7 @@ class RouterVectors:
         self._names: set[str] = set()
 
     def handle(self, message: VectorMessage) -> None:
-        """Do what the router's message says. May load torch, which takes seconds."""
+        """Handle the router's message. May load torch, which takes seconds."""
         if self._store is None:
             return
         try:

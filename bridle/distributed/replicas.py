@@ -65,8 +65,8 @@ class ReplicaSet:
 
     `on_loss(number, pid)` is called for a lost replica and may end the rest of its process. `on_proven(number, pid)` is
     called when a replica gave its first result. `make_router(num_replicas, block_size)` replaces the choice of
-    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs what controllers
-    call; its creator must close it.
+    replicas, `make_link` the connection by socket, and `clock` the clock of deadlines. `tools` runs the calls of
+    controllers; its creator must close it.
     """
 
     def __init__(

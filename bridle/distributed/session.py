@@ -37,7 +37,7 @@ class ShardSession:
         self._fault: Exception | None = None  # of the last forward pass
 
     def handle(self, data: bytes) -> bytes | None:
-        """Do what a request says; returns the reply if the request has one. Raises `ProtocolError` if `data` is not a
+        """Handle a request; returns the reply if the request has one. Raises `ProtocolError` if `data` is not a
         request."""
         try:
             request = pb.StepRequest.FromString(data)

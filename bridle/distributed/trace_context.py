@@ -27,7 +27,7 @@ class StreamSpan:
     def __init__(
         self, name: str, attributes: Mapping[str, str | int], carrier: Mapping[str, str] | None = None
     ) -> None:
-        """`carrier` is what the other end sent, None at the end that opens the stream."""
+        """`carrier` is the context that the other end sent, None at the end that opens the stream."""
         kind = SpanKind.CLIENT if carrier is None else SpanKind.SERVER
         parent = None if carrier is None else extract(carrier)
         self._span = trace.get_tracer("bridle.distributed").start_span(name, parent, kind, attributes)

@@ -93,7 +93,7 @@ class WatchedExecutor:
             raise
 
     def get_result(self) -> StepResult:
-        """Wait for what was sampled, as `sample` does."""
+        """Wait for the sampled tokens, as `sample` does."""
         late, drawn = find_async(self._executor), self._drawn
         assert late is not None
         try:

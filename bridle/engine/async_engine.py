@@ -204,8 +204,8 @@ class AsyncEngine:
             self._thread.join()
 
     def abandon(self, error: BridleError) -> None:
-        """Fail all requests with `error`, because a step does not end. No thread can be ended from outside: the
-        engine's thread ends after its step, and then frees what it has. `close` no longer waits for it."""
+        """Fail all requests with `error`, because a step does not end. A thread cannot be ended from outside: the
+        engine's thread ends after its step, and then frees its resources. `close` no longer waits for it."""
         self._is_abandoned, self._fault = True, self._fault or error
         self._fail_streams()
         self._wake.set()

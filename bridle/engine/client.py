@@ -2,9 +2,9 @@
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
 The reader empties a list of events, so a slow reader gets more events at once. The list is bounded by the tokens that
-the request can generate and by an `EventBuffer`. Tokens are bounded by what a request may generate. The logs and
-variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last value
-of each variable.
+the request can generate and by an `EventBuffer`. The number of tokens is bounded by the limits of a request. The logs
+and variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last
+value of each variable.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class EventStream:
     The iteration ends after the last output's `Finished`. Leaving it early, or leaving a `with` block, cancels the
     request. If the engine ends, the iteration raises its error.
 
-    While an async reader waits, its `listener` may take events in its place: that costs no switch of tasks. What the
-    listener leaves comes next from the iteration, and there is no listener then until the reader sets one again.
+    While an async reader waits, its `listener` may take events in its place: that costs no switch of tasks. The
+    iteration returns next the events that the listener left. The listener is then removed until the reader sets one
+    again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -180,7 +181,7 @@ class EventStream:
             self.cancel()
 
     def _read(self) -> list[Event] | None:
-        """Return what the listener has left, else the events since the last read; None after the end."""
+        """Return the events that the listener left, else those since the last read; None after the end."""
         return self.read_nowait() if self._left is None else self._left
 
     def notify(self) -> None:

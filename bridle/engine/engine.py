@@ -1,9 +1,9 @@
 """The engine: requests in, events out, one step at a time.
 
-`step` is the whole of continuous batching on one screen: apply what controllers have answered, plan, compute, branch,
-sample, commit, ask. The work is done by its parts (`Scheduler`, `ControllerManager`, `SamplePlanner`,
-`OutputProcessor`) and by the `Executor`; the engine only passes data from one to the next. It is single-threaded and
-never sleeps; `AsyncEngine` puts it on a thread of its own.
+`step` is the whole of continuous batching on one screen: apply the controllers' answers, plan, compute, branch, sample,
+commit, ask. The work is done by its parts (`Scheduler`, `ControllerManager`, `SamplePlanner`, `OutputProcessor`) and by
+the `Executor`; the engine only passes data from one to the next. It is single-threaded and never sleeps; `AsyncEngine`
+puts it on a thread of its own.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ class Engine:
         return None if until is None else max(until - now, 0.0)
 
     def rest(self) -> float | None:
-        """Do what an engine without work has to do. Returns the seconds until the next call, or None if only a request
-        changes anything."""
+        """Do the work of an idle engine. Returns the seconds until the next call, or None if only a request changes
+        anything."""
         pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 

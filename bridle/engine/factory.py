@@ -34,7 +34,7 @@ def max_retained_blocks(info: ExecutorInfo, config: EngineConfig) -> int:
 
 
 def engine_info(executor: Executor, batching: Batching, unnamed: PaddedVocab) -> ExecutorInfo:
-    """Return the executor's info, limited to what the engine is configured to use."""
+    """Return the executor's info, limited by the engine's configuration."""
     info = replace(batching.limit(executor.info), unnamed=unnamed)
     return info if isinstance(executor, Embedder) else replace(info, embedding_size=0)
 

@@ -89,7 +89,7 @@ def name_of(controller: object) -> str:
 
 class RepeatMarks(NamedTuple):
     """Parts of a text, from `opening` to `closing`, of which none comes twice: the second one ends the output, and is
-    no part of it. What was before the text `restart` does not count."""
+    no part of it. Text before `restart` does not count."""
 
     opening: str
     closing: str
@@ -142,9 +142,9 @@ class Request:
     KV of a request that `parks` is protected from eviction for a while after an output ended by itself; a request that
     `continues` it uses that KV. Beginnings of the prompt that it `retains` are protected, too, however the output ends.
     Replicas send requests with the same `cache_key` to the same engine while it is not too busy. `guard` has the
-    operator's rules for its texts. `healing` says how the output begins in place of what was taken from the prompt.
-    `repeats` marks parts of a text that must not come twice. A request `is_composed` if it
-    is the part of a request for one of its several controllers.
+    operator's rules for its texts. `healing` says how the output begins in place of the removed end of the prompt.
+    `repeats` marks parts of a text that must not come twice. A request `is_composed` if it is the part of a request for
+    one of its several controllers.
     """
 
     id: str

@@ -284,7 +284,7 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens each of which is to be computed, and to score what may follow it. The last one is added twice,
+        """Append tokens that are computed so that the tokens after them can be scored. The last one is added twice,
         because a token without a successor would not be scored."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])

@@ -1,6 +1,6 @@
 """The state of a sequence apart from its tokens, in parts. Each part has one owner, and only the owner writes it.
 
-Every component may read them. They are plain data; what follows from several parts is computed by `Sequence`.
+Every component may read them. They are plain data; values that follow from several parts are computed by `Sequence`.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ class DraftState:
 
 @dataclass(slots=True)
 class TraceBudget:
-    """Budget for recording a request over all outputs: what may still be recorded, and the counts of kept and
-    dropped records."""
+    """Budget for recording a request over all outputs: the remaining bytes, and the counts of kept and dropped
+    records."""
 
     most_records: int = MAX_RECORDS
     num_said: int = MAX_SAID

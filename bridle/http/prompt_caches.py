@@ -134,7 +134,8 @@ async def _prefetch(cache_id: str, serving: RequestLifecycle, caches: PromptCach
 
 
 async def _compute(cache: PromptCache, serving: RequestLifecycle) -> dict[str, Any]:
-    """Compute the prompt, or read its KV, and retain it. Returns the cache, and what of its tokens was found."""
+    """Compute the prompt, or read its KV, and retain it. Returns the cache, and the number of its tokens that were
+    cached before."""
     wish = Retention(len(cache.tokens), cache.ttl, cache.id)
     generation = await serving.prepare([tuple(cache.tokens)], _PREFILL, run=True, detokenize=False, retains=(wish,))
     usage = generation.usage

@@ -49,8 +49,8 @@ class HttpSettings:
 
     A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads images.
 
-    `max_requests` and `max_prompt_tokens` bound what is in flight, waiting or running; more gets a 429. (One prompt
-    that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads` the
+    `max_requests` and `max_prompt_tokens` bound the requests in flight, waiting or running; more gets a 429. (One
+    prompt that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads` the
     simultaneous uploads of controllers. `request_timeout` limits a generation (None: no limit), and `load_timeout` the
     wait for a model. `send_timeout` limits how long a client may not read, `receive_timeout` how long it may send its
     body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web origins that may call from
@@ -59,8 +59,8 @@ class HttpSettings:
     any; `serve` always sets them). With `strict_fields` a body may have no unknown field. A share of all requests, from
     0 to 1, writes a trace to `trace_folder`. Stored responses, conversations, batches and their files, traces and
     prompt caches outlive the server in the file `state_db` (None: they do not). `controller_classes` are the operator's
-    classes of controllers, which requests may choose; `policies` are what the operator demands of texts. A request that
-    sets no limit on its output has at most `default_max_tokens` (None: what its API says). `system` blocks on
+    classes of controllers, which requests may choose; `policies` are the operator's rules for texts. A request that
+    sets no limit on its output has at most `default_max_tokens` (None: the default of its API). `system` blocks on
     `/v1/messages` that begin with one of `drop_system_blocks` are omitted.
     """
 
@@ -126,9 +126,9 @@ class ServeSettings:
     names of the first model. `control` says whether there is a runtime for Wasm controllers. `keys` is the file of API
     keys; without one the server is for a single user and listens on loopback only, unless `no_auth` lets everybody in.
     `tls` makes it speak HTTPS. `otlp_endpoint` is the collector that traces go to (None: the one that the standard
-    variables name, if any). `tools` are what controllers may call. `restarts` says when an engine hangs, and how often
-    it is started again. `front_ends` processes write streams to clients, the server included. `make_loader` creates the
-    loader of models; by default they are loaded in this process.
+    variables name, if any). `tools` are those that controllers may call. `restarts` says when an engine hangs, and how
+    often it is started again. `front_ends` processes write streams to clients, the server included. `make_loader`
+    creates the loader of models; by default they are loaded in this process.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

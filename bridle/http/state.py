@@ -83,7 +83,7 @@ class HttpState(AppState):
         self.on_request_end()
 
     def save(self) -> None:
-        """Write what is still to be saved. Idempotent; nothing that comes later is saved."""
+        """Write unsaved changes. Idempotent; nothing that comes later is saved."""
         self.traces.close()
         if self.state_db is not None:
             self.state_db.close()

@@ -1,7 +1,7 @@
 """Encryption of blocks with an operator's key: AES-256-GCM, with a random nonce for each block.
 
 A block is sealed together with its name, so no block can be put in the place of another. The names depend on the key,
-too. So without the key, files say neither what is in a block nor which prompts were computed.
+too. So without the key, files reveal neither the contents of a block nor which prompts were computed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class BlockCipher:
         return nonce + self._cipher.encrypt(nonce, block, name)
 
     def open(self, name: bytes, sealed: memoryview, into: memoryview) -> bool:
-        """Decrypt a block into memory of its size. Returns False if it is not what was sealed under this name."""
+        """Decrypt a block into memory of its size. Returns False if it is not the block that was sealed under this
+        name."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -28,7 +28,8 @@ PACE = 30.0
 
 
 class LoadedBlock(NamedTuple):
-    """A block to read: its key, its size, and what takes its bytes, which are valid during the call alone."""
+    """A block to read: its key, its size, and the function that receives its bytes, which are valid only during the
+    call."""
 
     key: bytes
     num_bytes: int
@@ -75,7 +76,7 @@ class Readers:
         self._nice.submit(function)
 
     def stop(self) -> None:
-        """End the threads; what they have not read is not found. Idempotent."""
+        """End the threads; unread blocks are reported as not found. Idempotent."""
         self._is_ended.set()
         self._fast.shutdown()
         self._nice.shutdown()

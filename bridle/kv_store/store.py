@@ -1,10 +1,10 @@
 """Blocks of one model on disk: segments in a folder that several processes share, and an index in memory.
 
 `FOLDER/SCOPE/*.kv` are the segments of one scope: a model and the format of its KV. The index is made from the headers,
-so no file of it can be wrong. A process appends only to segments of its own, and finds what others have appended when
-it looks again. The limit holds for all scopes together: before a segment is begun, complete ones are removed, those
-first that were not used for the longest time. A segment that is being written counts in full. A user gets at most half
-of the limit as long as other users have blocks of the model; then the user's own segments make room.
+so no file of it can be wrong. A process appends only to segments of its own, and finds the blocks of others when it
+looks again. The limit holds for all scopes together: before a segment is begun, complete ones are removed, those first
+that were not used for the longest time. A segment that is being written counts in full. A user gets at most half of the
+limit as long as other users have blocks of the model; then the user's own segments make room.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from bridle.threads import run_in_thread
 
 
 class LlamaAdapters:
-    """Implements `bridle.lora.AdapterDevice`. The host keeps what was read, the device llama.cpp's handles. Nothing
-    changes on the device while somebody holds `lock`."""
+    """Implements `bridle.lora.AdapterDevice`. The host keeps the files' contents, the device llama.cpp's handles.
+    Nothing changes on the device while somebody holds `lock`."""
 
     #: What was read is never lost.
     epoch = 0
@@ -118,7 +118,7 @@ _Place = tuple[str, LayerShape, TensorRule]  # the file's tensor and the layer's
 
 
 def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Iterator[tuple[str, _Place]]:
-    """The layers that adapters may name: matrices of single layers, but for the head and what experts have."""
+    """The layers that adapters may name: matrices of single layers, except the head and experts."""
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:
             continue

@@ -140,7 +140,7 @@ class Model:
         return torch.from_numpy(rows.copy())
 
     def embed(self, cells: Sequence[Cell]) -> Tensor:
-        """Compute tokens for what went into the head: [T, hidden]."""
+        """Compute tokens for the given head rows: [T, hidden]."""
         self._lib.llama_set_embeddings(self._context, True)
         try:
             self._fill(cells)
@@ -202,7 +202,7 @@ class Model:
         return state
 
     def write(self, slot: int, state: bytearray | memoryview, part: int = _WHOLE) -> bool:
-        """Let a slot have what `read` gave. Returns whether llama.cpp takes it."""
+        """Let a slot have the data that `read` returned. Returns whether llama.cpp takes it."""
         held = (ctypes.c_uint8 * len(state)).from_buffer(state)
         return bool(self._lib.llama_state_seq_set_data_ext(self._context, held, len(state), slot, part) == len(state))
 

@@ -1,4 +1,5 @@
-"""From a `ModelConfig` to a running executor over llama.cpp. What this backend cannot do is refused by name."""
+"""From a `ModelConfig` to a running executor over llama.cpp. Unsupported features of this backend are refused by
+name."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ class Slots:
         self._free = list(range(self._memory.num_slots - 1, -1, -1))
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
-        """Bring the sequences up to a plan, their slots cut to what is valid; gives that of each row, in order."""
+        """Bring the sequences up to a plan, with their slots cut to the valid tokens; returns the slot of each row, in
+        order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
         self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may serve the forks

@@ -163,8 +163,8 @@ def as_criteria(value: StoppingCriteria | Sequence[StoppingCriteria] | None) -> 
 
 
 def _of_a_server(name: str, known: Collection[str]) -> str:
-    """Return the equivalent of another server's setting of this name, vLLM's first, or an empty string. What is
-    almost one of the `known` settings is a slip of that, rather than one of a family."""
+    """Return the equivalent of another server's setting of this name, vLLM's first, or an empty string. A name that is
+    almost one of the `known` settings is a misspelling of that, and does not belong to a family of names."""
     if advice := of_setting(name):
         return f": {advice}"
     flag = "--" + name.replace("_", "-")

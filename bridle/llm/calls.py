@@ -139,8 +139,8 @@ class Calls:
         return self._outputs(collectors, given)
 
     def _outputs(self, collectors: list[OutputCollector], given: Mapping[str, Any]) -> list[RequestOutput]:
-        """All outputs, traced ones with what they ran on. An error in one of them is logged, not raised, because the
-        others may have taken hours."""
+        """All outputs, traced ones with the data of their run. An error in one of them is logged, not raised, because
+        the others may have taken hours."""
         outputs = [collector.output for collector in collectors]
         errors = [each.error for output in outputs for each in output.outputs if each.error is not None]
         if errors:

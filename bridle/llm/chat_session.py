@@ -135,7 +135,7 @@ class ChatSession:
     # -- the history -----------------------------------------------------------------------------------------
 
     def fork(self) -> ChatSession:
-        """An independent copy, to try another way on from here. What both have in common is computed once."""
+        """An independent copy, to try another way on from here. Their common part is computed once."""
         twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
         twin.turns = copy.deepcopy(self.turns)
         twin.last_output = self.last_output
@@ -202,7 +202,7 @@ class ChatSession:
 
     @classmethod
     def load(cls, llm: LLM, path: str | Path) -> ChatSession:
-        """Read what `save` wrote. Raises `InvalidRequest` for any other content."""
+        """Read a file that `save` wrote. Raises `InvalidRequest` for any other content."""
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
             raise InvalidRequest(f"{path} has {size} bytes; a conversation has at most {MAX_FILE_BYTES}")

@@ -47,7 +47,7 @@ async def plan_chats(
     options: ChatOptions,
     how: RunOptions,
 ) -> list[ChatRun]:
-    """A checked request for each conversation; nothing is submitted. Raises what is wrong with any of them."""
+    """A checked request for each conversation; nothing is submitted. Raises the error of any of them."""
     ones = each_of(model, sampling, how, len(conversations))
     asked = [conversation_of(messages, options) for messages in conversations]
     return await asyncio.gather(*(_plan(model, each, one) for each, one in zip(asked, ones, strict=True)))

@@ -1,4 +1,4 @@
-"""Keywords of calls: how to sample, what the text must look like, how to run it, or nothing that is known.
+"""Keywords of calls: sampling, constraints, run options, or unknown ones.
 
 In addition to its own arguments, a call takes every field of `SamplingParams`, every name of a constraint, and the
 names that other systems have for them. Whatever else it is given is an error that names the nearest one.
@@ -63,7 +63,7 @@ def settle_runs(call: str, given: Mapping[str, Any], own: Iterable[str] = ()) ->
 
 
 class _Unset:
-    """The default of keywords in signatures: what they mean where they are left out is settled later."""
+    """The default of keywords in signatures: the value of an omitted keyword is determined later."""
 
     def __repr__(self) -> str:
         return "..."

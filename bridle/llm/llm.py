@@ -54,8 +54,8 @@ class LLM(LoadedModelMixin):
 
     @classmethod
     def with_params(cls, sampling: SamplingParams) -> LLMBuilder:
-        """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first how to sample, then what to
-        load."""
+        """`LLM.with_params(SamplingParams(...)).from_backend("demo")`: first the sampling parameters, then the
+        model."""
         return LLMBuilder(arguments.as_sampling(sampling))
 
     @classmethod
@@ -81,9 +81,9 @@ class LLM(LoadedModelMixin):
         A prompt is a text or a list of token ids. `sampling` (vLLM's name `sampling_params` does as well),
         `controller`, `constraint` and `adapter` are one for all or a list with one for each. The other keywords are
         fields of `RunOptions`; names of a constraint, such as `regex` or `json_schema`; and fields of `SamplingParams`,
-        which override those of `sampling`. What is wrong with any prompt is raised before anything runs; an output that
-        fails later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`.
-        `use_tqdm` shows a progress bar if stderr is a terminal. An interrupt cancels everything.
+        which override those of `sampling`. Errors in any prompt are raised before anything runs. An output that fails
+        later has `finish_reason` ERROR and carries its `error`. An unknown keyword is a `TypeError`. `use_tqdm` shows a
+        progress bar if stderr is a terminal. An interrupt cancels everything.
         """
         wanted = one_of(sampling, sampling_params)
         collectors = self._calls.collectors("generate", prompts, wanted, given, multi_modal_data)
@@ -203,8 +203,8 @@ class LLM(LoadedModelMixin):
         the product of two vectors is to 1, the more similar the texts are to the model.
 
         An embedding model computes it as its folder says, after its prompt `prompt_name` if given. For a generating
-        model it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1: what the
-        model takes). `normalize` False leaves the length unchanged. Nothing is generated.
+        model it is the hidden state of the last token. Longer texts are cut to `truncate_prompt_tokens` (-1: the
+        model's limit). `normalize` False leaves the length unchanged. Nothing is generated.
         """
         how = settle_runs("embed", given, ("use_tqdm", "normalize", *pooling.READING))
         return pooling.vectors(
@@ -277,7 +277,7 @@ class LLM(LoadedModelMixin):
         self, prompt: Prompt | Sequence[Message], ttl: float | str = DEFAULT_TTL, *, tools: Any = None, **given: Any
     ) -> RetainedPrompt:
         """Retain the KV of a prompt, or of the beginning of a conversation, for `ttl` seconds (or `5m`, `24h`), so that
-        what continues it computes only its own tokens. Use it in a `with` block, or `delete` it. The other keywords are
+        a continuation computes only its own tokens. Use it in a `with` block, or `delete` it. The other keywords are
         those of `generate`. Raises `InvalidRequest` if the budgets have no room for it."""
         return retain_prompt(self, prompt, ttl, tools, given)
 
@@ -297,7 +297,7 @@ class LLM(LoadedModelMixin):
         list of prompts a list. Messages of a conversation, or a list of such, are answered.
 
         The schema of `kind` is the constraint, and without `sampling` an output may be as long as the context allows;
-        the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` for what was cut off."""
+        the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompts, sampling, given))
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
@@ -331,8 +331,10 @@ class LLM(LoadedModelMixin):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Tell what a method of vLLM's `LLM` is called here; checkers of types keep to what there is."""
+        def __getattr__(self, name: str) ->
+        Any:
+            """Raise an error with the name here of a method of vLLM's `LLM`; type checkers see only existing
+            methods."""
             advice = of_method(name)
             told = f"LLM has no {name!r}" + (f": {advice}" if advice else "")
             raise AttributeError(told, name=name, obj=self)

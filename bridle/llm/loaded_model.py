@@ -61,9 +61,9 @@ class LoadedModelMixin:
         every call that brings none. `control` True starts a runtime for Wasm controllers, in a process of its own.
         `adapters` are LoRA adapters by name, each a folder or a hub id. Memory is reserved for them and for those that
         `load_adapter` adds ({} reserves it for later ones). `tools` are functions that controllers may call
-        (`view.tool`), by name, within `tool_limits`. `policies` hold for all texts, as with `bridle serve --policies`:
-        a TOML file, or what one holds. `use_tqdm_on_load` shows a bar while the model loads, if stderr is a terminal,
-        or writes lines to the log. Raises `UnsupportedModel` or `InvalidRequest` with what to do about it."""
+        (`view.tool`), by name, within `tool_limits`. `policies` apply to all texts, as with `bridle serve --policies`:
+        a TOML file, or its parsed content. `use_tqdm_on_load` shows a bar while the model loads, if stderr is a
+        terminal, or writes lines to the log. Raises `UnsupportedModel` or `InvalidRequest` with the next step."""
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolExecutor(function_tools(tools, tool_limits), tool_limits)

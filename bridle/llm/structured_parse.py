@@ -1,4 +1,4 @@
-"""Objects in place of text: the schema of a type as a constraint, and what was written as a value of that type.
+"""Objects in place of text: the schema of a type as a constraint, and the output as a value of that type.
 
 While an output grows, its object has the fields written so far; the others have their defaults, or None.
 """

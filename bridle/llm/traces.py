@@ -1,4 +1,4 @@
-"""The keyword `trace` of calls: True keeps what happened in the output, a file's name writes it there as well."""
+"""The keyword `trace` of calls: True keeps the trace in the output, a file's name writes it there as well."""
 
 from __future__ import annotations
 

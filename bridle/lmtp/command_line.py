@@ -2,7 +2,7 @@
 
     Hello there max_tokens=5 temperature=1.2 logit_bias={1: 100}
 
-The prompt is what comes before the first word of the form `name=`, without the spaces between the two. A value is a
+The prompt is the text before the first word of the form `name=`, without the spaces between the two. A value is a
 Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` gives a prompt that the rule
 cannot express, `prompt=[15496, 612]` one of tokens.
 """

@@ -179,7 +179,7 @@ class Rejected:
 class Token:
     """One token of a stream. A `finish_reason` ends its branch, of which there is one unless the client asked for
     events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions; so is `token`
-    None, which ends a branch that has no token left to carry the reason. A `seed` repeats what was sampled."""
+    None, which ends a branch that has no token left to carry the reason. A `seed` repeats the sampled tokens."""
 
     stream_id: StreamId
     token: int | None

@@ -32,7 +32,7 @@ _TRIALS = ((1, 3), (70, 1))
 
 
 def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AdapterKernel:
-    """Make the way of multiplying called `name`. `auto` is `fused` on CUDA, as long as it gives what `torch` gives, and
+    """Make the way of multiplying called `name`. `auto` is `fused` on CUDA if its result equals that of `torch`, and
     `torch` elsewhere.
 
     Raises `InvalidRequest` for an unknown name, or for a way that this device cannot run.
@@ -51,7 +51,7 @@ def create_adapter_kernel(name: str, device: torch.device, dtype: torch.dtype) -
 
 
 def missing_for_triton(device: torch.device) -> str | None:
-    """Return what this device lacks for Triton kernels, or None."""
+    """Return the reason why this device cannot run Triton kernels, or None."""
     if find_spec("triton") is None:
         return "Triton, which torch for CUDA brings along"
     if is_interpreted():

@@ -34,7 +34,7 @@ class Product(Protocol):
     def sites(self) -> Iterable[int]: ...
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """Add what the adapters give for `rows` [T, in] to `out` [T, columns], in place."""
+        """Add the adapters' results for `rows` [T, in] to `out` [T, columns], in place."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Reads the header of an adapter's safetensors file: its tensors, their places, and what they mean. No torch.
+"""Reads the header of an adapter's safetensors file: its tensors, their places, and their meaning. No torch.
 
 Every tensor must be one half of a pair at a layer, with the rank that the configuration says. Any other tensor would be
 trained weights that bridle does not apply, so it is refused.

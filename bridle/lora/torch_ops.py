@@ -38,7 +38,7 @@ class SingleProduct:
         self._segments = [(segment.start, segment.stop, segment.adapter.sites) for segment in segments]
 
     def add(self, site: int, out: Tensor, rows: Tensor) -> None:
-        """Add what the adapters give for `rows` [T, in] to `out` [T, columns], in place."""
+        """Add the adapters' results for `rows` [T, in] to `out` [T, columns], in place."""
         for start, stop, sites in self._segments:
             weights = sites[site]
             hidden = rows[start:stop] @ weights.first  # [n, rank]

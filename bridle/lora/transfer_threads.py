@@ -1,7 +1,7 @@
 """Two threads bring adapters into memory and take them out again, while the batch continues.
 
-What comes next is decided by the books (`Residency`), which belong to the pool. The books are read and changed only
-with the pool's lock held. Calls to the device, which may be slow, are made without it.
+`Residency`, which belongs to the pool, decides what to transfer next. The books are read and changed only with the
+pool's lock held. Calls to the device, which may be slow, are made without it.
 """
 
 from __future__ import annotations

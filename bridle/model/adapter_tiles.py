@@ -50,8 +50,8 @@ class AdapterTiles:
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
 
     def write(self, num_tiles: int, segments: Sequence[Segment]) -> object:
-        """Bring the tiles of a step that is captured with `num_tiles` to the device. What this returns has to be kept
-        until the step is launched."""
+        """Bring the tiles of a step that is captured with `num_tiles` to the device. The result has to be kept until
+        the step is launched."""
         tables = self._fused.tables(segments)
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], SHORT_TILE))
         numbers = self._staging.take()[: num_tiles * _TILE].reshape(num_tiles, _TILE)

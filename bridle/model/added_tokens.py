@@ -38,8 +38,8 @@ def refuse_renumbered(folder: Path, backend: Any) -> None:
 
 
 def _stated(folder: Path, backend: Any) -> Iterator[tuple[str, str, int]]:
-    """The files' added tokens: file, token, id. What a configuration says of tokens that are known without it counts
-    for nothing: transformers adds those alone that are not."""
+    """The files' added tokens: file, token, id. Statements of a configuration about tokens that are known without it
+    are ignored, because transformers adds only the unknown ones."""
     known: set[str] = set()
     for entry in _items(_read(folder / "tokenizer.json").added_tokens):
         token, stated = entry.get("content"), entry.get("id")
@@ -61,8 +61,8 @@ def _items(value: Any) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> _Added:
-    """The added tokens in a file; none if there is no file. What cannot be read was refused by what loads it. The
-    largest part, the vocabulary, is skipped."""
+    """The added tokens in a file; none if there is no file. Unreadable files were refused by the loader. The largest
+    part, the vocabulary, is skipped."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Added)
     except (OSError, msgspec.MsgspecError):

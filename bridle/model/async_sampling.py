@@ -34,7 +34,7 @@ class AsyncSampling:
         self._event: torch.cuda.Event | None = None  # the end of the last forward
 
     def reset(self) -> None:
-        """Forget what was sampled."""
+        """Forget the sampled tokens."""
         self._drawing = self._result = self._event = None
         self._named = []
 

@@ -1,4 +1,4 @@
-"""One step's rows, packed into one row of tokens: what the model and the attention kernels read.
+"""One step's rows, packed into one row of tokens: the input of the model and of the attention kernels.
 
 All sequences are concatenated without padding. Built again in each step from the executor's copies of sequences; holds
 no KV.
@@ -165,8 +165,8 @@ def pack_step(
     words: Words | None = None,
     packer: Packer | None = None,
 ) -> PackedStep:
-    """Pack `plan_rows`, whose mirrors (already updated) are `mirrors`, in order; what `words` says of the rows travels
-    with them. `packer` packs what it can."""
+    """Pack `plan_rows`, whose copies of sequences (already updated) are `mirrors`, in order, together with the options
+    of `words` about the rows. `packer` packs all steps that it supports."""
     columns = _Columns()
     rows = [columns.add(plan, mirror, block_size) for plan, mirror in zip(plan_rows, mirrors, strict=True)]
     if packer is not None and packer.takes(plan_rows):
@@ -229,7 +229,7 @@ def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
     """[3, end-start] of the tokens from `start` on. An image takes as many positions as its longest side has rows or
-    columns, or its times take; what follows continues behind the largest."""
+    columns, or as it has times. The next token continues after the largest position."""
     places = np.tile(np.arange(start, end), (3, 1))
     shift = 0  # how far tokens behind the runs so far stand from their number
     for run in runs:

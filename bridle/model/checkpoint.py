@@ -68,7 +68,7 @@ def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
 
 
 def inspect_checkpoint(folder: Path) -> Checkpoint:
-    """Check the files of a model folder. Raises `UnsupportedModel` with what is missing or damaged."""
+    """Check the files of a model folder. Raises `UnsupportedModel` with the missing or damaged part."""
     config = read_json(folder / "config.json", required=True)
     if "auto_map" in config and not config.get("model_type"):
         raise UnsupportedModel(f"{folder}: the model needs its own Python code, which bridle never runs")
@@ -158,7 +158,7 @@ def _check_index(folder: Path, tensors: dict[str, Path]) -> None:
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, int]]:
-    """Tensor name -> (numbers, bytes), after checking that the file holds what its header claims."""
+    """Tensor name -> (numbers, bytes), after checking the header against the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

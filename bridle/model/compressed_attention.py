@@ -1,8 +1,8 @@
 """Attention over a window of tokens and over entries of compressed windows before it (DeepSeek V4).
 
 Keys, which are values too, are in the KV cache. In the place of values it has the entries, each with the last token of
-its window. What compressors read of each token, and the entries of an indexer, are there as those of a layer of their
-own (see `compressed_windows`). Layers without a compressor have ordinary attention.
+its window. The compressors' inputs of each token, and the entries of an indexer, are cached like those of a layer of
+their own (see `compressed_windows`). Layers without a compressor have ordinary attention.
 """
 
 from __future__ import annotations

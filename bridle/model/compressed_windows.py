@@ -1,9 +1,9 @@
 """Windows of tokens that DeepSeek V4's layers compress into one entry each, kept token by token.
 
 The library's compressors keep the tokens of a window that is not whole yet, so their cache has a phase and cannot go
-back. Here each token keeps what compressors read of it, and the last token of a window keeps the window's entry. So
-what is kept depends on the tokens before it alone, like keys and values, and everything that happens to KV blocks may
-happen to it. The library's own modules compress, sequence by sequence.
+back. Here each token keeps the compressors' inputs, and the last token of a window keeps the window's entry. So the
+cached values depend only on the tokens before them, like keys and values, and all operations on KV blocks apply to
+them. The library's own modules compress, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Windows:
     def update_overlap_state(
         self, name: str, chunk_kv: Tensor, chunk_gate: Tensor, head_dim: int
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the window before the new ones adds to the first of them, [1, ratio, head_dim] each."""
+        """Return the part of the previous window that is added to the first new one, [1, ratio, head_dim] each."""
         module = self._columns[name].module
         first, _ = self._whole(module.compress_rate)
         if first == 0:

@@ -49,7 +49,7 @@ gelu_tanh = partial(gelu, approximate="tanh")
 
 class DenseLayer(nn.Module):
     """Attention with rotary positions, and a gated MLP; two residuals. RMS norms come before each of them, or after it
-    (`last_norm`, `mlp_last_norm`), or both. What is added to the rows is multiplied by `share`."""
+    (`last_norm`, `mlp_last_norm`), or both. The result that is added to the rows is multiplied by `share`."""
 
     def __init__(self, layer: Any, shape: LayerGeometry) -> None:
         super().__init__()
@@ -79,8 +79,7 @@ class DenseLayer(nn.Module):
 
     @property
     def products(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        """The linear layers that `bind` found: queries with keys and values, out, gates with what they let through,
-        down."""
+        """The linear layers that `bind` found: queries with keys and values, out, gates with up projections, down."""
         return self._qkv, self._out, self._gate_up, self._down
 
     def forward(
@@ -280,7 +279,7 @@ def _activation(module: nn.Module) -> Any:
 
 
 def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, ...], nn.Module]:
-    """The product of several linear layers of one input, and the library's names of what it gives side by side."""
+    """The product of several linear layers of one input, and the library's names of their results."""
     whole = getattr(parent, joined, None)
     if whole is not None:
         return (joined,), whole

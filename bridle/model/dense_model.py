@@ -1,7 +1,7 @@
 """A whole dense model as one short function, for models whose layers all have the lean form.
 
-It skips what the library does around the layers in every call: argument handling, masks, output objects. It is used
-only after it gave the same logits as the model itself.
+It skips the library's work around the layers in every call: argument handling, masks, output objects. It is used only
+after it gave the same logits as the model itself.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ModelDescription:
 
 
 def describe(path: Path) -> ModelDescription:
-    """Describe the model in a GGUF file or a folder. Raises `UnsupportedModel` for what cannot be read."""
+    """Describe the model in a GGUF file or a folder. Raises `UnsupportedModel` for an unreadable description."""
     if path.is_file():
         return _of_gguf(open_model(path))
     if (path / "config.json").is_file():

@@ -1,8 +1,8 @@
 """The blocks of a KV cache in the memory of a GPU, and its recurrent states, as bytes of the host.
 
 The engine asks for a copy of a block that is about to be reused. The copy is first made on the device, in the order of
-its steps, and transferred to the host on a parallel stream. What comes from the host is written on such a stream, after
-all steps that were begun, into blocks that no step reads. So no step waits for the bus.
+its steps, and transferred to the host on a parallel stream. Data from the host is written on such a stream, after all
+steps that were begun, into blocks that no step reads. So no step waits for the bus.
 """
 
 from __future__ import annotations

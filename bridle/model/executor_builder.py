@@ -150,7 +150,7 @@ def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
 
 
 def _demands_of_keys(loaded: LoadedWeights) -> str | None:
-    """Return what more is done with the model's keys, in words; None if nothing is."""
+    """Return a description of further operations on the model's keys; None if there are none."""
     if has_biases(loaded.model):
         return "hold biases of positions"
     if not loaded.geometry.indexes:

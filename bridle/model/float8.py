@@ -108,7 +108,7 @@ def float8_of(product: Callable[[Tensor], Tensor]) -> Float8Linear | None:
 
 
 def missing_for_float8(device: torch.device) -> str | None:
-    """Return what this device lacks for float8 products, or None."""
+    """Return the reason why this device cannot compute float8 products, or None."""
     if device.type != "cuda":
         return f"CUDA; the device is {device}"
     found = torch.cuda.get_device_capability(device)
@@ -118,7 +118,7 @@ def missing_for_float8(device: torch.device) -> str | None:
 
 
 def check_float8(device: torch.device) -> None:
-    """Raises `InvalidRequest`, with what is missing, if `--quantization fp8` cannot be had on `device`."""
+    """Raises `InvalidRequest`, with the reason, if `--quantization fp8` is not available on `device`."""
     missing = missing_for_float8(device)
     if missing is not None:
         raise InvalidRequest(f"quantization 'fp8' needs {missing}", "quantization")

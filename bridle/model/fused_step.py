@@ -109,8 +109,8 @@ class FusedStep:
         norm: Norm | None,
         is_rounded: bool = False,
     ) -> tuple[Tensor, Tensor | RoundedRows]:
-        """Rows [T, hidden] with what is added, and those normed, in float8 if they are to be; each the rows themselves
-        where there is none."""
+        """Return rows [T, hidden] with the addend, and the normed rows, in float8 if requested. Without an addend or a
+        norm, they are the rows themselves."""
         if added is None and norm is None and not is_rounded:
             return rows, rows
         out = rows if added is None else torch.empty_like(rows)
@@ -228,7 +228,7 @@ def _power(size: int) -> int:
 
 
 def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: str | None) -> str | None:
-    """Return what the fused kernels lack or do not support here, or None."""
+    """Return the reason why the fused kernels are not used here, or None."""
     if missing is not None:
         return f"the fused kernels need {missing}"
     for layer in layers:
@@ -271,7 +271,7 @@ def _kind(layer: DenseLayer) -> tuple[Any, ...]:
 
 @torch.inference_mode()
 def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: torch.dtype) -> bool:
-    """One layer both ways, over attention in plain torch: rows, and what is in the cache."""
+    """Return whether one layer gives the same both ways, over attention in plain torch: rows and cache contents."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_TRIAL_TOKENS, layer.down.out_features, generator=generator).to(device, dtype)
     angles = torch.rand(_TRIAL_TOKENS, 1, layer.head_dim // 2, generator=generator) * 6.0

@@ -79,7 +79,8 @@ class GraphLoader:
     def _added(
         self, graphs: StepGraphs | None, kind: GraphKind, sizes: list[int], info: ExecutorInfo, report: Report
     ) -> tuple[StepGraphs | None, str | None]:
-        """The graphs with those of a kind, or what is wrong with these. If they are the first, there are then none."""
+        """The graphs with those of a kind, or the reason why these cannot be used. If they are the first, there are
+        then none."""
         present = graphs
         try:
             present = self._begin(info) if present is None else present

@@ -1,9 +1,9 @@
 """Steps as graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and then asked for
 at once.
 
-A step is computed as the next larger one of its kind that was captured. Those with long chunks have graphs of their
-own, with places for these; and so do those with adapters, in which every layer may add what adapters give. Steps
-without a graph, such as those with more tokens or images, are computed as usual.
+A step is computed as the next larger one of its kind that was captured. Graphs with long chunks are separate, with
+places for these. Graphs with adapters are separate as well; in them, adapters may add to the result of every layer.
+Steps without a graph, such as those with more tokens or images, are computed as usual.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A step that holds what `shape` says, to be computed at once."""
+    """A step with the sizes of `shape`, to be computed at once."""
 
     shape: StepShape
     replay: Work
@@ -189,7 +189,7 @@ class StepGraphs:
         return replay
 
     def _make_outputs(self, step: PackedStep) -> None:
-        """Memory for what the largest step gives; smaller ones give less."""
+        """Memory for the results of the largest step; smaller ones use less."""
         if self._logits is None:
             logits, hidden = self._runner.run(step), self._runner.hidden
             with torch.inference_mode(False):

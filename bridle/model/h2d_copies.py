@@ -85,7 +85,8 @@ class Staging:
         self._turn = 0
 
     def take(self) -> npt.NDArray[Any]:
-        """The memory to write next, with what was in it. It is waited for where two steps are under way already."""
+        """The memory to write next, with its previous contents. It is waited for where two steps are under way
+        already."""
         self._turn = 1 - self._turn
         event = self._events[self._turn]
         if event is not None and not event.query():
@@ -94,7 +95,7 @@ class Staging:
         return numbers
 
     def send(self, count: int) -> None:
-        """Copy the first `count` numbers of what was taken last."""
+        """Copy the first `count` numbers of the memory that was taken last."""
         self._target[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
         if self._target.device.type != "cpu":
             event = self._events[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -54,8 +54,8 @@ def ask_hub(model: str, revision: str | None = None) -> None:
 
 
 def refusal(error: Exception, model: str, revision: str | None, hint: str = "") -> BridleError:
-    """One of the hub client's many errors, as a sentence that says what to do. Where the name may be wrong, `hint` ends
-    it. A server's clients get no hint, because it may name other models of the operator."""
+    """Convert one of the hub client's many errors to a sentence with the next step. Where the name may be wrong, `hint`
+    ends it. A server's clients get no hint, because it may name other models of the operator."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

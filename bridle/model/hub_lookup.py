@@ -120,7 +120,7 @@ def local_path(model: str) -> Path | None:
 
 def hub_name(model: str) -> tuple[str, str | None]:
     """The hub repository that a name means, and the type of its GGUF file if it names one. Raises `InvalidRequest` for
-    what cannot be a hub id."""
+    a name that cannot be a hub id."""
     repository, colon, kind = model.partition(":")
     if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
         return repository, kind or None

@@ -1,4 +1,4 @@
-"""Default size of a KV cache in bytes: what its model can use, as far as the machine has memory to spare.
+"""Default size of a KV cache in bytes: the largest useful size for its model that the machine has memory for.
 
 A pure function of sizes; it looks at no machine and allocates nothing.
 """
@@ -17,7 +17,7 @@ _MODEST = 16
 
 
 class KVBudget(NamedTuple):
-    """Bytes for a KV cache, and in words what they are."""
+    """Bytes for a KV cache, and the reason for this size."""
 
     num_bytes: int
     reason: str

@@ -2,8 +2,8 @@
 room for. This step is run.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
-On a GPU the trial pool takes at most half of the free memory, and is halved until the step fits as well. The most
-memory that the step took is set aside, and `choose_room` says what the pool gets of what is then free.
+On a GPU the trial pool takes at most half of the free memory, and is halved until the step fits as well. The peak
+memory of the step is reserved, and `choose_room` computes the pool's part of the memory that is then free.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ Measure = Callable[[ExecutorInfo], int]
 
 def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
     """Allocate the pool; returns its number of blocks. Room is left for graphs. Raises `OutOfBlocks` or
-    `InvalidRequest`, with the numbers, if what was asked for or the least useful size does not fit."""
+    `InvalidRequest`, with the numbers, if the requested or the smallest useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
         num_blocks = agree_on_least(num_blocks, needs.device)
@@ -256,7 +256,7 @@ def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
 
 
 def remember_step(needs: PoolNeeds, found: tuple[LargestStep, int]) -> None:
-    """Keep what the largest step took, for `recall_step`."""
+    """Keep the memory of the largest step, for `recall_step`."""
     place = _step_place(needs)
     if place is not None:
         place[0].write(place[1], msgspec.json.encode(found), [])

@@ -99,7 +99,7 @@ class LanguageModel(nn.Module):
             self._fit_head()
 
     def _fit_head(self) -> None:
-        """Find by trial what the whole model does with its head's outputs: scale or cap them, or nothing."""
+        """Find by trial how the whole model changes its head's outputs: scale, cap, or not at all."""
         self.set_attn_implementation("eager")
         found = [token for token in range(3, 128) if token not in self.media_ids][:4]
         ids = torch.tensor([found]).to(self.device)  # [1, 4]

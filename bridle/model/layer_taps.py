@@ -1,4 +1,4 @@
-"""What looks at the hidden states behind each layer, or changes them: control vectors, and recorders.
+"""Readers and modifiers of the hidden states after each layer: control vectors, and recorders.
 
 A tap is called with the number of a layer and its output. Steps without one compute the layers as usual. A model whose
 layers are the library's has hooks on them while a step with a tap runs.
@@ -76,7 +76,7 @@ class ProbeReader:
 
 
 def probe_reader(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> ProbeReader | None:
-    """Return what reads the probes of `rows`; None if they have none."""
+    """Return the reader of the probes of `rows`; None if they have none."""
     return ProbeReader(rows, vectors) if vectors is not None and any(row.probes for row in rows) else None
 
 

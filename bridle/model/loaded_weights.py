@@ -1,4 +1,4 @@
-"""A model between its loader and its executor, and what its weights take."""
+"""A model between its loader and its executor, and the memory of its weights."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     """Find, inspect, read, check and prepare a model. `report(what, share)` is called with the present stage and its
-    share that is done, from 0 to 1."""
+    progress from 0 to 1."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
     check_quantization(config.quantization, device)
@@ -84,8 +84,8 @@ def prepare_model(
     plan: dict[str, str] | None = None,
     report: Report = lambda what, share: None,
 ) -> LoadedWeights:
-    """Check and prepare a model whose weights are in place, read or made. What is to become of the checkpoint's files
-    is not asked."""
+    """Check and prepare a model whose weights are in place, read or made. The caller deletes or keeps the checkpoint's
+    files."""
     max_model_len = support_checks.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
     if plan is not None:

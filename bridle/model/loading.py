@@ -36,9 +36,8 @@ def load_executor(
 ) -> LocalExecutor | PooledExecutor:
     """Load a model and make it ready to compute.
 
-    `progress(what, share)` is called with the present stage and its share that is done, from 0 to 1, from a thread that
-    ends with loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with what would have to
-    change.
+    `progress(what, share)` is called with the present stage and its progress from 0 to 1, from a thread that ends with
+    loading. Raises `UnsupportedModel`, `InvalidRequest` or `OutOfBlocks`, each with the necessary change.
     """
     report = progress or (lambda what, share: None)
     return run_in_thread(lambda: _load(config, report, sampler), "bridle-load")
@@ -96,7 +95,7 @@ def _late(report: Report) -> Report:
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration: the model's, without what belongs to one checkpoint alone."""
+    """Return the draft model's configuration: the model's, without the settings that belong to one checkpoint alone."""
     assert config.draft_model is not None
     return replace(
         config,

@@ -45,13 +45,13 @@ class Site:
         self._is_summed = isinstance(module, RowParallel)
 
     def run(self, rows: Tensor) -> Tensor:
-        """The layer's outputs for `rows`, with what adapters add."""
+        """The layer's outputs for `rows`, with those of the adapters added."""
         out = self._compute(rows)
         self.add(out, rows)
         return out
 
     def add(self, out: Tensor, rows: Tensor) -> None:
-        """Add what the adapters give for `rows` to `out`, in place."""
+        """Add the adapters' results for `rows` to `out`, in place."""
         assert self.step is not None
         self.step.add(self.number, out, rows)
 

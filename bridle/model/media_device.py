@@ -18,8 +18,8 @@ MAX_TOGETHER_BYTES = 12 << 20
 
 
 class LocalMedia:
-    """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner what it holds. It takes
-    `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the images in them."""
+    """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features. It
+    takes `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the images in them."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0

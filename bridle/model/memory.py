@@ -27,7 +27,7 @@ _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`, within the limits of the machine and of this process's control
-    group. A GPU's driver counts what torch caches as taken, so that is given back first."""
+    group. A GPU's driver counts torch's cached memory as taken, so the cache is released first."""
     if device.type == "cuda":
         release_cached(device)
         return int(torch.cuda.mem_get_info(device)[0])

@@ -1,8 +1,8 @@
 """Computes all layers of a model in one call of the native kernels, if those can compute every part of them.
 
 It is used for every step, prompts and single tokens alike, so that a token's result does not depend on the rest of its
-step. Where a step has adapters, layers are computed in parts, between which adapters add what they give; rows without
-one get the same bits. The lean layers compute the same in torch.
+step. In a step with adapters, layers are computed in parts, between which adapters add their results. Rows without an
+adapter get the same bits. The lean layers compute the same in torch.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class NativeStep:
         return layers.advance(hidden, cos, sin, step.slots, rows, between, tap, spans)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
-        """Let adapters add to what a part of a layer gave."""
+        """Let adapters add to the result of a part of a layer."""
         end = 0
         for module in self._parts[layer][part]:
             begin, end = end, end + module.out_features

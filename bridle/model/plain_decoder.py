@@ -1,9 +1,9 @@
 """Decoders of common GGUF files under the library's names of modules, for which the library need not be imported: that
 takes longer than to read a small model.
 
-They have what the families here share: Llama's layers, with biases, Qwen's and Gemma's norms of heads, and windows. A
-configuration that says anything else is left to the library. `bridle.model.dense_layer` puts lean layers in place of
-these as it does with the library's own.
+They have the features of the families here: Llama's layers, with biases, Qwen's and Gemma's norms of heads, and
+windows. A configuration that says anything else is left to the library. `bridle.model.dense_layer` puts lean layers in
+place of these as it does with the library's own.
 """
 
 from __future__ import annotations

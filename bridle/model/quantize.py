@@ -132,7 +132,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 def quantize_experts(experts: nn.Module, form: str) -> PackedExperts:
-    """Return experts in `form` that compute what `experts` do."""
+    """Return experts in `form` that compute the same as `experts`."""
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     inner, down = (
         [make_quantized(_linear(weight), form) for weight in experts.get_parameter(name).detach()]

@@ -20,7 +20,7 @@ Gate = Callable[[Tensor], Tensor]
 
 
 class PackedExperts(nn.Module):
-    """Computes what `original` would with these weights."""
+    """Computes the same as `original` with these weights."""
 
     def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
         super().__init__()

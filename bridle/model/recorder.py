@@ -1,7 +1,7 @@
-"""Records what work asks of a device, to ask it again at once: a CUDA graph.
+"""Records the operations of a device, to run them again at once: a CUDA graph.
 
-What is recorded reads and writes the same memory each time it is replayed. It must not wait for the device, and a
-number of the host keeps the value that it had while recording.
+The recorded operations read and write the same memory each time. It must not wait for the device, and a number of the
+host keeps the value that it had while recording.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Recorder(Protocol):
     """A way to record work."""
 
     def record(self, work: Work) -> Work:
-        """Do the work, recording it; returns what does it again. Raises the error that shows that it cannot be
-        recorded."""
+        """Do the work, recording it; returns the function that does it again. Raises the error that shows that it
+        cannot be recorded."""
         ...
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ def refusing_waits() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Freeing what a collection finds may be no part of a graph."""
+    """A garbage collection's frees may be no part of a graph."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,5 @@
-"""A dense model as a description and tensors, and back: what is left of a model once its layers are lean, checked and
-in the order of the kernels.
+"""A dense model as a description and tensors, and back. It is the form of a model whose layers are lean, checked and in
+the order of the kernels.
 
 The description holds plain numbers and names alone. A model that is made of it gives the same bits as the described
 one; the code that describes a model compares both (`bridle.model.model_cache`).

@@ -20,7 +20,7 @@ POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
-    """Freeze the frequencies of all rotary modules; returns in words what was fixed."""
+    """Freeze the frequencies of all rotary modules; returns a description of the changes."""
     notes = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

@@ -41,7 +41,7 @@ class CachedRequestState:
         self._runs: list[tuple[int, int]] = []
 
     def copy(self, num_tokens: int, num_blocks: int) -> CachedRequestState:
-        """A copy cut to `num_tokens` tokens and `num_blocks` blocks: what a fork starts from."""
+        """A copy cut to `num_tokens` tokens and `num_blocks` blocks, for a fork."""
         twin = CachedRequestState()
         twin.tokens = self.tokens[:num_tokens]
         twin.num_prompt = min(self.num_prompt, num_tokens)

@@ -77,7 +77,7 @@ class Stager:
         self._number, self._used = 0, 0  # the present buffer, and how much of it is written
 
     def put(self, tensor: Tensor) -> Tensor:
-        """The same numbers on the device, for what is computed there from now on; `tensor` itself may go."""
+        """Return the same numbers on the device, for computation from there on; `tensor` itself may be freed."""
         if tensor.device.type != "cpu" or tensor.numel() == 0:
             return tensor.to(self._device)
         source = tensor.detach().contiguous()

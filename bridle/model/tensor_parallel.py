@@ -141,7 +141,7 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 
 @contextmanager
 def unsummed() -> Iterator[None]:
-    """Let this thread's row-parallel layers give what this process has of their sums, for trials of their layers."""
+    """Let this thread's row-parallel layers return this process's part of their sums, for trials of their layers."""
     token = is_summing.set(False)
     try:
         yield

@@ -82,7 +82,7 @@ class Mel:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Mel:
-        """As a checkpoint says; what it leaves out is as Whisper has it."""
+        """Settings of a checkpoint; missing ones are Whisper's."""
         from transformers.audio_utils import mel_filter_bank
 
         rate, size = int(settings.get("sampling_rate", 16_000)), int(settings.get("n_fft", 400))

@@ -1,7 +1,7 @@
 """Prompts with bidirectional attention of all tokens, text included, like PaliGemma's with images.
 
-What is computed at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in
-one run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. Sampled
+The result at a position of such a prompt depends on all of its tokens and pixels. So the prompt is one medium in one
+run. Its key covers ids and pixels, no chunk splits it, and no cache gives a part of it to another prompt. Sampled
 tokens after it are causal.
 """
 

@@ -43,8 +43,8 @@ class ModalityProcessor(Protocol):
     is_whole: bool
 
     def read(self, file: Any, limits: MediaLimits, where: str) -> tuple[Arrays, PlaceholderLayout]:
-        """Return the tower's input for a file, given as bytes or as a program has opened it. Raises `MediaRefused`;
-        for what the server lacks, `UnsupportedFeature`."""
+        """Return the tower's input for a file, given as bytes or as a program has opened it. Raises `MediaRefused`; for
+        missing libraries, `UnsupportedFeature`."""
 
 
 def key_of(arrays: Sequence[MediaArray]) -> bytes:

@@ -92,7 +92,7 @@ class MediaReader:
         return pictures
 
     def _open_all(self, sources: Sequence[Source]) -> list[Any]:
-        """The files of a request, or what a program has opened."""
+        """Open the files of a request, or those of a program."""
         limits, deadline = self.limits, time.monotonic() + self.limits.fetch_seconds
         files: list[Any] = []
         num_bytes = 0

@@ -1,5 +1,5 @@
-"""Images, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs,
-`data:` URLs and base64. No file is opened but those that a program names as a `Path`; what is fetched is up to `hosts`.
+"""Images, sounds and videos as they are written in requests: parts of messages in the shapes of several APIs, `data:`
+URLs and base64. Only files that a program names as a `Path` are opened; `hosts` fetches the others.
 
 Every refusal has its own message, which contains nothing of the file's content.
 """
@@ -29,8 +29,8 @@ NO_HOSTS = ImageHosts()
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file that has not been read: its bytes, a `data:` URL, base64 with its `kind`, a path, or an object of a
-    library's, such as Pillow's or numpy's. `modality` is what it shows. `is_low` if little detail of an image will
-    do."""
+    library's, such as Pillow's or numpy's. `modality` is the kind of its contents. `is_low` if little detail of an
+    image will do."""
 
     value: Any
     where: str

@@ -40,7 +40,7 @@ class Frames:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], base: Frames) -> Frames:
-        """As a checkpoint says; what it leaves out is as in `base`."""
+        """Settings of a checkpoint; missing ones are those of `base`."""
         size, square = settings.get("size") or {}, settings.get("max_image_size") or {}
         return cls(
             int(settings.get("patch_size", base.patch)),

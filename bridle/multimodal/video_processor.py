@@ -1,7 +1,7 @@
 """Reads videos. Each family has its rules for the choice of frames, their size, and the tokens in the prompt.
 
 The library's own video processors do the same, but need torchvision. Every rule here is compared with theirs in the
-tests. What they leave without a bound has one here: all frames together have no more pixels than `MediaLimits` says.
+tests. Values without a limit there have one here: all frames together have no more pixels than `MediaLimits` says.
 """
 
 from __future__ import annotations

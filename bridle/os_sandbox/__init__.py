@@ -38,14 +38,14 @@ class Walls:
 
     @property
     def missing(self) -> dict[str, str]:
-        """Names of missing walls, and what each needs."""
+        """Names of missing walls, with the requirements of each."""
         present = {"Landlock": self.landlock > 0, "seccomp": self.has_seccomp}
         return {name: _NEEDS[name] for name, is_there in present.items() if not is_there}
 
 
 @cache
 def available_walls() -> Walls:
-    """Return what this machine offers."""
+    """Return the walls that this machine supports."""
     if sys.platform != "linux":
         return Walls(0, has_seccomp=False)
     from bridle.os_sandbox import landlock
@@ -102,7 +102,7 @@ def enter(*, readable: Iterable[Path] = (), may_fork: bool = False) -> None:
 
 
 def preload() -> None:
-    """Do now what `enter` would do first in each process that is forked later."""
+    """Do now the work that `enter` would do first in each process that is forked later."""
     if mode() != "off" and available_walls().has_seccomp:
         from bridle.os_sandbox import kernel, landlock, seccomp  # noqa: F401
 
@@ -136,7 +136,7 @@ def python_folders() -> tuple[Path, ...]:
 
 
 def explain_end(status: int) -> str | None:
-    """Return what a negative exit status says of the sandbox, or None if it says nothing."""
+    """Return the sandbox's explanation of a negative exit status, or None."""
     import signal
 
     if status != -getattr(signal, "SIGSYS", 0) or not status:

@@ -1,4 +1,4 @@
-"""Numbers of system calls on x86-64 and ARM64, by what a sandboxed process may do with them.
+"""Numbers of system calls on x86-64 and ARM64, by their permission in a sandboxed process.
 
 Each entry is a name, its number on x86-64 and its number on ARM64; `-` where the architecture has no such call. The
 source is Linux's own headers. The lists come from a trace of the processes' work in the test suite. Calls that only

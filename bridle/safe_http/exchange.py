@@ -103,7 +103,7 @@ class HttpExchange:
         return sock
 
     def _hold(self, sock: socket.socket | None) -> None:
-        """Note what `abort` is to end. Raises `OutboundFailed` if it was called."""
+        """Record the connection that `abort` has to end. Raises `OutboundFailed` if it was called."""
         with self._lock:
             if self._is_over:
                 raise OutboundFailed("was cancelled")

@@ -1,4 +1,4 @@
-"""`python -m bridle.aici.runtime`: what `bridle runtime` starts."""
+"""`python -m bridle.aici.runtime`: the program that `bridle runtime` starts."""
 
 from __future__ import annotations
 

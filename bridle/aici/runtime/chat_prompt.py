@@ -31,7 +31,8 @@ _decoder = msgspec.json.Decoder(_Conversation)
 
 
 def prepare_chats(tokenizer: Tokenizer | None) -> None:
-    """Find out what the model's template takes, so that no guest's first conversation spends its time on it."""
+    """Render a first conversation with the model's template, so that no guest's first conversation spends its time on
+    this."""
     if tokenizer is not None and tokenizer.chat_template.is_present:
         with suppress(BridleError):  # a template that is not valid: each conversation says so
             fit_template(tokenizer, [{"role": "assistant", "content": "", "tool_calls": []}], None)

@@ -58,7 +58,7 @@ def _compile_core(wasm: bytes, limits: RuntimeLimits) -> tuple[bytes, ModuleMeta
 
 
 def compile_component(wasm: bytes, config: wasmtime.Config) -> tuple[bytes, ModuleMetadata]:
-    """Machine code and facts of a component, for what the configuration names."""
+    """Compile a component for this configuration; returns machine code and facts."""
     component = wasmtime.component.Component(wasmtime.Engine(config), wasm)
     return bytes(component.serialize()), ModuleMetadata(is_component=True, is_copyable=False)
 

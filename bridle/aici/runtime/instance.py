@@ -248,7 +248,7 @@ class Instance:
         self._functions = {}
 
     def _begin(self) -> None:
-        """Clear what the previous callback left for its own duration."""
+        """Clear the values that the previous callback left for its own duration."""
         self.result = None
         self.masks, self.mask_options = [], {}
         self.spent_tokenizing = self.num_commands = 0

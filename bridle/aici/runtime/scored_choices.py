@@ -1,7 +1,7 @@
 """Choices among the constraints of guests: whole texts, which an engine may score instead of sampling under a mask.
 
-A guest follows a constraint token by token, whatever its kind. So the host remembers what is left of the texts of a
-choice, and passes it to the engine with the mask.
+A guest follows a constraint token by token, whatever its kind. So the host remembers the rest of the texts of a choice,
+and passes it to the engine with the mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def note_choice(guest: Instance, handle: int, kind: str, spec: str) -> None:
 
 
 def add_options(guest: Instance, handle: int, mask: int) -> int:
-    """Note what may come with a mask of the running callback, which is returned."""
+    """Record which options may come with a mask of the running callback, and return the mask."""
     options = spelled(guest.surroundings.vocabulary, guest.choices.get(handle, ()))
     if options:
         guest.mask_options[mask - 1] = options

@@ -49,7 +49,7 @@ class RuntimeVocabulary:
         return len(self.tokens)
 
     def prepare(self) -> None:
-        """Read what tokenizing needs, if that was not done yet."""
+        """Read the data for tokenizing, if that was not done yet."""
         if self.tokenizer is not None:
             self.tokenizer.prepare()
 

@@ -61,7 +61,7 @@ class ArgumentGrammar:
                 return arguments(function, self._is_indented)
 
     def _listed(self, function: Function, write: Any, separator: str, is_sorted: bool = False) -> str:
-        """Arguments in the order of the schema's properties; what is not required may be left out."""
+        """Arguments in the order of the schema's properties; optional ones may be left out."""
         schema = _resolved(function)
         properties, required = _mapping(schema.get("properties")), schema.get("required") or []
         parts = []
@@ -102,8 +102,8 @@ class ArgumentGrammar:
         return f"{head} {self._value(form, schema, 0)} {self._literal(closing)}"
 
     def _early_end(self, form: TaggedArguments, closing: str) -> str:
-        """A regular expression for what a string between tags may not have: readers would take it for the end, since
-        white space around tags differs from model to model."""
+        """A regular expression for the texts that a string between tags may not contain. Readers would take them for
+        the end, since white space around tags differs from model to model."""
         if form.is_nested:
             return pattern(form.opening.strip())
         behind = [pattern(form.opening.strip()), *([_spaced(self._call_end)] if self._call_end else [])]
@@ -134,7 +134,7 @@ class ArgumentGrammar:
         return f"{self._literal(form.opening)} {quoted(key)} {middle} {self._value(form, schema, depth + 1)} {closing}"
 
     def _text_value(self, schema: Any, closing: str, without: str = "") -> str:
-        """A string without quotes, `without` what this matches, and its end."""
+        """A string without quotes, and its end; it does not contain matches of `without`."""
         options = _options(schema)
         if options:
             return "(" + " | ".join(map(quoted, options)) + ") " + self._literal(closing)
@@ -148,7 +148,7 @@ class ArgumentGrammar:
         return f"{name} {self._literal(closing[special:])}" if closing[special:] else name
 
     def _free(self, without: str) -> str:
-        """A terminal of any text `without` what this matches."""
+        """A terminal of any text that does not contain matches of `without`."""
         if not without:
             return "/(?s:.*)/"
         self._rules.append(f"FREE_{len(self._rules)}: /(?s:.*)/ & ~/(?s:.*)({without})(?s:.*)/")

@@ -117,9 +117,8 @@ def _type(value: Any) -> str:
 
 
 def read_keywords(text: str, schema: object = None) -> dict[str, Any]:
-    """Python's keyword arguments, `city='Rome', days=3`, and what templates make of them: JSON without commas between
-    (`city="Rome"days=3`), strings without escapes or, where the schema has strings, without quotes, and other values
-    between quotes."""
+    """Python's keyword arguments, `city='Rome', days=3`, and the variants that templates write: JSON without commas
+    between (`city="Rome"days=3`), strings without escapes or quotes, and other values between quotes."""
     for read in (_python_keywords, _json_keywords):
         try:
             found = read(text)

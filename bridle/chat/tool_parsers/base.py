@@ -1,6 +1,6 @@
-"""Calls as JSON within a text, whatever marks them: what the readers of several formats have in common.
+"""Calls as JSON within a text, with any markup: the common part of several readers.
 
-A format says where a call begins and what follows one; reading the call and telling content apart happens here.
+A format says where a call begins and which text follows it. This module reads the call and separates it from content.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CallTextReader:
         return bool(self._held)
 
     def _say(self, text: str, pieces: list[StreamDelta]) -> None:
-        """Content. White space after a call is only told with what follows: it may separate calls."""
+        """Content. White space after a call is only reported with the text after it, because it may separate calls."""
         text, self._space = self._space + text, ""
         if self._is_after_call and not text.strip():
             self._space = text

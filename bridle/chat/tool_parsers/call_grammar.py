@@ -1,4 +1,4 @@
-"""Grammars of calls in any format that is described by a `CallFormat`: what a model may write, as it writes it.
+"""Grammars of calls in any format that is described by a `CallFormat`, as the model writes them.
 
 Markup that is a special token is named by its id; everything else is text. Arguments follow each function's schema:
 JSON by the schema itself, tagged arguments one by one in the order of the schema's properties.
@@ -65,7 +65,7 @@ class CallGrammar(ArgumentGrammar):
         return "\n".join([*free_text(trigger, f"({section})", functions, reads_bare, token), *self._rules, ""])
 
     def _split_section(self) -> tuple[str, str]:
-        """The text or special token that begins calls, and the grammar of what follows it."""
+        """The text or special token that begins calls, and the grammar of the text after it."""
         form = self._form
         limit = form.max_calls or MAX_CALLS
         whole = form.section_open or form.opening
@@ -77,7 +77,7 @@ class CallGrammar(ArgumentGrammar):
         return trigger, self._first_and_more(rest, limit)
 
     def _whole_section(self, max_calls: int) -> str:
-        """Calls from their first character on, but for what stood in the prompt."""
+        """Calls from their first character on, without the part that is in the prompt."""
         return (
             self._first_and_more("", max_calls)
             if self._form.is_prompted

@@ -1,8 +1,8 @@
 """Reads calls out of growing text, in any format that is described by a `CallFormat`.
 
-Text outside of calls is content. From the markup that begins calls on, text is held until it is clear what it is: a
-call, or content after all. Spaces and line breaks around markup may differ from what the template writes. Where no
-markup begins calls, the output is calls from its first character on, or it is content.
+Text outside of calls is content. From the markup that begins calls on, text is held until it is clear whether it is a
+call or content. Spaces and line breaks around markup may differ from the template's. Where no markup begins calls, the
+output is calls from its first character on, or it is content.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CallFormatReader:
         self._call: HeldCall | None = None
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return what became certain with `text`; with `is_last` nothing follows."""
+        """Return the parts that became certain with `text`; with `is_last` no more text follows."""
         pieces: list[StreamDelta] = []
         for start in range(0, max(len(text), 1), _CHUNK):
             self._held += text[start : start + _CHUNK]
@@ -88,7 +88,7 @@ class CallFormatReader:
         return self._leave(rest, pieces, is_last)
 
     def _leave(self, rest: str, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """No call comes: what was passed in front of calls is content after all, and behind calls it is not."""
+        """No call comes: the text before calls is content after all, and the text after calls is not."""
         self._in_calls = False
         self._is_text = self._form.is_bare
         if self._num_calls:
@@ -129,7 +129,7 @@ class CallFormatReader:
         return True
 
     def _say(self, text: str, pieces: list[StreamDelta]) -> None:
-        """Content. White space behind a call waits for what follows: it may separate calls."""
+        """Content. White space after a call is held until the next text, because it may separate calls."""
         text, self._space = self._space + text, ""
         if self._num_calls and not text.strip():
             self._space = text

@@ -37,8 +37,7 @@ class ToolFormat(Protocol):
     is_spelled: bool
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
-        """A reader for one output; with `is_open` the prompt ends with the opening token. `rules` say what a call
-        is."""
+        """A reader for one output; with `is_open` the prompt ends with the opening token. `rules` define a call."""
         raise NotImplementedError
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
@@ -84,8 +83,8 @@ _KNOWN: WeakKeyDictionary[Tokenizer, ToolFormat | None] = WeakKeyDictionary()
 
 
 def format_of(tokenizer: Tokenizer) -> ToolFormat:
-    """The format of a model's calls: what its chat template writes. A model whose template writes none is read for the
-    most common format. Raises `UnsupportedFeature` for calls that are not understood."""
+    """Return the format of calls that a model's chat template writes. A model whose template writes none is read for
+    the most common format. Raises `UnsupportedFeature` for calls that are not understood."""
     if tokenizer not in _KNOWN:
         _KNOWN[tokenizer] = _find(tokenizer)
     known = _KNOWN[tokenizer]
@@ -129,8 +128,8 @@ def _hermes(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
-    """The format that the operator names. Raises `InvalidRequest` if there is none, or if the vocabulary lacks what it
-    needs."""
+    """The format that the operator names. Raises `InvalidRequest` if there is none, or if the vocabulary lacks a token
+    for it."""
     bare = tokenizer.chat_settings.bare_calls
     match preset_or_file(name):
         case "mistral":
@@ -148,7 +147,7 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
 
 
 def described(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Plain data about the format of calls: its name, and what is known of it beside."""
+    """Plain data about the format of calls: its name, and other known properties."""
     try:
         return described_as(format_of(tokenizer))
     except UnsupportedFeature:

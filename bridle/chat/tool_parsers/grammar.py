@@ -53,7 +53,7 @@ def json_call(function: Function, key: str) -> str:
 
 def arguments(function: Function, is_indented: bool = False) -> str:
     """The right side of a rule: JSON that fits the function's schema, with line breaks if it `is_indented`. Raises
-    `InvalidRequest` for what is no schema."""
+    `InvalidRequest` for an invalid schema."""
     schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema), _BOUNDS)
     schema.setdefault("type", "object")
     given = schema.get("x-guidance")

@@ -38,7 +38,7 @@ class HarmonyReader:
         self._num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return what became certain with `text`; with `is_last` nothing follows."""
+        """Return the parts that became certain with `text`; with `is_last` no more text follows."""
         self._held += text
         pieces: list[StreamDelta] = []
         while self._in_head(pieces, is_last) if self._head is None else self._in_body(pieces, is_last):

@@ -51,7 +51,8 @@ class HeldCall:
         return self._in_body(pieces, is_last)
 
     def given_up(self) -> tuple[str, str]:
-        """Return the parts of a text that is no call: what is content for sure, and what has to be read again."""
+        """Return the parts of a text that is no call: the part that is content for sure, and the part that has to be
+        read again."""
         if self._json is not None:
             return self.text[: self._body] + self._json.text, self._json.rest
         if self._name is not None:

@@ -2,7 +2,7 @@
 
 The template is rendered with probes (`probes.py`): one call, two calls, no arguments, an argument of each type. Two
 renderings are compared. Their common and differing parts are the section, call, separator and arguments. The result is
-tried on harder calls before it is used; a format that does not read what the template writes is not used.
+tried on harder calls before it is used; a format that does not read the template's own text is not used.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> CallFormat |
 
 
 def _tried(prober: Prober, form: CallFormat, ends: tuple[str, ...]) -> CallFormat | None:
-    """The format, if it reads what the template writes for every type of argument. Where the template writes further
-    calls in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas:
-    the models write them."""
+    """The format, if it reads the template's text for every type of argument. Where the template writes further calls
+    in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas: the
+    models write them."""
     if isinstance(form.arguments, PythonArguments):
         return form
     full = [ProbeCall(0, dict(zip(_MANY_KEYS, SAMPLES.values(), strict=True)))]
@@ -163,7 +163,7 @@ def _split(text: str, name: str, number: int) -> Parts:
 
 
 def _with_neighbours(pattern: Parts, arguments: Arguments, probes: _Probes) -> CallFormat:
-    """The format, with what surrounds and separates several calls."""
+    """The format, with the text around and between several calls."""
     if probes.two is None:
         return CallFormat(pattern, arguments, max_calls=1)
     second = probes.two

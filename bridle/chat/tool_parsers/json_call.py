@@ -24,8 +24,8 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 
 
 class JsonCallReader:
-    """Push text until `is_over`; then `rest` is what came after the call. A text that turns out not to be a call by
-    `rules` `is_bad`: it is `text`, and `rest` what came after it. With a `name`, the text is the arguments alone.
+    """Push text until `is_over`; then `rest` is the text after the call. A text that turns out not to be a call by
+    `rules` `is_bad`: it is `text`, and `rest` is the text after it. With a `name`, the text is the arguments alone.
     `keys` are those of name and arguments; None means that the name is the key of the arguments. A call that the end of
     the output cuts off is reported as far as it was written, unless `end`, the markup after a call, is empty or within
     it."""

@@ -1,7 +1,7 @@
 """Formats of tool calls by the names that they have as parsers in vLLM, SGLang and llama.cpp.
 
-The values are what inference gives for the templates of these models. They serve where a template says nothing, or
-where a fine-tuned model writes another format than its template.
+The values are those that inference gives for the templates of these models. They serve where a template says nothing,
+or where a fine-tuned model writes another format than its template.
 """
 
 from __future__ import annotations

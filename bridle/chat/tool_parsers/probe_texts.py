@@ -1,4 +1,4 @@
-"""The text of calls alone, cut out of what a template writes for a turn with calls."""
+"""The text of calls alone, cut out of the template's text for a turn with calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def calls_text(prober: Prober, calls: list[ProbeCall], ends: tuple[str, ...]) ->
 
 
 def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
-    """Return the place where calls begin: behind what every turn begins with, with or without content and thoughts."""
+    """Return the place where calls begin: after the text with which every turn begins, with or without content and
+    reasoning."""
     limit = text.index(NAMES[calls[0].number])
     begin = max((text.rfind(head, 0, limit) + len(head) for head in _heads(prober) if head in text[:limit]), default=0)
     for ordinary in (prober.generation_prompt(), prober.turn(content=CONTENT)):
@@ -45,7 +46,7 @@ def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
 
 
 def _heads(prober: Prober) -> list[str]:
-    """Texts that begin a turn of the assistant, with more or less of what ends the user's."""
+    """Texts that begin a turn of the assistant, with more or less of the end of the user's turn."""
     shared = _turn_head(prober)
     tags = [found.start() for found in re.finditer("<", shared) if len(shared) - found.start() >= len(shared) / 2]
     heads = [shared[start:] for start in tags] if len(shared) > _MIN_HEAD else []

@@ -20,8 +20,8 @@ _NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
 
 
 def read_tagged(form: TaggedArguments, text: str, schema: object = None, is_cut: bool = False) -> dict[str, Any]:
-    """Arguments one by one. Raises `ValueError` for what is written otherwise; where the text `is_cut` off, the
-    arguments in front of that are all."""
+    """Arguments one by one. Raises `ValueError` for other text; where the text `is_cut` off, only the arguments before
+    that are read."""
     found: dict[str, Any] = {}
     at = 0
     while (at := _skip(text, at)) < len(text):

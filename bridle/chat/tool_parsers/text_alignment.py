@@ -1,4 +1,4 @@
-"""What two renderings of a template have in common, cut where tags begin and end."""
+"""Common parts of two renderings of a template, cut where tags begin and end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls without their tags, which small models write: the answer begins with `{"name": "f", ...}`, often in a fence.
 
-Only a call of a function that is offered counts, and only at the beginning of an answer: JSON further on may be what
-was asked for.
+Only a call of an offered function counts, and only at the beginning of an answer, because JSON further on may be the
+requested text.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def with_bare_calls(inner: ToolReader, rules: CallRules) -> ToolReader:
 
 
 class BareCallReader:
-    """Looks for such a call at the beginning of an answer; another reader gets the rest. What is no call after all is
-    content."""
+    """Looks for such a call at the beginning of an answer; another reader gets the rest. Text that turns out to be no
+    call is content."""
 
     def __init__(self, inner: ToolReader, rules: CallRules, names: Collection[str]) -> None:
         self._inner, self._names = inner, names

@@ -1,4 +1,4 @@
-"""One flag of another server, and what `bridle serve` has in its place.
+"""One flag of another server, and its counterpart in `bridle serve`.
 
 A flag is the same here, is taken under its own name for another one, or is refused with a reason. A name that ends with
 a star means all flags with this beginning and without a row of their own: such a family is always refused.
@@ -18,10 +18,10 @@ FAMILY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server. `here` is what it is here: a flag, or a flag with its value; values that follow its
-    first one go to the flag `further`. Without `here` it is refused, and `why` says what to use instead. Where both are
-    there, `why` says how values differ. A flag that is `shown` is accepted by every command that has the flag, and
-    appears on help pages."""
+    """A flag of another server. `here` is its counterpart: a flag, or a flag with its value. Values after the first one
+    go to the flag `further`. Without `here` it is refused, and `why` names the alternative. Where both are there, `why`
+    says how values differ. A flag that is `shown` is accepted by every command that has the flag, and appears on help
+    pages."""
 
     systems: tuple[System, ...]
     name: str
@@ -59,7 +59,7 @@ def spelt(systems: str, names: str, here: str) -> list[Flag]:
 
 
 def refused(systems: str, names: str, why: str) -> list[Flag]:
-    """Flags that are not here; `why` says what to use, or why nothing has to be said."""
+    """Flags that are not here; `why` names the alternative, or the reason why none is needed."""
     return [Flag(systems_of(systems), name, why=why) for name in names.split()]
 
 

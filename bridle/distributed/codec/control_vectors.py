@@ -33,8 +33,8 @@ class SentVectors:
         self._keys: set[str] = set()
 
     def messages(self, plan: StepPlan) -> Iterator[pb.StepRequest]:
-        """Return what must be sent before `plan`: the ends of vectors that the store has dropped, and new vectors.
-        Raises `InternalError` for a key that the store does not have."""
+        """Return the messages that must be sent before `plan`: the ends of vectors that the store has dropped, and new
+        vectors. Raises `InternalError` for a key that the store does not have."""
         store = self._store
         if store is None:
             return

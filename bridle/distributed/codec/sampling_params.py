@@ -1,8 +1,8 @@
 """Sampling parameters on the wire: each object is sent once and then referenced by a slot.
 
-The sender assigns the slots. A new object takes the slot that was not used for the longest time, and replaces what the
-receiver had there. Only fields that choose a token are sent; a shard does not decide when an output is complete. Each
-field of `SamplingParams` says whether it is sent; a test sends each of them.
+The sender assigns the slots. A new object takes the least recently used slot, and replaces the receiver's object there.
+Only fields that choose a token are sent; a shard does not decide when an output is complete. Each field of
+`SamplingParams` says whether it is sent; a test sends each of them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SamplingSlots:
 
 
 def encode_sampling(sampling: SamplingParams, slot: int) -> pb.Sampling:
-    """The fields that choose a token, and those that select what is reported about it."""
+    """The fields that choose a token, and those that select the data reported about it."""
     message = pb.Sampling(slot=slot, **{name: getattr(sampling, name) for name in _PLAIN})
     message.bias_tokens.extend(sampling.logit_bias.keys())
     message.bias_values.extend(sampling.logit_bias.values())

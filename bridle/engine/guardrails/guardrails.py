@@ -109,7 +109,7 @@ class Guardrails:
         return any(rule.reading != "written" for rule in self.texts)
 
     def tail(self, text: str) -> str:
-        """The end of a text that can be part of a match in what follows it."""
+        """The end of a text that can be part of a match together with later text."""
         text = without_unseen(text) if self.looks_through else text
         return text[max(len(text) - self.reach, 0) :]
 

@@ -51,7 +51,7 @@ class PolicyEnforcer:
         return True
 
     def _note(self, name: str, version: str, action: str) -> None:
-        """Count what a policy did."""
+        """Count an action of a policy."""
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
@@ -92,7 +92,7 @@ class PolicyEnforcer:
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
 
     def _ban_by(self, seq: Sequence, hit: GuardrailMatch, num_tokens: int) -> tuple[int, ...] | None:
-        """Roll back text that a rule forbids, and do what the rule says."""
+        """Roll back text that a rule forbids, and do the rule's action."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
@@ -126,7 +126,7 @@ class PolicyEnforcer:
         return spelled, seq.tokens[len(seq.tokens) - num_kept :]
 
     def close(self, seq: Sequence) -> str:
-        """Remove from the held text what is forbidden at the end of the output. Returns the remaining text."""
+        """Remove forbidden text from the held text at the end of the output. Returns the remaining text."""
         output = seq.output
         if output.text is None:
             return ""

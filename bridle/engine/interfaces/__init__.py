@@ -1,5 +1,4 @@
-"""The protocols of the engine's neighbours: what computes, what steers, what keeps adapters, and what turns tokens into
-text.
+"""The protocols of the engine's neighbours: executors, controllers, stores of adapters, and text decoders.
 
 The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any other
 backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a `ControllerPool`;

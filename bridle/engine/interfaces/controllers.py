@@ -177,7 +177,7 @@ class ControllerPool(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End all controllers, and what runs them. Idempotent."""
+        """Shut down all controllers and their runtime. Idempotent."""
 
 
 class DelegatingPool(ControllerPool):

@@ -94,8 +94,8 @@ class AsyncExecutor(Executor, Protocol):
 
 
 class KVBlocks(Protocol):
-    """The blocks of an executor's KV cache and its slots of recurrent states, as bytes. What no plan refers to may be
-    written from any thread, also while steps run. Where steps may be under way when the engine asks, a copy is a
+    """The blocks of an executor's KV cache and its slots of recurrent states, as bytes. Blocks that no plan refers to
+    may be written from any thread, also while steps run. Where steps may be under way when the engine asks, a copy is a
     `Snapshot` of the time after them, and a write comes after them."""
 
     @property
@@ -151,8 +151,8 @@ class SequenceStates(Protocol):
         """Forget sequences, as a plan that names them does."""
 
     def adopt(self, seq_id: int, adapter: str | None, tokens: Sequence[int], state: memoryview) -> bool:
-        """Begin a sequence that no plan has named with the KV of these tokens, from what `read` has returned for them
-        and perhaps more tokens. Returns whether it was begun."""
+        """Begin a sequence that no plan has named with the KV of these tokens, from the result of `read` for them and
+        perhaps more tokens. Returns whether it was begun."""
 
 
 def find_sequence_states(executor: Executor) -> SequenceStates | None:

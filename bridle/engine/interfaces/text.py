@@ -20,7 +20,7 @@ class TextState(Protocol):
         """Take the last tokens back; returns how many of the returned characters disappear."""
 
     def flush(self) -> str:
-        """End the text; returns what is left (an unfinished character becomes U+FFFD)."""
+        """End the text; returns the rest (an unfinished character becomes U+FFFD)."""
 
     def copy(self) -> TextState: ...
 

@@ -373,7 +373,7 @@ class BlockManager:
         return blocks
 
     def release(self, blocks: list[int]) -> None:
-        """Give up what `hold` and `take_run` have returned."""
+        """Release the blocks that `hold` and `take_run` have returned."""
         for block in reversed(blocks):
             self._held[block] -= 1
             if not self._held[block]:
@@ -394,8 +394,8 @@ class BlockManager:
         self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
 
     def retain(self, seq: Sequence, now: float) -> None:
-        """Protect what the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts the
-        tokens."""
+        """Protect the blocks that the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts
+        the tokens."""
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
@@ -441,7 +441,7 @@ class BlockManager:
             hashes.append(block_hash(parent, seq.tokens[start : start + size], beside))
 
     def _parent_hash(self, seq: Sequence) -> bytes:
-        """Return what the hash of the next block of `seq` follows, and note whether the block is shared."""
+        """Return the hash that the next block of `seq` follows, and record whether the block is shared."""
         hashes, kv, request = seq.kv.block_hashes, seq.kv, seq.request
         if kv.num_shared < len(hashes):
             return hashes[-1]

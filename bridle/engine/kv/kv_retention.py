@@ -69,8 +69,8 @@ class _User:
 
 class KVRetention:
     """Holds at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
-    conversation that holds a hash. Of what clients asked for, a user retains `max_retained` prefixes with
-    `max_asked_blocks` blocks (None: any number)."""
+    conversation that holds a hash. A user retains `max_retained` prefixes with `max_asked_blocks` blocks (None: any
+    number) on request of clients."""
 
     def __init__(
         self,
@@ -179,8 +179,8 @@ class KVRetention:
     # -- going -------------------------------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """Note that a request uses these blocks, or continues what another request has parked, which ends that
-        parking. Returns whether anything was parked."""
+        """Record that a request uses these blocks, or continues the parked conversation of another request, which ends
+        the parking. Returns whether anything was parked."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
             if not self._entry(key).stays:
@@ -234,7 +234,8 @@ class KVRetention:
         self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
     def lose(self, digest: bytes) -> None:
-        """Note that the block of this hash is being rewritten, so that what follows it cannot be used any more."""
+        """Record that the block of this hash is being rewritten, so that the blocks after it cannot be used any
+        more."""
         for known in [each for each in self.users.values() if digest in each.pins]:
             for entry in [each for each in known.parked.values() if digest in each.digests]:
                 self._shorten(known, entry, entry.digests.index(digest))
@@ -295,7 +296,7 @@ class KVRetention:
         return set(self._pins)
 
     def check_integrity(self) -> None:
-        """Raise `InternalError` unless the counts are those of what is parked."""
+        """Raise `InternalError` unless the counts match the parked entries."""
         for user, known in self.users.items():
             entries = known.parked.values()
             pins = Counter(digest for entry in entries for digest in entry.digests)

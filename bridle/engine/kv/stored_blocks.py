@@ -1,13 +1,13 @@
 """Blocks of the prefix cache in a store below memory: written when they are evicted or a client retains them, found
 before a prompt is computed.
 
-A block is copied before it is reused, so the store never sees what comes after. A waiting sequence whose next blocks
-are stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others.
-Steps do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so no sequence reads or
-writes them.
+A block is copied before it is reused, so the store never sees later content. A waiting sequence whose next blocks are
+stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others. Steps
+do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so no sequence reads or writes
+them.
 
-In a model with recurrent layers, blocks are of use only up to a state. States are stored under a key that follows from
-the hash of the block where they end, and what is read ends with a state.
+In a model with recurrent layers, blocks are of use only up to a state. States are stored under a key that is derived
+from the hash of the block where they end, and each read ends with a state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IDLE_ENTRIES, _IDLE_PAUSE = 8, 0.02
 
 
 class _Entry(NamedTuple):
-    """A block or a state to write: its key, its tenant's tag, its size, and what copies it."""
+    """A block or a state to write: its key, its tenant's tag, its size, and the function that copies it."""
 
     key: bytes
     tenant: bytes
@@ -142,14 +142,14 @@ class StoredBlocks:
             self._store.write(entry.key, entry.tenant, bytes_of(entry.copy(), entry.num_bytes))
 
     def _unsaved_on_host(self) -> Iterator[_Entry]:
-        """Yield what the host's memory holds and the disk lacks."""
+        """Yield the entries of the host's memory that the disk lacks."""
         host, on_disk = self._store.host, self._store.store
         for key, tenant, block in () if host is None else host.newest():
             if key not in on_disk:
                 yield _Entry(key, tenant, len(block), partial(as_it_is, block))
 
     def rest(self, now: float) -> float | None:
-        """Write some of what is in memory if the engine has been idle for long enough, so that it outlives a crash.
+        """Write some entries of the memory if the engine has been idle for long enough, so that they outlive a crash.
         Returns the seconds until the next call; None if there is nothing to write."""
         if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
@@ -165,7 +165,7 @@ class StoredBlocks:
         return self._blocks.num_published + self._blocks.states.num_published
 
     def _save_some(self) -> bool:
-        """Offer some of what memory holds. Returns whether all of it is stored or was offered."""
+        """Offer some entries of the memory. Returns whether all of it is stored or was offered."""
         for number, entry in enumerate(self._unsaved()):
             if number == _IDLE_ENTRIES or not self._store.has_room(entry.num_bytes):
                 return False
@@ -176,7 +176,7 @@ class StoredBlocks:
     # -- reading -----------------------------------------------------------------------------------------
 
     def begin_step(self, next_in_line: Iterable[Sequence], is_busy: bool) -> None:
-        """Publish what was read, and begin to read what the sequences that are next in line lack. `is_busy` says
+        """Publish the finished reads, and begin to read the blocks that the next sequences in line lack. `is_busy` says
         whether others are computed meanwhile."""
         self._idle_since = None
         if self.loads:
@@ -188,7 +188,7 @@ class StoredBlocks:
                 break
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
-        """Search what `seq` lacks. Returns False if it has to be done later, for lack of room."""
+        """Search the blocks that `seq` lacks. Returns False if it has to be done later, for lack of room."""
         missing = self._find(seq)
         if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)
@@ -201,7 +201,7 @@ class StoredBlocks:
         return True
 
     def _find(self, seq: Sequence) -> _Missing:
-        """Return what memory lacks of the longest beginning of `seq` that it can have with the store."""
+        """Return the blocks that memory lacks of the longest beginning of `seq` that it can have with the store."""
         num_held = self._blocks.match_blocks(seq)
         digests = seq.kv.block_hashes[: seq.max_reusable // self._blocks.block_size]
         num_found = num_held + self._store.count_present(digests[num_held:])
@@ -211,7 +211,7 @@ class StoredBlocks:
         return self._find_state(digests[:num_found], num_held)
 
     def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
-        """Return what leads to the last state at the end of one of these blocks."""
+        """Return the entries that lead to the last state at the end of one of these blocks."""
         states, has = self._blocks.states, self._store.has
         for number in range(len(digests), 0, -1):
             last = digests[number - 1]
@@ -221,7 +221,7 @@ class StoredBlocks:
         return _Missing([], [])
 
     def _begin_load(self, seq: Sequence, missing: _Missing, is_busy: bool) -> bool:
-        """Begin to read what is missing if there is room for it. Returns whether there is."""
+        """Begin to read missing blocks if there is room for them. Returns whether there is."""
         blocks, device, slot = self._blocks, self._device, None
         if len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free:
             return False
@@ -257,7 +257,7 @@ class StoredBlocks:
                 seq.kv.is_looked_up |= not is_whole  # what cannot be read is not tried for ever
 
     def _publish(self, loading: _Loading, num_loaded: int) -> None:
-        """Give what was read to the prefix cache: the first `num_loaded` entries."""
+        """Add the finished reads to the prefix cache: the first `num_loaded` entries."""
         missing, loaded = loading.missing, loading.blocks[:num_loaded]
         for block, digest, owner in zip(loaded, missing.digests, loading.owners, strict=False):
             self._blocks.publish_block(block, digest, owner)
@@ -275,12 +275,12 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """All KV is lost. What is being read follows nothing any more."""
+        """All KV is lost. Record that the blocks in progress do not follow other blocks any more."""
         for loading in self.loads:
             loading.is_stale = True
 
     def close(self) -> None:
-        """End the threads of the store, and write what is in memory."""
+        """End the threads of the store, and write the contents of memory."""
         self._store.stop()
         self._save()
         self._store.close()
@@ -291,5 +291,5 @@ class StoredBlocks:
 
 
 def as_it_is(block: Buffer) -> Buffer:
-    """Return what is stored, which is encoded already."""
+    """Return the stored bytes, which are encoded already."""
     return block

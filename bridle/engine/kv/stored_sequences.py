@@ -68,7 +68,7 @@ class StoredSequences:
             self._write(seq, tokens, self._states.read(seq.id), new)
 
     def _write(self, seq: Sequence, tokens: array[int], state: Buffer, ends: list[bytes]) -> None:
-        """Offer a sequence: its pieces first, so that a pointer is never there before what it leads to."""
+        """Offer a sequence: its pieces first, so that a pointer is never there before its target."""
         tenant, data = tenant_tag(seq.request.tenant), memoryview(state)
         key = blake2b(ends[-1] + tokens.tobytes(), digest_size=16, person=b"bridle-kv-seq").digest()
         record = _SIZE.pack(len(data)) + tokens.tobytes()

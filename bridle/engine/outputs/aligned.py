@@ -1,11 +1,11 @@
 """Aligned sampling: texts under a constraint with the probabilities that the model gives them among the allowed ones.
 
 A mask alone distorts: a token keeps its full probability although almost everything after it may be forbidden. So each
-output keeps a trie of the mass that is left below what it has tried (ASAp, Park et al., arXiv 2405.21047). A token is
-sampled by its probability times the known remaining share of its continuations. If the remaining share turns out to be
-smaller, the output continues with a probability equal to the ratio of the two shares, and otherwise begins again. Then
-every attempt that is kept has the exact distribution. After the last restart, the output continues in any case. This
-module knows no tokenizer and no engine.
+output keeps a trie of the probability mass that is left below the tokens that it has tried (ASAp, Park et al., arXiv
+2405.21047). A token is sampled by its probability times the known remaining share of its continuations. If the
+remaining share turns out to be smaller, the output continues with a probability equal to the ratio of the two shares,
+and otherwise begins again. Then every attempt that is kept has the exact distribution. After the last restart, the
+output continues in any case. This module knows no tokenizer and no engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MassNode:
     children: dict[int, MassNode] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Compute `left` from what is known of the next tokens."""
+        """Compute `left` from the known next tokens."""
         if self.kept is not None:
             removed = math.fsum(child.chance * (1.0 - child.left) for child in self.children.values())
             self.left = max(self.kept - removed, 0.0)
@@ -50,11 +50,12 @@ class AlignedSampling:
     must_restart: bool = False
 
     def fork(self, random: Callable[[int], float]) -> AlignedSampling:
-        """Return the state of a fork, which knows nothing of what was tried before."""
+        """Return the state of a fork, which knows nothing of earlier tries."""
         return AlignedSampling(random, self.restarts_left, [MassNode() for _ in self.path], len(self.path))
 
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """Return the addends of the next token's logits: the logarithm of what is left below each tried one."""
+        """Return the addends of the next token's logits: the logarithm of the mass that is left below each tried
+        one."""
         tried = self.path[-1].children.items()
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 

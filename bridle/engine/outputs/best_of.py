@@ -2,7 +2,7 @@
 
 Outputs are compared by their mean log-probability. The sum of log-probabilities only falls, so the best mean that an
 output can still reach is its present sum over the most tokens that it may have. Once enough finished outputs are better
-than that, the output is ended. What is returned is the same as without.
+than that, the output is ended. The returned outputs are the same as without.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Contest:
     means: list[float] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Note what happened to an output."""
+        """Record an event of an output."""
         match event:
             case TokenEvent():
                 score = 0.0 if event.logprob is None else min(event.logprob.logprob, 0.0)

@@ -1,4 +1,4 @@
-"""Decides what happens to a run of forced tokens that is less likely than a request allows."""
+"""Decides about a run of forced tokens that is less likely than a request allows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bridle.errors import ControllerError
 
 
 def apply_floor(seq: Sequence, progress: OutputProcessor) -> bool:
-    """Do to the output what it asks for if a run is below its floor. Returns whether other tokens follow than those
-    that were sampled in this step."""
+    """Apply the request's action to the output if a run is below its floor. Returns whether other tokens follow than
+    those that were sampled in this step."""
     run, seq.output.unlikely = seq.output.unlikely, None
     meter, action = seq.output.meter, seq.sampling.on_constraint_floor
     assert run is not None and meter is not None

@@ -1,4 +1,4 @@
-"""Measures what steering takes from the model in one output.
+"""Measures how much probability steering removes in one output.
 
 The engine reports tokens sampled under a mask, forced tokens and their log-probabilities. A *run* is a series of forced
 tokens with no sampled token between them. It is judged as a whole once all of its tokens are scored. Options of a

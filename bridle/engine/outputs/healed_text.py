@@ -29,7 +29,7 @@ class HealedText:
         return num_before - self._num_visible
 
     def flush(self) -> str:
-        """End the text; returns what is left of it."""
+        """End the text; returns the rest of it."""
         return self._shown(self._state.flush())
 
     def copy(self) -> HealedText:

@@ -75,7 +75,7 @@ def trim(seq: Sequence, num_chars: int) -> int:
 
 
 def release(seq: Sequence) -> list[TokenEvent]:
-    """Hold nothing back any longer; returns what was held."""
+    """Hold nothing back any longer; returns the held text."""
     held, seq.output.held = seq.output.held, []
     if held and seq.output.text is not None:
         seq.output.text.num_told += len(held)

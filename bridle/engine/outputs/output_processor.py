@@ -173,7 +173,7 @@ class OutputProcessor:
         self.note_removed(seq, row, result, number)
 
     def note_removed(self, seq: Sequence, row: SampleRow, result: StepResult, number: int) -> None:
-        """Count for the meter what the mask of row `number` has removed."""
+        """Count for the meter the probability that the mask of row `number` has removed."""
         draw = result.draws[number] if seq.output.meter is not None and row.mask is not None and result.draws else None
         if draw is not None and seq.output.meter is not None:
             seq.output.meter.usage.add_removed(draw.taken)

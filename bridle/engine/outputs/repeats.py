@@ -27,7 +27,8 @@ class Repeats:
         return self.marks.closing in recent or bool(self.marks.restart and self.marks.restart in recent)
 
     def add(self, tail: str, base: int, num_new: int) -> None:
-        """Note what the last `num_new` characters complete. `tail` is the end of the text, which begins at `base`."""
+        """Record the parts that the last `num_new` characters complete. `tail` is the end of the text, which begins at
+        `base`."""
         marks = self.marks
         if marks.restart and tail.find(marks.restart, max(len(tail) - num_new - len(marks.restart) + 1, 0)) >= 0:
             self.parts.clear()
@@ -39,7 +40,7 @@ class Repeats:
         self.parts.append((base + end, tail[opened:end]))
 
     def rewind(self, num_chars: int) -> None:
-        """Forget what ended behind the first `num_chars` characters."""
+        """Forget parts that ended after the first `num_chars` characters."""
         self.parts = [part for part in self.parts if part[0] <= num_chars]
 
     def copy(self) -> Repeats:

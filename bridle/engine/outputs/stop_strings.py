@@ -238,7 +238,7 @@ class OutputText:
         return Released(tail[start:end])
 
     def _renew_stops(self) -> None:
-        """Find out what ends the text now, and how many characters of it have to be searched."""
+        """Determine the stop strings that end the text now, and how many characters of it have to be searched."""
         parts = () if self._repeats is None else self._repeats.texts
         marks = () if self._repeats is None else self._repeats.marks
         self._stop = (*self._own_stop, *parts)

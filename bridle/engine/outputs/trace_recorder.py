@@ -93,7 +93,7 @@ class TraceRecorder:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
-        """Note what the token drew from that comes next."""
+        """Record the distribution of the next token."""
         _traced(seq).drawn = row.bias, is_draft, result.draws, number
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
@@ -159,7 +159,7 @@ class TraceRecorder:
     # -- controllers -------------------------------------------------------------------------------------
 
     def opened(self, seq: Output) -> None:
-        """Note what the names of the controllers meant."""
+        """Record the meaning of the controllers' names."""
         pool = seq.control.pool
         _traced(seq).modules = pool.modules_of(seq.request) if pool is not None else ()
 

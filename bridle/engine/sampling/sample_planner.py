@@ -231,7 +231,8 @@ class SamplePlanner:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
-        """Note computed prompts, the log-probabilities of known tokens, and what these rule out."""
+        """Record computed prompts and the log-probabilities of known tokens, and end the outputs that these rule
+        out."""
         for item in scheduled:
             seq = item.seq
             if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:

@@ -16,7 +16,7 @@ Tokens = tuple[tuple[int, ...], ...]
 
 def draws_plainly(seq: Sequence) -> bool:
     """Return whether the sampling parameters of a sequence alone decide how its tokens are sampled, apart from bans and
-    from what its controller decides."""
+    its controller's decisions."""
     sampling = seq.sampling
     has_rules = sampling.min_tokens or sampling.bad_words_ids or sampling.lookahead or sampling.has_mirostat
     is_watched = seq.is_traced or seq.output.aligned is not None

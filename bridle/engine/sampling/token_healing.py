@@ -1,8 +1,8 @@
 """Token healing: the last tokens of a prompt are rolled back, and an output first spells their text again.
 
-A prompt may end within what the tokenizer writes as one token (`Pa` of ` Paris`). A model has hardly seen such a split.
-So the first tokens of the output may be any that spell the removed text, and may go beyond it. A client sees only what
-follows the text of its prompt.
+A prompt may end within a text that the tokenizer writes as one token (`Pa` of ` Paris`). A model has hardly seen such a
+split. So the first tokens of the output may be any that spell the removed text, and may go beyond it. A client sees
+only the text that follows its prompt.
 """
 
 from __future__ import annotations

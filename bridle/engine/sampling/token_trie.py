@@ -93,5 +93,5 @@ def _sum(one: float, other: float) -> float:
 
 
 def _without(share: float) -> float:
-    """The logarithm of what is left of 1 without a share, given as a logarithm."""
+    """The logarithm of 1 minus a share that is given as a logarithm."""
     return math.log(max(1.0 - math.exp(share), _LEAST)) if share > -math.inf else 0.0

@@ -65,7 +65,7 @@ class PrefillGate:
         return num_queued >= self.ratio * num_decoding
 
     def note(self, *, had_prompts: bool, had_decodes: bool) -> None:
-        """Note what a planned step holds."""
+        """Record the contents of a planned step."""
         if had_prompts:
             self._num_steps = 0
         elif had_decodes:

@@ -97,7 +97,7 @@ class PromptShares:
         return is_new
 
     def _waiting(self, most: int, order: list[Sequence]) -> list[_Wish]:
-        """The waiting sequences that may be short, each with what it lacks."""
+        """The waiting sequences that may be short, each with its number of missing tokens."""
         looked_up = [seq for seq in order[:_MAX_MATCHED] if seq.is_ready]
         wishes = [(seq, seq.target - self._blocks.match_prefix(seq)) for seq in looked_up]
         others = order[_MAX_MATCHED:]

@@ -116,8 +116,8 @@ class SequenceQueues:
         return True
 
     def _restore(self, seq: Sequence, sequences: StoredSequences) -> None:
-        """Let an admitted sequence begin with KV from the store, which may be none. What ended before leaves room
-        first, unless it was forked in this step."""
+        """Let an admitted sequence begin with KV from the store, which may be none. Sequences that ended before leave
+        room first, unless the sequence was forked in this step."""
         kin = {seq_id for fork in self._forks for seq_id in (fork.parent, fork.child)}
         sequences.free([seq_id for seq_id in self._freed if seq_id not in kin])
         self._freed = [seq_id for seq_id in self._freed if seq_id in kin]

@@ -92,7 +92,7 @@ class ModelDrafter(Proposer):
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """By what long prompts took; 0 until there was one."""
+        """Estimated from long prompts; 0 until there was one."""
         shadow = self.shadows.get(seq.id)
         num_known = shadow.own.kv.num_computed if shadow else 0
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each

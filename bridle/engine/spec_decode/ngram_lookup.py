@@ -8,7 +8,7 @@ the longest common history is used.
 If the output differs from the copied text, the copy resumes a few tokens later where both agree again, or after the
 changed token, because most edits are small.
 
-Every token takes one entry of a dictionary. A rewind undoes exactly what appending did.
+Every token takes one entry of a dictionary. A rewind undoes appending exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Key = tuple[int, ...]
 
 
 class NgramIndex:
-    """The text of one sequence, searchable by its last tokens. `prediction` is what the client expects as output."""
+    """The text of one sequence, searchable by its last tokens. `prediction` is the output that the client expects."""
 
     def __init__(self, prediction: Sequence[int] = ()) -> None:
         self.text = list(prediction)

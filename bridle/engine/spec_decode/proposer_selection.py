@@ -282,7 +282,7 @@ class ProposerSelector:
             drafter.cut(seq)
 
     def close(self) -> None:
-        """Release what drafters hold."""
+        """Release the drafters' resources."""
         for drafter in self._drafters:
             drafter.close()
 

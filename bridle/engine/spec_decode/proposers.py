@@ -46,7 +46,7 @@ class Proposer:
         """Drop the state of a sequence that has ended or was preempted."""
 
     def close(self) -> None:
-        """Release what the drafter holds. Idempotent."""
+        """Release the drafter's resources. Idempotent."""
 
 
 class ProposalDrafter(Proposer):

@@ -1,7 +1,7 @@
 """Routes about LoRA adapters: a list of them, and for admins loading and unloading, in two spellings.
 
-`/v1/adapters` is the collection; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are what vLLM's users know. A
-client's source is looked up among the allowed ones, never used as a path.
+`/v1/adapters` is the collection; `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` are vLLM's routes. A client's
+source is looked up among the allowed ones, never used as a path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Breakpoints of `cache_control`: up to where a client wants the KV of its prompt retained, and for how long.
 
-A breakpoint becomes a body that ends there and continues with a character that no prompt has. What the prompts of both
-bodies have in common is retained.
+A breakpoint becomes a body that ends there and continues with a character that no prompt has. The common beginning of
+the prompts of both bodies is retained.
 """
 
 from __future__ import annotations

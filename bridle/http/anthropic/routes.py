@@ -136,7 +136,7 @@ class _Answer:
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
     def _live(self, writer: SseWriter) -> LiveText | None:
-        """Return what sends the next tokens."""
+        """Return the function that sends the next tokens."""
         if self._reader.is_plain and self._blocks.is_text:
             return writer.live(TextTemplate(lambda text: self._events([Content(text)]), self._reader.add_content))
         return writer.live(lambda tokens: self._events(self._reader.push(text_of(tokens))))

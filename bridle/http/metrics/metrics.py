@@ -209,7 +209,7 @@ def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
 
 
 def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Metric]:
-    """For how many requests policies held, and what they did to texts."""
+    """The number of requests under each policy, and of the policies' actions on texts."""
     labels = ["policy", "version", "action"]
     family = CounterMetricFamily("bridle_policy_actions", "What policies did, by action.", labels=labels)
     for label, count in dict(policies.applied).items():

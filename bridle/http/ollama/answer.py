@@ -108,7 +108,7 @@ class OllamaAnswer:
         return {"logprobs": chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.num_top)["content"]}
 
     def _ending(self) -> Row:
-        """The fields that end an answer: why it ended, counts and times, and what a controller has to say."""
+        """The fields that end an answer: the reason of its end, counts and times, and a controller's output."""
         (part,) = self.generation.parts
         output, story, usage = part.outputs[0], self.generation.story, self.generation.usage
         now = time.monotonic()

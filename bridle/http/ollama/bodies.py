@@ -49,7 +49,7 @@ async def read_body(kind: type[Body], request: Request) -> Body:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of the API's description that says what a route's body is."""
+    """Return the part of the API's description for a route's body."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,6 +1,6 @@
 """Routes of Ollama's API that change which models there are: `/api/pull` and `/api/delete`, for admins.
 
-They know the models that `bridle pull` lists. What they do not do is refused by name: copies, uploads, new models.
+They know the models that `bridle pull` lists. Unsupported operations are refused by name: copies, uploads, new models.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _is_served(registry: ModelRegistry, name: str) -> bool:
 
 @dataclass(slots=True)
 class _Pulling:
-    """One pull, or none where the model is there already. A client that leaves ends it; what has come is kept."""
+    """One pull, or none where the model is there already. A client that disconnects ends it; downloaded parts are
+    kept."""
 
     http: HttpState
     entry: LibraryEntry | None

@@ -1,7 +1,6 @@
 """Routes of Ollama's API that describe: `/api/version`, `/api/tags`, `/api/ps` and `/api/show`.
 
-What a model is comes from the headers of its files, which are read once; of a model without files of its own, from the
-engine.
+A model is described by the headers of its files, which are read once; a model without files of its own by the engine.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class GeneratingBody(SamplingFields):
             )
 
     def drawn(self, model: LoadedModel) -> SamplingParams:
-        """Return the sampling parameters. What is left out is as the checkpoint recommends, else Ollama's default."""
+        """Return the sampling parameters. The defaults are the checkpoint's recommendations, else Ollama's."""
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         sampling = self.sampling(max_tokens=self.max_tokens, logprobs=num_logprobs)
         defaults = {**DEFAULTS, **model.defaults}

@@ -136,7 +136,7 @@ async def answers_of(
     max_in_flight: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[A]:
-    """Yield what `answer` returns for each of the requests, in the order in which they are ready."""
+    """Yield the result of `answer` for each of the requests, in the order in which they are ready."""
     waiting = iter(requests)
     running: set[asyncio.Task[A]] = set()
     try:

@@ -156,7 +156,7 @@ class _Answer:
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _live(self, part: SubRequest, writer: SseWriter) -> LiveText | None:
-        """Return what sends the next tokens of a part with one choice."""
+        """Return the function that sends the next tokens of a part with one choice."""
         index = self._numbers.of(part, 0)
         reader = self._readers.get(index)
         if reader is None or not part.is_plain:

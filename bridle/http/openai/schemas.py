@@ -219,7 +219,7 @@ class SamplingFields(ControllerFields, _Derived):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def cache_options(self, user: str) -> EventOptions:
-        """Return what the fields of the prompt cache ask for. A key has one retained conversation, the latest."""
+        """Return the request of the fields of the prompt cache. A key has one retained conversation, the latest."""
         key, name = self.prompt_cache_key or "", ""
         if key:
             name = "key-" + blake2b(f"{user}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

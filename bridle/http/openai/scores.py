@@ -64,7 +64,7 @@ class ScoreBody(TextsBody):
 
 class RerankBody(TextsBody):
     """`POST /v1/rerank`. `texts` instead of `documents` asks for the answer of text-embeddings-inference, whose
-    `truncate` cuts what is too long, and whose `raw_scores` are a cross-encoder's logits."""
+    `truncate` cuts texts that are too long, and whose `raw_scores` are a cross-encoder's logits."""
 
     query: str
     documents: Texts | None = None

@@ -8,7 +8,7 @@ from bridle.errors import InvalidRequest
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket on that address, not listening yet. Raises `InvalidRequest` with what to do about it."""
+    """A TCP socket on that address, not listening yet. Raises `InvalidRequest` with the next step."""
     check_port(port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -65,7 +65,7 @@ def serve(
     fronts: Sequence[SocketFrontMaker] = (),
     announce: Announce | None = None,
 ) -> None:
-    """Load what is named and serve it until a signal comes. Blocks; call it from the main thread.
+    """Load the named models and serve them until a signal comes. Blocks; call it from the main thread.
 
     The port is taken before the models are loaded, so that a wrong one is reported at once. `load` makes the one model
     that is served instead. `fronts` make the applications that answer WebSockets, and `announce` reports the address.

@@ -49,7 +49,7 @@ def _refusal(request: Request, error: BridleError) -> Response:
 
 
 async def _answer(body: SglangBody, serving: RequestLifecycle) -> SglangResponse:
-    """Everything that can be refused is refused here; what does not stream is answered, too."""
+    """All refusals happen here; requests that do not stream are answered here, too."""
     try:
         given = body.completion(serving.limit(DEFAULT_MAX_TOKENS))
     except ValidationError as error:

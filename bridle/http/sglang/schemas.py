@@ -1,7 +1,7 @@
-"""The body that SGLang takes on `/generate`, and what it is on `/v1/completions` here.
+"""SGLang's body on `/generate`, and its counterpart on `/v1/completions`.
 
-Sampling parameters are those of completions, under SGLang's names, which `bridle.compat` knows. What would change
-the text and is not there is refused by name.
+Sampling parameters are those of completions, under SGLang's names, which `bridle.compat` knows. Unsupported fields that
+would change the text are refused by name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Count = int | list[int] | None
 
 
 class SglangBody(Fields):
-    """`POST /generate` with `text` or `input_ids`. What is given as a list, one for each prompt, has to be the same for
-    all of them."""
+    """`POST /generate` with `text` or `input_ids`. If a field is a list, with one value for each prompt, all values
+    have to be the same."""
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None

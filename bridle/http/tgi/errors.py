@@ -17,7 +17,7 @@ _REPLACED = {400: 422, 422: 424, 500: 424}
 
 
 def native_body(error: BridleError) -> dict[str, Any]:
-    """The JSON body of an error; what a controller printed last comes as `logs`."""
+    """The JSON body of an error; the end of a controller's log is in `logs`."""
     kind = error_type_of(error)
     inner = error_body(error)["error"]
     prefix = "" if isinstance(error, Unauthorized) else _PREFIX.get(kind, "")

@@ -81,8 +81,8 @@ def check_truncate(plan: Plan, model: LoadedModel) -> None:
 
 
 def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams:
-    """The parameters, with what the model's checkpoint recommends for what the body leaves out. `do_sample` false asks
-    for the most probable tokens, so it says the temperature, too."""
+    """The parameters, with the recommendations of the model's checkpoint for omitted ones. `do_sample` false asks for
+    the most probable tokens, so it says the temperature, too."""
     names = {own: meaning.names.get("tgi", own) for own, meaning in meanings().items()}
     said = {own for own, name in names.items() if name is not None and getattr(given, name, None) is not None}
     if given.do_sample is False:

@@ -1,4 +1,4 @@
-"""Messages between the server and a process that writes streams: what both know, and nothing else.
+"""Messages between the server and a process that writes streams. It contains only the knowledge that both share.
 
 A frame is its length in four bytes, then a message in MessagePack. Descriptors of connections travel together with the
 first byte of the frame that opens them, in the same order.
@@ -23,8 +23,8 @@ class Orders(msgspec.Struct, array_like=True):
     """Orders to a writer about connections, carried out in this order. Each is known by a number.
 
     `opened` connections come as descriptors. The parts of `parts` belong to the connections at the same places of
-    `targets`. Connections that are `ended` send no more after what waits, those `closed` are closed after it, and those
-    `dropped` are closed at once. `ping` asks for a sign of life.
+    `targets`. Connections that are `ended` send no more after their queue, those `closed` are closed after it, and
+    those `dropped` are closed at once. `ping` asks for a sign of life.
     """
 
     opened: list[int] = []

@@ -61,7 +61,7 @@ class WriterLink:
 
     @property
     def has_room(self) -> bool:
-        """Return whether the process keeps up with what it is sent."""
+        """Return whether the process keeps up with its input."""
         return self.is_up and not self.is_stalled
 
     @property
@@ -88,12 +88,12 @@ class WriterLink:
             self._schedule()
 
     def end(self, number: int) -> None:
-        """Send nothing more to a client after what was written."""
+        """Send nothing more to a client after the data written so far."""
         self._orders.ended.append(number)
         self._schedule()
 
     def close(self, number: int) -> None:
-        """Close a connection after what was written."""
+        """Close a connection after the data written so far."""
         if number in self._transports:
             self._orders.closed.append(number)
             self._schedule()
@@ -135,7 +135,7 @@ class WriterLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Put what there is into one frame, and send it."""
+        """Put all pending messages into one frame, and send it."""
         self._is_scheduled = False
         if self.ended.done():
             return

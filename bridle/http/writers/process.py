@@ -38,7 +38,7 @@ class _Client:
 
 
 class Writer:
-    """Writes what comes over `channel` until that ends."""
+    """Writes the data that comes over `channel` until the channel ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -64,7 +64,7 @@ class Writer:
                 self._tell()
 
     def _tell(self) -> None:
-        """Send what happened, of each connection its state now."""
+        """Report events: of each connection its state now."""
         reports, self._reports, self._has_news = self._reports, Reports(), False
         for client in self._changed:
             (reports.full if client.is_full else reports.ready).append(client.number)
@@ -72,8 +72,8 @@ class Writer:
         self._channel.sendall(frame(reports))
 
     def _take_orders(self) -> bool:
-        """Read what the server has sent so far, and write each connection's part of it in one go. Returns whether more
-        may come."""
+        """Read everything that the server has sent so far, and write each connection's part of it in one call. Returns
+        whether more may come."""
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
         data, extras, flags, _ = self._channel.recvmsg(_MAX_READ, space)
         for _, _, content in extras:
@@ -121,7 +121,7 @@ class Writer:
             self._end(client)
 
     def _watch(self, client: _Client) -> None:
-        """Look when there is room again for what waits, and report if that is much."""
+        """Check again when there is room for the queued data, and report if much data is queued."""
         is_waiting = bool(client.rest)
         if is_waiting != client.is_waiting:
             client.is_waiting = is_waiting
@@ -144,8 +144,8 @@ class Writer:
                 client.sock.shutdown(socket.SHUT_WR)
 
     def _forget(self, client: _Client, told: list[int] | None = None) -> None:
-        """Close this process's descriptor of the connection, and add it to what is `told`. The server has another
-        descriptor."""
+        """Close this process's descriptor of the connection, and add it to the `told` connections. The server has
+        another descriptor."""
         if told is not None:
             told.append(client.number)
             self._has_news = True

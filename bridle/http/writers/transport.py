@@ -87,7 +87,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         return self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the writer; if the client closed its side, what waits is still written."""
+        """Report it to the writer; if the client closed its side, queued data is still written."""
         (self._link.close if exc is None else self._link.drop)(self.number)
         self._is_closing = True
         self._protocol.connection_lost(exc)

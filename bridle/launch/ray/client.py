@@ -1,4 +1,4 @@
-"""An `EngineClient` over the engines of a cluster: what a front's routes submit to.
+"""An `EngineClient` over the engines of a cluster, to which a front's routes submit.
 
 Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers the tokens that a client
 has. If an engine is lost, another one continues exactly after them.
@@ -61,8 +61,8 @@ _PAUSE_SECONDS = 0.1
 
 
 class ClusterClient:
-    """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs what controllers
-    call; its creator must close it."""
+    """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs the calls of
+    controllers; its creator must close it."""
 
     def __init__(self, handle: Any, hello: Handshake, tools: ToolExecutor) -> None:
         self._handle = handle
@@ -81,7 +81,7 @@ class ClusterClient:
         return cls(handle, await _greet(handle), tools)
 
     def _learn(self, hello: Handshake) -> None:
-        """Read what the engines serve now, because an update may have changed it."""
+        """Read the engines' descriptions, because an update may have changed them."""
         self._hello = hello
         self._intake = InputProcessor(
             hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)

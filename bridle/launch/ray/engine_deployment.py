@@ -72,7 +72,7 @@ class EngineReplica:
     # -- for fronts ------------------------------------------------------------------------------------------
 
     async def hello(self) -> bytes:
-        """The description of what this engine serves."""
+        """The description of this engine's models."""
         engine = self._config.engine
         return encode(Handshake(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
 

@@ -4,7 +4,7 @@
         async for token in await client.generate("Once upon a time", max_tokens=40):
             print(token.text, end="")
 
-Requests begin here. `ClientProtocol` and `StreamProgress` decide which messages are sent and what answers mean;
+Requests begin here. `ClientProtocol` and `StreamProgress` decide which messages are sent and interpret the answers;
 `ClientConnection` sends and receives them.
 """
 

@@ -1,8 +1,8 @@
 """A connection that reconnects by itself: it is opened when needed, read, and opened again if it breaks while streams
 are open.
 
-`ClientProtocol` decides what to send and interprets what is received; this module has the tasks, the clock and
-backpressure.
+`ClientProtocol` decides which messages to send and interprets the received ones; this module has the tasks, the clock
+and backpressure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A client's half of a connection, without I/O. It assigns answers to streams and chooses the next messages.
 
-It outlives connections. `begin` gives the first messages of a new connection; `resume` gives those that continue the
-streams of the last one, once the server has announced what it can do. All its results are messages to send, in order.
+It outlives connections. `begin` gives the first messages of a new connection. `resume` gives the messages that continue
+the streams of the last connection, once the server has announced its features. All its results are messages to send, in
+order.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class TokenStream:
     """The tokens of a stream, each once, in order; for one reader. Raises the error that ended it, at its end.
 
-    Leaving an `async with` block cancels what is not over, and so does dropping the last reference. `position` of a
+    Leaving an `async with` block cancels unfinished streams, and so does dropping the last reference. `position` of a
     token is its place in the stream, from 0, unless the stream was asked for with `rewind="event"`.
     """
 

@@ -1,7 +1,7 @@
 """Transports of a client. They carry whole messages in order, in both directions.
 
 A `Transport` can connect more than once, since a client reconnects; a `ClientChannel` is one connection. This module
-does not know what a message means. A channel that is lost, for whatever reason, raises `ConnectionLost`.
+does not know the meaning of a message. A channel that is lost, for whatever reason, raises `ConnectionLost`.
 """
 
 from __future__ import annotations

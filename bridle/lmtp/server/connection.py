@@ -138,7 +138,8 @@ class ServerConnection:
             self._rejected.charge("messages that are no requests")
 
     async def _blame(self, error: ProtocolError) -> None:
-        """End the connection, because of what its client sends, after an error to the client. Does not return."""
+        """End the connection because of an invalid message from its client, after an error to the client. Does not
+        return."""
         self._reason = str(error)
         self._send(Msg(stream_id=None, error=error_text(error), code=error.code))
         self.end(error)

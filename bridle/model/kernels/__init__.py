@@ -22,8 +22,7 @@ def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> Attent
     """The kernel called `name`; `auto` is `paged` on CUDA where Triton can run, `native` on a CPU for which there are
     kernels, and plain torch (`cpu`) elsewhere.
 
-    Raises `InvalidRequest` for an unknown name. For a kernel that this device cannot run, the message says what is
-    missing.
+    Raises `InvalidRequest` for an unknown name. For a kernel that this device cannot run, the message gives the reason.
     """
     if name not in KERNELS:
         raise InvalidRequest(f"kernel is {name!r}; must be one of {', '.join(KERNELS)}", "kernel")

@@ -1,8 +1,7 @@
 """Attention for models in which the rows of an image see each other: another kernel, with plain torch for the rows that
 have images.
 
-What the other kernel computes for such a row is thrown away. Rows of text get the same result whatever other rows there
-are.
+The other kernel's result for such a row is discarded. Rows of text get the same result whatever other rows there are.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from bridle.model.kv_cache import LayerCache
 
 
 class BidirectionalKernel:
-    """`causal`, corrected where tokens see what comes after them; if it `is_local`, within windows alone."""
+    """`causal`, corrected where tokens see later ones; if it `is_local`, within windows alone."""
 
     name = "both ways"
 

@@ -28,7 +28,7 @@ class BlockTableSlots:
         self._step = 0
 
     def place(self, rows: Sequence[PackedRow], block_size: int) -> tuple[list[int], npt.NDArray[np.int32]]:
-        """A seat for each row, and pages to be told: [U, 2], a place in the table and what is there."""
+        """Return a seat for each row, and the pages to upload: [U, 2], a place in the table and its page."""
         needed = [-(-row.context // block_size) for row in rows]
         self.reserve(len(rows), max(needed))
         self._step += 1

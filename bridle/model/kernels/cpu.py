@@ -58,8 +58,8 @@ class CpuKernel:
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
-        """Put into `out` [T, Hq, Dv] what rows give among whose tokens some see each other: other kernels know causal
-        order alone."""
+        """Write the results of rows in which some tokens see later ones into `out` [T, Hq, Dv]: other kernels know
+        causal order alone."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)

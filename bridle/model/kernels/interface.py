@@ -20,7 +20,7 @@ class AttentionKernel(Protocol):
     name: str
 
     def begin(self, step: PackedStep) -> None:
-        """Prepare what all layers of this step share."""
+        """Prepare the data that all layers of this step share."""
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
         """`query` [T, Hq, D] over each row's visible positions; the result is [T, Hq, Dv]."""

@@ -54,7 +54,7 @@ def first_that_does(
     block_size: int,
     seconds: Timer,
 ) -> PromptKernel | None:
-    """The first of `found` that gives what `kernel` gives by itself, and is no slower; the log says why others are not
+    """The first of `found` whose result equals that of `kernel`, and that is no slower; the log says why others are not
     used."""
     shapes = sorted(
         {shape for shape in geometry.layers.values() if not (shape.has_softcap or shape.has_sinks)}, key=str

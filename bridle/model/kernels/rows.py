@@ -1,4 +1,4 @@
-"""Attention over steps that numbers at fixed places of a device describe: what a graph replays.
+"""Attention over steps that numbers at fixed places of a device describe, for use in graphs.
 
 Every token is a row of its own, except those of long chunks, which have tiles. How many works there are is known to the
 device alone, so a fixed number of programs shares them; tiles that a step has no use for end at once. Works and tiles

@@ -71,7 +71,7 @@ def find_problem(
 def _try(
     kernel: AttentionKernel, shape: LayerGeometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> tuple[float, float]:
-    """The largest error of one step, and what rounding explains."""
+    """The largest error of one step, and the error that rounding explains."""
     generator = torch.Generator().manual_seed(shape.num_heads)
 
     def random(*size: int) -> Tensor:

@@ -27,7 +27,7 @@ _NEEDED = frozenset({"enable_gqa", "seqused_k", "block_table", "num_splits"})
 
 
 class VarlenKernel:
-    """Flash attention over the block table, with a fallback where it cannot do what a layer asks for."""
+    """Flash attention over the block table, with a fallback for layers that it does not support."""
 
     name = "varlen"
 
@@ -78,7 +78,7 @@ class VarlenKernel:
 
 
 def missing_for_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return what this kernel lacks here, or None."""
+    """Return the reason why this kernel is not available here, or None."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return f"CUDA and half precision; this is {dtype} on {device}"
     if torch.cuda.get_device_capability(device) < (8, 0):

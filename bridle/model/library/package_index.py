@@ -100,7 +100,7 @@ def _size(folder: Path) -> int:
 
 
 def _reason(output: BinaryIO) -> str:
-    """Return the last error that pip printed; what to install if there is no pip."""
+    """Return the last error that pip printed; without pip, the packages to install."""
     output.seek(0)
     lines = output.read(1 << 20).decode("utf-8", "replace").splitlines()
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]

@@ -1,8 +1,8 @@
 """The user's folder of pulled models: `$BRIDLE_MODELS`, or `bridle/models` in the user's data folder.
 
 A model is assembled in a folder of its own next to the finished ones, and renamed into place once its digest is right.
-So a finished folder is always whole. What a broken pull leaves is used by the next one: parts that are there are not
-fetched again.
+So a finished folder is always whole. The next pull uses the files of an interrupted one: complete parts are not fetched
+again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def installed_entries() -> list[LibraryEntry]:
 
 
 def remove_entry(entry: LibraryEntry) -> bool:
-    """Delete a pulled model and what a broken pull has left of it. Return whether there was anything to delete."""
+    """Delete a pulled model and the files of an interrupted pull. Return whether there was anything to delete."""
     root = models_folder()
     found = [path for path in (root / entry.folder_name, _staging(root, entry)) if path.is_dir()]
     if not found:

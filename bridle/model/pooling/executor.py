@@ -1,4 +1,5 @@
-"""Behind `Executor`: each row of a plan is a whole text, computed in one packed pass; its vector is what `embed` gives.
+"""Implements `Executor`: each row of a plan is a whole text, computed in one packed pass; its vector is the result of
+`embed`.
 
 The scheduler gives whole prompts only, since `info.task` says that none is generated from. There is no KV, and nothing
 is kept of a text after its step.

@@ -60,7 +60,7 @@ def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Rep
 
 
 def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelConfig) -> None:
-    """Refuse what is known to go wrong before any weight is read."""
+    """Refuse known failures before any weight is read."""
     name = settings.model_type
     known = MODEL_MAPPING_NAMES if pooling.task == "embed" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if name not in known:
@@ -149,7 +149,7 @@ def build_pooled(
 
 
 def _max_len(config: ModelConfig, settings: PreTrainedConfig, pooling: Pooling, model: PooledModel) -> int:
-    """The longest text: what the positions hold, or less if the folder or the caller says so."""
+    """The length of the longest text: the limit of the positions, or a lower one of the folder or the caller."""
     positions = support_checks.max_positions(settings) - model.position_offset
     limit = min(positions, pooling.max_length or positions)
     wanted = config.max_model_len

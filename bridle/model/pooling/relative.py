@@ -21,7 +21,7 @@ from bridle.model.pooling.segments import Bias, SegmentAttention
 
 def lower_relative(base: Any) -> None:
     """Replace the attention of a family that has positions relative to each other; other families stay as they are.
-    Raises `UnsupportedModel` for what is not known of such a family."""
+    Raises `UnsupportedModel` for unknown variants of such a family."""
     lower = _FAMILIES.get(str(base.config.model_type))
     if lower is not None:
         lower(base)
@@ -116,7 +116,8 @@ def _unless_packed(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _PackedDebertaV2(_Packed):
-    """Two terms: what a query makes of the distance, and what a key makes of it. Distances are counted in buckets."""
+    """Two terms: one of the query and the distance, and one of the key and the distance. Distances are counted in
+    buckets."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__(inner, encoder)
@@ -173,7 +174,7 @@ class _PackedDebertaV2(_Packed):
         return torch.where(behind.abs() <= middle, behind, (torch.ceil(steps).long() + middle) * behind.sign())
 
     def _table(self, kind: str) -> Tensor:
-        """[H, 2 * span, D], what each distance is for a layer; it does not depend on texts."""
+        """[H, 2 * span, D], the vector of each distance in a layer; it does not depend on texts."""
         if kind not in self._tables:
             (encoder,) = self._encoder
             rows = self._layer(kind)(encoder.get_rel_embedding()[: 2 * self._span])

@@ -1,7 +1,7 @@
 """Several texts in one row of tokens, without padding: where each lies, and attention that stays within each.
 
 Texts are laid out in order of their length, so that all of one length form a block `[num_texts, length]` that is
-computed in one call. What a text gets does not depend on the others.
+computed in one call. A text's result does not depend on the others.
 """
 
 from __future__ import annotations

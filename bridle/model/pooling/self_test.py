@@ -25,7 +25,7 @@ _LONGEST, _MOST = 40, 400
 
 
 def check_packing(model: PooledModel, family: str, max_len: int) -> None:
-    """Raise `UnsupportedModel` if texts of a family that was never compared are not what they are alone."""
+    """Raise `UnsupportedModel` if texts of a family that was never compared give other results together than alone."""
     if family in TRIED:
         return
     error, scale = compare_with_eager(model, max_len)

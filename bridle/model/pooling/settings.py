@@ -52,10 +52,11 @@ class Pooling:
     """Settings for turning a text into one vector.
 
     `modules` are applied to the hidden states, by a classifier before its head; `labels` are a classifier's, and its
-    scores are what `activation` makes of its logits. Texts have at most `max_length` tokens (None: what the positions
-    allow), and are read in lower case if they are `lowered`. `prompts` can be put before them by name, `default_prompt`
-    is put before those that name none. `dimensions` are the lengths to which vectors may be cut (none: any). The tokens
-    of a pair's second text are of another of `num_types` types; such a token is its id plus the vocabulary's size.
+    scores are the `activation` of its logits. Texts have at most `max_length` tokens (None: the limit of the
+    positions), and are read in lower case if they are `lowered`. `prompts` can be put before them by name,
+    `default_prompt` is put before those that name none. `dimensions` are the lengths to which vectors may be cut (none:
+    any). The tokens of a pair's second text are of another of `num_types` types; such a token is its id plus the
+    vocabulary's size.
     """
 
     task: Literal["embed", "classify"]

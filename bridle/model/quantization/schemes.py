@@ -14,7 +14,7 @@ _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantiz
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """`zero_offset` is what is added to stored zero points; `block` the sides of FP8's squares."""
+    """`zero_offset` is added to stored zero points; `block` has the sides of FP8's squares."""
 
     method: str
     bits: int = 8
@@ -23,7 +23,7 @@ class Scheme:
 
 
 def read_scheme(config: Any) -> Scheme:
-    """Raises `UnsupportedModel`, with the method's name, for what is not understood."""
+    """Raises `UnsupportedModel`, with the method's name, for an unsupported format."""
     fields = config if isinstance(config, dict) else config.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     reader = _READERS.get(method)

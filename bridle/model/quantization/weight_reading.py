@@ -159,8 +159,8 @@ class _Files:
 
 
 def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
-    """Return what the library's class calls a tensor of a file: some checkpoints have older names, or those of a model
-    without a head. Scales of `stored` weights may be called just that."""
+    """Return the library's name of a tensor of a file: some checkpoints have older names, or those of a model without a
+    head. Scales of `stored` weights may be called just that."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 

@@ -85,7 +85,7 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Columns:
-    """The words of some rows, and what lies where. `told` are the rows that report log-probabilities, `num_best` how
+    """The words of some rows, and their positions. `told` are the rows that report log-probabilities, `num_best` how
     many of the best tokens they report; `cut` are the rows of which top-k or top-p keep a part."""
 
     words: Words
@@ -166,7 +166,7 @@ def columns_of(
 
 
 def _ints(rows: Sequence[SampleRow], mask_slots: Sequence[int], vocab: int) -> Words:
-    """The integers of rows, but for the slots of what not every row has."""
+    """The integers of rows, except for the slots of optional features."""
     ints = np.full((len(rows), INTS), -1, np.int32)
     ints[:, 0] = [row.logits_index for row in rows]
     ints[:, 1] = mask_slots
@@ -216,5 +216,5 @@ def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fi
 
 
 def _small(tokens: npt.NDArray[np.int64]) -> Words:
-    """Tokens in 32 bits; what does not fit is none of the vocabulary."""
+    """Tokens in 32 bits; larger ones are not in the vocabulary."""
     return np.where((tokens >= 0) & (tokens < 1 << 31), tokens, -1).astype(np.int32)

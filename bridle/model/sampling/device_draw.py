@@ -144,7 +144,7 @@ class Drawer:
 
 
 class DrawStep:
-    """The launches for some rows: kernels take by name what they ask for of what there is."""
+    """The launches for some rows. Kernels take their arguments by name."""
 
     def __init__(
         self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor, kept: Tensor

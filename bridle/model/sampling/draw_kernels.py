@@ -122,8 +122,8 @@ def weigh_parts(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """The weight of each part: of all of it, or at last of what lies above edge and floor, with the number of logits
-    that equal the edge. Programs: rows, parts."""
+    """The weight of each part: of all of it, or in the end of the logits above edge and floor, with the number of
+    logits that equal the edge. Programs: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     floats += row * FLOATS
@@ -327,8 +327,8 @@ def pick(
 
 @triton.jit
 def _key(x: tl.tensor, column: tl.tensor) -> tl.tensor:
-    """Logits and their places as whole numbers, int64: the larger logit is the larger one, of equals the first. What is
-    no number is the largest."""
+    """Logits and their places as whole numbers, int64: the larger logit is the larger one, of equals the first. NaN is
+    the largest."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), 0x7FC00000)
     return (bits.to(tl.int64) << 32) + (0x7FFFFFFF - column)

@@ -58,7 +58,7 @@ class TracedDraws(Sequence[Draw | None]):
         ] = []  # where rows begin, which of them, what they drew from
 
     def add(self, indices: Sequence[int], found: RowProvenance) -> None:
-        """Note what rows `indices` drew from."""
+        """Record the distributions of rows `indices`."""
         self._told.append((0, indices, found))
 
     def extend(self, other: TracedDraws) -> None:
@@ -140,6 +140,6 @@ def _changes(
 
 
 def _gone(own: RowTotals, after: RowTotals) -> torch.Tensor:
-    """The weights of what is not allowed any more: float64 [C, 1]."""
+    """The weights of tokens that are not allowed any more: float64 [C, 1]."""
     weights = weights_of(own.work - own.work.amax(1, keepdim=True))
     return totals(weights.masked_fill_(after.work > -torch.inf, 0.0)).unsqueeze(1)

@@ -36,7 +36,7 @@ class Dry:
     def apply(
         self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, known: Histories, vocab: int
     ) -> None:
-        """Penalize, in place, what would continue with a repetition. `work` is [len(rows), W]."""
+        """Penalize, in place, the tokens that would continue a repetition. `work` is [len(rows), W]."""
         places: list[npt.NDArray[np.int64]] = []
         penalties: list[npt.NDArray[np.float32]] = []
         for i in [i for i, row in enumerate(rows) if row.sampling.has_dry]:

@@ -54,7 +54,7 @@ class MaskRing:
         return slots
 
     def release(self) -> None:
-        """Launches that read the masks have been made: what comes to their slots next waits for these."""
+        """Launches that read the masks have been made: the next writes to their slots wait for these."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))
@@ -62,7 +62,7 @@ class MaskRing:
     # -- slots -----------------------------------------------------------------------------------------------------
 
     def _make_room(self, number: int, num_words: int) -> None:
-        """Forget what lies where as many fresh masks may come to lie."""
+        """Forget the masks in the slots that fresh masks need."""
         if self.masks.shape[0] < number * _STEPS or self.masks.shape[1] != num_words:
             num_slots = max(_MIN_SLOTS, number * _STEPS)
             self.masks = torch.empty(num_slots, num_words, dtype=torch.int32, device=self._device)
@@ -122,7 +122,7 @@ def _sample(mask: bytes) -> bytes:
 
 
 def _write(masks: Sequence[bytes], staged: npt.NDArray[np.int32]) -> None:
-    """Masks as rows of words; what lies beyond a mask's end is forbidden."""
+    """Write masks as rows of words; tokens beyond a mask's end are forbidden."""
     rows = staged.view(np.uint8)
     for row, mask in zip(rows, masks, strict=True):
         size = min(len(mask), len(row))

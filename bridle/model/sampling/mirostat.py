@@ -27,7 +27,7 @@ def mu_of(row: SampleRow) -> float:
 
 
 def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Drop, in place, what is too surprising from rows `x` [R, W], whose largest logit is 0."""
+    """Remove, in place, the tokens that are too surprising from rows `x` [R, W], whose largest logit is 0."""
     weights = weights_of(x)
     shares = [[2.0 ** -min(max(mu_of(row), -_MOST), _MOST)] for row in rows]
     edge = upload_list(shares, torch.float64, x.device) * totals(weights).unsqueeze(1)

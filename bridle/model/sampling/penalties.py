@@ -71,8 +71,8 @@ class Histories:
         return array
 
     def known(self, seq_id: int) -> Known | None:
-        """Return what stays the same as long as a sequence's tokens only continue; None for a sequence that keeps
-        no state."""
+        """Return the tokens that were known before, as long as a sequence's tokens only continue; None for a sequence
+        that keeps no state."""
         return self._known.get(seq_id)
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:

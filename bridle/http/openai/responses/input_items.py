@@ -22,7 +22,7 @@ PHASES = ("commentary", "final_answer")
 
 def messages_of(instructions: str | None, items: str | JsonObjects, has_media: bool) -> JsonObjects:
     """The messages; images and sounds are left in them if the model `has_media`. Raises `InvalidRequest`, and
-    `UnsupportedFeature` for what is read nowhere."""
+    `UnsupportedFeature` for items that no route reads."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]

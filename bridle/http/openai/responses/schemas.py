@@ -109,7 +109,7 @@ class ResponsesBody(SamplingFields):
         return said
 
     def turn(self, conversations: ConversationStore, user: str) -> ConversationTurn | None:
-        """Return what adds the request and its answer to its conversation; None if it has none. Raises
+        """Return the function that adds the request and its answer to its conversation; None if it has none. Raises
         `UnknownConversation`, and `InvalidRequest` if there is no room."""
         name = self.conversation_id
         return None if name is None else conversations.begin_turn(user, name, list(map(as_item, self._given)))

@@ -31,8 +31,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` of a request in the shape of the chat API, and the tools that its response lists. `names` says
-    what the functions of namespaces are called there; `skipped` are the types that were left out."""
+    """The `functions` of a request in the shape of the chat API, and the tools that its response lists. `names` has the
+    names of namespaces' functions there; `skipped` are the types that were left out."""
 
     functions: JsonObjects | None = None
     told: JsonObjects = field(default_factory=list)
