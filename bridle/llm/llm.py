@@ -331,8 +331,7 @@ class LLM(LoadedModelMixin):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) ->
-        Any:
+        def __getattr__(self, name: str) -> Any:
             """Raise an error with the name here of a method of vLLM's `LLM`; type checkers see only existing
             methods."""
             advice = of_method(name)
