@@ -42,19 +42,19 @@ BODIES: dict[System, tuple[type[Fields], ...]] = {
 _FLAGS_HEAD = """\
 ## Flags
 
-Each flag of the servers' current versions. One that has another name here is read as that one by `bridle serve`; one
-that is absent is refused, with what the table says. `--name-*` stands for all flags that begin so. In Python `LLM(...)`
-tells the same of settings that are called so, as in `gpu_memory_utilization=`."""
+The tables have each flag of the servers' current versions. If a flag has another name here, `bridle serve` accepts both
+names. If a flag is absent, `bridle serve` refuses it with the reason in the table. `--name-*` means all flags with this
+beginning. In Python, `LLM(...)` does the same with settings of these names, as in `gpu_memory_utilization=`."""
 _FIELDS_HEAD = """\
 ## Fields of requests
 
-A field that would change a text is never ignored: it is taken, or the request is refused with the name of what to use
-instead. What cannot change a text passes, unless [`--strict-fields`](http.md#what-requests-may-say) is set. vLLM's are
-those of its `SamplingParams`, too; in Python whatever is unknown is an error."""
+A field that would change a text is never ignored. The server applies it, or refuses the request and names the
+alternative. Other unknown fields are ignored, unless [`--strict-fields`](http.md#what-requests-may-say) is set. vLLM's
+fields are also those of its `SamplingParams`. In Python every unknown name is an error."""
 _SAMPLERS_HEAD = """\
 ## Samplers
 
-What is drawn from, and what is kept out of it; [sampling.md](sampling.md) says what each does."""
+The table has samplers, filters and penalties. [sampling.md](sampling.md) explains those that bridle has."""
 #: What libraries have in place of fields.
 _CALLED: tuple[System, ...] = ("vLLM", "SGLang", "TGI", "guidance", "outlines", "LMQL", "Ray", "Pie")
 
@@ -65,9 +65,9 @@ def meaning(row: CompatField, system: System) -> str:
     if row.here == row.name or any(row.name in body.model_fields for body in bodies):
         return f"the same; {row.why}" if row.here and row.why else "the same"
     if row.here:
-        return f"`{row.here}`; its own name is taken, too"
+        return f"`{row.here}`; both names work"
     if row.is_neutral:
-        return f"absent, and cannot change a text: {row.why}"
+        return f"absent, and ignored: {row.why}"
     return f"absent, and refused: {row.why}"
 
 
@@ -93,9 +93,9 @@ def flag_meaning(row: Flag) -> str:
     if row.is_same:
         return f"the same{but}"
     if row.here == MODEL:
-        return f"`bridle serve MODEL`; its own name is taken, too{but}"
+        return f"`bridle serve MODEL`; both names work{but}"
     if row.is_shown or row.name in TAKEN:
-        return f"`{row.here}`; its own name is taken, too{but}"
+        return f"`{row.here}`; both names work{but}"
     return f"absent, and refused: {row.why or row.here}"
 
 
