@@ -89,7 +89,8 @@ def test_a_stalled_reader_keeps_little_and_is_cut(names: int) -> None:
     with AsyncEngine(engine) as client:
         stream = client.submit(make_request(controller=program, max_tokens=60))
         while client.num_live:
-            assert stream._backlog.num_bytes <= MAX_NOTE_BYTES
+            with stream._lock:
+                assert stream._backlog.num_bytes <= MAX_NOTE_BYTES
         if names > 1:
             with pytest.raises(ControllerError, match="does not read"):
                 list(stream)
