@@ -17,7 +17,7 @@ from bridle.cpu_kernels.threads import is_parallel
 from bridle.errors import InternalError
 
 #: The version of the C functions' arguments.
-VERSION = 9
+VERSION = 10
 #: A sum in 32 bits can hold this many products of 8-bit numbers.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20

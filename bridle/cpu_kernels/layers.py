@@ -24,6 +24,8 @@ _MAX_TOKENS = 1 << 20
 #: Numbers of the types of keys and values, and of the activations, in sources/attention.h and layer.h.
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
+#: What the first half of a layer reads: the layer's rows, which it may keep, or those that the one before it kept.
+ALONE, KEEPS, READS = range(3)
 #: The parts of a layer, each of which gives something that adapters add to, and what is left to do then.
 QKV, ATTEND, GATES, DOWN, END = range(5)
 
@@ -37,8 +39,9 @@ class CLayer(ctypes.Structure):
         ("out", CMatrix),
         ("gate_up", CMatrix * 2),
         ("down", CMatrix),
+        ("factors", c_void_p),
         *((name, c_int) for name in ("num_qkv", "num_gate_up", "rotation", "window", "kv", "activation")),
-        *((name, c_int) for name in ("is_norm_of_all_heads", "has_gate")),
+        *((name, c_int) for name in ("is_norm_of_all_heads", "beside", "has_gate")),
         *((name, c_float) for name in ("eps", "mlp_eps", "head_eps", "scale", "softcap", "share")),
     )
 
@@ -46,7 +49,7 @@ class CLayer(ctypes.Structure):
 class CStep(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("cos", "sin", "slots", "rows", "spans")),
-        *((name, c_void_p) for name in ("hidden", "normed", "wide", "attended", "mixed", "scratch")),
+        *((name, c_void_p) for name in ("hidden", "normed", "wide", "attended", "mixed", "kept", "scratch")),
         ("states", CStateRows),
         *((name, c_int) for name in ("tokens", "num_rows", "chunks", "hidden_size", "heads", "kv_heads")),
         *((name, c_int) for name in ("dim", "turned", "parallel")),
@@ -110,7 +113,8 @@ class LayerKV(NamedTuple):
 class Layer:
     """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its table of angles, from
     1 on; 0 is none. What a part adds to the rows is multiplied by `share`. A recurrent layer has a `mixer` in the place
-    of attention, whose inputs are `qkv`. A half that is missing has no `qkv` and `out`, or no `gate_up` and `down`."""
+    of attention, whose inputs are `qkv`. A half that is missing has no `qkv` and `out`, or no `gate_up` and `down`.
+    Layers side by side, whose first halves read the same rows, are one that keeps them and one that reads these."""
 
     norm: Tensor | None  # [hidden], as all norms but that of heads
     last_norm: Tensor | None
@@ -134,11 +138,13 @@ class Layer:
     sinks: Tensor | None  # [heads]
     mixer: Mixer | None = None
     has_gate: bool = False  # each query head is followed by a gate of what it gets
+    factors: Tensor | None = None  # of what the layer's first product gives
+    beside: int = ALONE
 
     @property
     def matrices(self) -> list[Matrix]:
         last = (matrix for matrix in (self.out, self.down) if matrix is not None)
-        return [*self.qkv, *self.gate_up, *last]
+        return [*self.qkv, *self.gate_up, *last, *(() if self.mixer is None else self.mixer.inner)]
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -220,7 +226,10 @@ class Layers:
         inner = heads.heads * heads.dim
         self._widest = max(width for layer in layers for width in layer.widths)
         self._inner = max(inner, *(layer.out.given for layer in layers if layer.out is not None))
-        self._channels = max(inner, *(layer.mixer.channels for layer in layers if layer.mixer is not None), 0)
+        self._mixed = max(inner, *(layer.mixer.num_mixed for layer in layers if layer.mixer is not None), 0)
+        self._keeps = any(layer.beside == KEEPS for layer in layers)
+        readers = [layer.beside for layer in layers if layer.beside != ALONE]
+        require(readers[:1] in ([], [KEEPS]) and max(readers, default=0) <= READS, "a layer beside none")
         self._scratch = max(scratch_bytes(matrix, 1) for layer in layers for matrix in layer.matrices)
         self._num_states = {pool.num_slots for pool in pools if isinstance(pool, MixerStates)}
 
@@ -236,8 +245,9 @@ class Layers:
             CMatrix() if layer.out is None else layer.out.c,
             (CMatrix * 2)(*(part.c for part in layer.gate_up)),
             CMatrix() if layer.down is None else layer.down.c,
+            None if layer.factors is None else layer.factors.data_ptr(),
             *(len(layer.qkv), len(layer.gate_up), layer.rotation, layer.window or 0, kv),
-            *(ACTIVATIONS[layer.activation], int(layer.is_norm_of_all_heads), int(layer.has_gate)),
+            *(ACTIVATIONS[layer.activation], int(layer.is_norm_of_all_heads), layer.beside, int(layer.has_gate)),
             *(layer.eps, layer.mlp_eps, layer.head_eps, layer.scale, layer.softcap or 0.0, layer.share),
         )
 
@@ -262,7 +272,7 @@ class Layers:
         wanted = (both + heads.kv_heads) * heads.dim + layer.has_gate * inner
         if layer.mixer is not None:
             inner, wanted = layer.mixer.num_outputs, layer.mixer.num_inputs
-            require(layer.mixer.heads <= hidden, f"{layer.mixer.heads} heads of a state")
+            require(layer.mixer.num_parameters <= hidden, f"{layer.mixer.num_parameters} parameters of a state")
         gates = 0 if layer.down is None else layer.down.given
         for name, parts, inputs, outputs in (
             ("qkv", layer.qkv, hidden, wanted if layer.qkv else 0),
@@ -272,8 +282,9 @@ class Layers:
         ):
             is_right = all(part.given == inputs for part in parts) and sum(part.outputs for part in parts) == outputs
             require(is_right and len(parts) <= (2 if name == "gate_up" else MAX_PARTS), f"{name} of {outputs} outputs")
+        factors = (layer.factors, layer.widths[0] or layer.widths[1])
         norms = [(norm, hidden) for norm in (layer.norm, layer.last_norm, layer.mlp_norm, layer.mlp_last_norm)]
-        for tensor, size in (*norms, (layer.head_norm, both * heads.dim), (layer.sinks, heads.heads)):
+        for tensor, size in (*norms, (layer.head_norm, both * heads.dim), (layer.sinks, heads.heads), factors):
             if tensor is not None:
                 check_tensor(tensor, torch.float32, size, "a norm or sinks")
         require(0 <= layer.rotation < 1 << 10, f"table {layer.rotation} of rotations")
@@ -305,12 +316,13 @@ class Layers:
         if self._num_states:
             require(states is not None and {states.num_slots} == self._num_states, "mixers without their states")
             require(states is not None and states.num_tokens == tokens, f"states of other tokens than {tokens}")
-        normed, mixed = _floats(tokens, self._hidden), _floats(tokens * self._channels)
+        normed, mixed = _floats(tokens, self._hidden), _floats(tokens * self._mixed)
+        kept = _floats(tokens * self._hidden * self._keeps)
         wide, attended = _floats(tokens * self._widest), _floats(tokens * self._inner)
         scratch, table = torch.empty(tokens * self._scratch, dtype=torch.uint8), rows.table(heads.kv_heads)
         step = CStep(
             *(tensor.data_ptr() for tensor in (cos, sin, slots, table, rows.spans)),
-            *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, mixed, scratch)),
+            *(tensor.data_ptr() for tensor in (hidden, normed, wide, attended, mixed, kept, scratch)),
             CStateRows() if states is None else states.c,
             *(tokens, rows.num_rows, rows.num_chunks * heads.kv_heads, self._hidden),
             *(heads.heads, heads.kv_heads, heads.dim, self._turned, is_parallel()),

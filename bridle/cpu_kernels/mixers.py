@@ -1,5 +1,5 @@
-"""Mixers of recurrent layers, which stand in the place of attention: short convolutions, gated delta nets and Mamba-2.
-The kernels compute each whole, over the states of all sequences of a step. Arguments are checked here.
+"""Mixers of recurrent layers, which stand in the place of attention: short convolutions, gated delta nets, Mamba-2 and
+Mamba. The kernels compute each whole, over the states of all sequences of a step. Arguments are checked here.
 
 The order of the fields is that of sources/mixer.h.
 """
@@ -9,25 +9,28 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import c_float, c_int, c_void_p
+from ctypes import POINTER, c_float, c_int, c_void_p
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bridle.cpu_kernels.kernels import check_tensor, require
+from bridle.cpu_kernels.kernels import CMatrix, Matrix, check_tensor, require
 from bridle.cpu_kernels.recurrence import MAX_SIZE, MAX_TAPS
 
 #: Numbers of the kinds in sources/mixer.h.
-KINDS = {"short_convolution": 0, "delta_net": 1, "mamba2": 2}
+KINDS = {"short_convolution": 0, "delta_net": 1, "mamba2": 2, "mamba": 3}
 _WORDS_OF_A_STRETCH = 4
 
 
 class CMixer(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("taps", "bias", "shift", "fall", "skip", "norm", "places", "inputs", "states")),
-        *((name, c_int) for name in ("kind", "channels", "num_taps", "width", "groups", "heads", "size", "columns")),
+        *((name, c_void_p) for name in ("taps", "bias", "shift", "fall", "skip", "norm")),
+        ("inner", POINTER(CMatrix)),
+        *((name, c_void_p) for name in ("places", "runs", "inputs", "states")),
+        *((name, c_int) for name in ("kind", "channels", "num_taps", "width", "groups", "heads", "size")),
+        *((name, c_int) for name in ("columns", "num_runs")),
         *((name, c_float) for name in ("eps", "least", "most")),
     )
 
@@ -50,7 +53,8 @@ class MixerStates(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Mixer:
     """The weights of a mixer, in float32. A state has a matrix of `size` by `columns` numbers for each of `heads`; keys
-    and queries belong to `groups` of heads. A short convolution has no heads."""
+    and queries belong to `groups` of heads. A short convolution has no heads; Mamba has one of a single column for each
+    channel."""
 
     kind: str
     taps: Tensor  # [channels, taps]
@@ -60,10 +64,12 @@ class Mixer:
     size: int = 0
     columns: int = 0
     shift: Tensor | None = None  # [heads], as all but the norm
-    fall: Tensor | None = None
+    fall: Tensor | None = None  # [heads, size] with Mamba
     skip: Tensor | None = None
-    norm: Tensor | None = None  # [columns], or [heads * columns] with Mamba-2
+    norm: Tensor | None = None  # [columns], or [heads * columns] with Mamba-2, or of Mamba's parameters
+    inner: Sequence[Matrix] = ()  # with Mamba: channels -> parameters, and those of steps -> steps
     places: Tensor | None = None  # [heads] int32, of the heads' outputs of a delta net
+    runs: Tensor | None = None  # [n, 2] int32: where stretches of a row's inputs are, and their lengths, in order
     eps: float = 0.0
     limits: tuple[float, float] = (0.0, float("inf"))  # of steps
 
@@ -80,37 +86,75 @@ class Mixer:
         """The numbers that the first product gives for a token."""
         if self.kind == "short_convolution":
             return 3 * self.channels
+        if self.kind == "mamba":
+            return 2 * self.channels
         return self.channels + self.num_outputs + self.heads * (2 if self.kind == "delta_net" else 1)
+
+    @property
+    def num_mixed(self) -> int:
+        """The numbers of a token for which there must be room beside its inputs and outputs."""
+        return self.channels if self.runs is None else self.num_inputs
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers of a token that steps and the like are made of."""
+        return self.inner[0].outputs if self.inner else self.heads
 
     def c(self, pool: MixerStates) -> CMixer:
         """The mixer over the states of `pool`, once all sizes are right. Raises `InternalError` if they are not."""
         (channels, num_taps), (slots, width) = self.taps.shape, pool.inputs.shape[:2]
         require(0 < num_taps <= min(MAX_TAPS, width + 1), f"{num_taps} taps, {width} kept")
         parts = [(self.taps, channels * num_taps), (self.bias, channels), (pool.inputs, slots * width * channels)]
-        if self.kind != "short_convolution":
+        if self.kind == "mamba":
+            parts += self._scan_parts(pool)
+        elif self.kind != "short_convolution":
             parts += self._state_parts(pool)
         for tensor, size in parts:
             if tensor is not None:
                 check_tensor(tensor, torch.float32, size, "a part of a mixer")
-        tensors = (self.taps, self.bias, self.shift, self.fall, self.skip, self.norm, self.places, *pool)
+        self._check_runs()
+        first = (self.taps, self.bias, self.shift, self.fall, self.skip, self.norm)
         return CMixer(
-            *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+            *_addresses(first),
+            (CMatrix * len(self.inner))(*(each.c for each in self.inner)) if self.inner else None,
+            *_addresses((self.places, self.runs, *pool)),
             *(KINDS[self.kind], channels, num_taps, width, self.groups, self.heads, self.size, self.columns),
-            *(self.eps, *self.limits),
+            *(0 if self.runs is None else len(self.runs), self.eps, *self.limits),
         )
+
+    def _scan_parts(self, pool: MixerStates) -> list[tuple[Tensor | None, int]]:
+        channels, size = self.channels, self.size
+        require(self.heads == channels and self.columns == 1 and size > 0, f"{self.heads} heads of {channels} channels")
+        require(len(self.inner) == 2 and None not in (self.fall, pool.states), "a mixer without a part")
+        first, second = self.inner
+        sizes = first.given, first.outputs, second.outputs
+        require(sizes == (channels, second.given + 2 * size, channels), f"products of {sizes} in a mixer")
+        states = (pool.states, pool.num_slots * channels * size)
+        return [(self.fall, channels * size), (self.skip, channels), (self.norm, first.outputs), states]
+
+    def _check_runs(self) -> None:
+        if self.runs is not None:
+            check_tensor(self.runs, torch.int32, 2 * len(self.runs), "runs of inputs")
+            found = [number for start, length in self.runs.tolist() for number in range(start, start + length)]
+            require(sorted(found) == [*range(self.num_inputs)], "runs that are no order of the inputs")
 
     def _state_parts(self, pool: MixerStates) -> list[tuple[Tensor | None, int]]:
         heads, size, columns = self.heads, self.size, self.columns
         require(0 < size <= MAX_SIZE and self.groups > 0 and heads % self.groups == 0, f"{heads} heads of {size}")
         keys = 2 * self.groups * size
         require(self.channels == keys + heads * columns, f"{self.channels} channels for {heads} heads")
-        require(None not in (self.shift, self.fall, self.norm, pool.states), "a mixer without a part")
+        needed = (self.shift, self.fall, pool.states, self.norm if self.kind == "delta_net" else self.shift)
+        require(None not in needed, "a mixer without a part")
         norm = columns if self.kind == "delta_net" else heads * columns
         per_head = [(part, heads) for part in (self.shift, self.fall, self.skip)]
         if self.places is not None:
             check_tensor(self.places, torch.int32, heads, "places of heads")
             require(sorted(self.places.tolist()) == [*range(heads)], "places of heads that are no order")
         return [*per_head, (self.norm, norm), (pool.states, pool.num_slots * heads * size * columns)]
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 #: Consecutive packed tokens of a sequence: their number, whether it has no state yet, the slot of its state, and the

@@ -108,7 +108,7 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     if (scratch_size(l.down, tokens) > room) room = scratch_size(l.down, tokens);
     step s = {floats((size_t)tables * tokens * turned), floats((size_t)tables * tokens * turned), slots, rows, spans,
               floats((size_t)tokens * hidden), floats((size_t)tokens * hidden), floats((size_t)tokens * widest),
-              floats((size_t)tokens * inner), floats((size_t)tokens * inner), malloc(room), {0},
+              floats((size_t)tokens * inner), floats((size_t)tokens * inner), floats((size_t)tokens * hidden), malloc(room), {0},
               tokens, 1, (tokens + per_chunk - 1) / per_chunk * kv_heads, hidden, heads, kv_heads, dim, turned, 1};
     bridle_layers(&s, &l, 1);
     tell("layers", s.hidden, (size_t)tokens * hidden);
@@ -120,38 +120,49 @@ static void try_layers(int kind, int tokens, int before, int heads, int kv_heads
     free((void *)l.norm); free((void *)l.last_norm); free((void *)l.mlp_norm); free((void *)l.mlp_last_norm);
     free((void *)l.head_norm); free((void *)l.sinks); free(l.keys); free(l.values); free(l.key_scales); free(l.value_scales);
     free((void *)s.cos); free((void *)s.sin); free(slots); free(rows); free(spans);
-    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.scratch);
+    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.kept); free(s.scratch);
 }
 
-// A layer with a mixer and a network without gates, over two sequences of four slots; the first one's state is saved on the way.
-static void try_mixer(int kind, int first, int second, int groups, int copies, int size, int columns) {
-    const int tokens = first + second, heads = groups * copies, inner = heads * columns, hidden = 96, gates = 40, taps = 3;
-    const int channels = kind == SHORT_CONVOLUTION ? inner : 2 * groups * size + inner;
-    const int width = kind == SHORT_CONVOLUTION ? 3 * channels : channels + inner + heads * (kind == DELTA_NET ? 2 : 1);
+// A layer with a mixer, another one beside it, and a network without gates, over two sequences of four slots; the first one's
+// state is saved on the way. `variant`: bit 0 inputs in another order, bit 1 factors and no norm.
+static void try_mixer(int kind, int first, int second, int groups, int copies, int size, int columns, int variant) {
+    const int is_scan = kind == MAMBA, ordered = variant & 1, scaled = variant >> 1 & 1;
+    const int tokens = first + second, heads = groups * copies * (is_scan ? columns : 1), hidden = 280, gates = 40, taps = 3;
+    if (is_scan) columns = 1;
+    const int inner = heads * columns, rank = 5, parameters = rank + 2 * size;
+    const int channels = kind == SHORT_CONVOLUTION || is_scan ? inner : 2 * groups * size + inner;
+    const int width = kind == SHORT_CONVOLUTION ? 3 * channels : is_scan ? 2 * channels : channels + inner + heads * (kind == DELTA_NET ? 2 : 1);
     const size_t numbers = (size_t)4 * heads * size * columns;
     int32_t *places = malloc(4 * (size_t)heads);
     for (int h = 0; h < heads; h++) places[h] = heads - 1 - h;
-    mixer m = {floats(channels * taps), floats(channels), floats(heads), floats(heads), floats(heads), floats(inner), places,
-               floats((size_t)4 * taps * channels), floats(numbers), kind, channels, taps, taps, groups, heads, size, columns, 1e-6f, 0, INFINITY};
-    for (int h = 0; h < heads; h++) ((float *)m.fall)[h] = -fabsf(m.fall[h]);
+    const int32_t runs[] = {channels, width - channels, 0, channels};
+    const matrix within[] = {random_matrix(FLOAT32, parameters, channels), random_matrix(FLOAT32, channels, rank)};
+    float *norm = floats(is_scan ? parameters : inner), *factors = floats(width > gates ? width : gates);
+    mixer m = {floats(channels * taps), floats(channels), floats(heads), floats((size_t)heads * size), floats(heads),
+               scaled && kind != DELTA_NET ? NULL : norm, within, places, runs,
+               floats((size_t)4 * taps * channels), floats(numbers), kind, channels, taps, taps, groups, heads, size, columns, ordered ? 2 : 0, 1e-6f, 0, INFINITY};
+    for (int h = 0; h < heads * size; h++) ((float *)m.fall)[h] = -fabsf(m.fall[h]);
     layer l = {.norm = floats(hidden), .mlp_norm = floats(hidden), .mixer = &m, .out = random_matrix(FLOAT32, hidden, inner),
-               .down = random_matrix(FLOAT32, hidden, gates), .activation = RELU2, .eps = 1e-6f, .mlp_eps = 1e-6f, .share = 1};
+               .down = random_matrix(FLOAT32, hidden, gates), .activation = RELU2, .eps = 1e-6f, .mlp_eps = 1e-6f, .share = 1,
+               .factors = scaled ? factors : NULL, .beside = KEEPS};
     l.qkv[l.num_qkv++] = random_matrix(FLOAT32, width, hidden);
     l.gate_up[l.num_gate_up++] = random_matrix(FLOAT32, gates, hidden);
     const int64_t stretches[] = {0, first - 1, 1, 2, first - 1, 1, 0, 2, first, second, 0, 0}, all[] = {1, 1, 2, 0}, saves[] = {2, 3};
     stretch table[2];
     step s = {.hidden = floats((size_t)tokens * hidden), .normed = floats((size_t)tokens * hidden), .wide = floats((size_t)tokens * (width > gates ? width : gates)),
-              .attended = floats((size_t)tokens * inner), .mixed = floats((size_t)tokens * channels),
-              .scratch = malloc(4 * (size_t)tokens * (inner > hidden ? inner : hidden)),
+              .attended = floats((size_t)tokens * inner), .mixed = floats((size_t)tokens * (ordered ? width : channels)),
+              .kept = floats((size_t)tokens * hidden), .scratch = malloc(4 * (size_t)tokens * (inner > hidden ? inner : hidden)),
               .states = {stretches, all, saves, table, 2}, .tokens = tokens, .hidden_size = hidden, .parallel = 1};
-    bridle_layers(&s, &l, 1);
+    layer layers[] = {l, l, l};
+    layers[1].beside = READS; layers[1].num_gate_up = 0; layers[2].num_qkv = 0; layers[2].beside = ALONE;
+    bridle_layers(&s, layers, 3);
     tell("mixer", s.hidden, (size_t)tokens * hidden);
     tell("states", m.inputs, (size_t)4 * taps * channels);
     for (int i = 0; i < tokens * hidden; i++) if (s.hidden[i] != s.hidden[i]) { printf("mixer: not a number\n"); exit(1); }
-    drop(l.qkv[0]); drop(l.gate_up[0]); drop(l.out); drop(l.down);
-    free((void *)m.taps); free((void *)m.bias); free((void *)m.shift); free((void *)m.fall); free((void *)m.skip); free((void *)m.norm);
+    drop(l.qkv[0]); drop(l.gate_up[0]); drop(l.out); drop(l.down); drop(within[0]); drop(within[1]);
+    free((void *)m.taps); free((void *)m.bias); free((void *)m.shift); free((void *)m.fall); free((void *)m.skip); free(norm); free(factors);
     free(places); free(m.inputs); free(m.states); free((void *)l.norm); free((void *)l.mlp_norm);
-    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.scratch);
+    free(s.hidden); free(s.normed); free(s.wide); free(s.attended); free(s.mixed); free(s.kept); free(s.scratch);
 }
 
 // Two sequences, of which the second one has no state yet. A size is also that of a part of a head; rows lie apart.
@@ -263,8 +274,8 @@ int main(int count, char **arguments) {
     for (int size = 1; size < 130; size += size < 40 ? 13 : 44)
         for (int wide = 1; wide < 80; wide += wide < 20 ? 7 : 29)
             for (int turn = 0; turn < 3; turn++) try_recurrent(1 + 4 * turn, 5 - 2 * turn, 1 + turn % 2, 1 + turn, size, wide);
-    for (int kind = SHORT_CONVOLUTION; kind <= MAMBA2; kind++)
-        for (int turn = 0; turn < 9; turn++) try_mixer(kind, 2 + turn, 1 + turn % 4, 1 + turn % 2, 1 + turn % 3, 1 + 7 * turn, 3 + 13 * turn);
+    for (int kind = SHORT_CONVOLUTION; kind <= MAMBA; kind++)
+        for (int turn = 0; turn < 9; turn++) try_mixer(kind, 2 + turn, 1 + turn % 4, 1 + turn % 2, 1 + turn % 3, 1 + 7 * turn, 3 + 13 * turn, turn % 4);
     printf("all ran\n");
     return 0;
 }

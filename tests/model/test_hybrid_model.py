@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
 from bridle.config import ModelConfig
-from bridle.cpu_kernels.kernels import Kernels
+from bridle.cpu_kernels.kernels import Kernels, Matrix
 from bridle.cpu_kernels.library import kernels
 from bridle.cpu_kernels.mixers import Mixer, MixerStates, StateRows
+from bridle.cpu_kernels.packing import pack_float32
 from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, StateSave, StepPlan
 from bridle.errors import InternalError
 from bridle.lora import AdapterPool, open_adapter, require_device
@@ -325,6 +327,8 @@ def test_rows_outside_of_the_states_are_refused(spans: list[Any], message: str) 
         ({"norm": torch.ones(3)}, "a part of a mixer"),
         ({"shift": None}, "without a part"),
         ({"taps": torch.ones(16, 6)}, "6 taps, 4 kept"),
+        ({"runs": torch.tensor([[0, 20], [20, 7]], dtype=torch.int32)}, "no order of the inputs"),
+        ({"runs": torch.tensor([[1, 28]], dtype=torch.int32)}, "no order of the inputs"),
     ],
 )
 def test_mixers_of_wrong_sizes_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -334,3 +338,18 @@ def test_mixers_of_wrong_sizes_are_refused(fields: dict[str, Any], message: str)
     assert Mixer("delta_net", **right).c(pool).channels == 16  # type: ignore[arg-type]
     with pytest.raises(InternalError, match=message):
         Mixer("delta_net", **{**right, **fields}).c(pool)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(4, 3), (5, 2)])
+def test_products_of_wrong_sizes_within_a_mixer_are_refused(rank: int, size: int) -> None:
+    def product(outputs: int, inputs: int) -> Matrix:
+        found = found_kernels()
+        return found.matrix(pack_float32(torch.ones(outputs, inputs), found.lanes), None)
+
+    pool = MixerStates(torch.zeros(3, 4, 8), torch.zeros(3, 8, size))
+    mixer = Mixer("mamba", torch.ones(8, 4), None, 1, 8, size, 1, fall=torch.ones(8, size))
+    right = product(rank + 2 * size, 8), product(8, rank)
+    assert replace(mixer, inner=right).c(pool).channels == 8
+    for wrong in ((), (right[0], product(8, rank + 1)), (right[0], product(7, rank)), (product(rank, 8), right[1])):
+        with pytest.raises(InternalError, match=r"products of|without a part"):
+            replace(mixer, inner=wrong).c(pool)

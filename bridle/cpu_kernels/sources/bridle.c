@@ -8,7 +8,7 @@
 // What the object was built for: outputs to a panel, what is added to a stored 8-bit weight, the version of this interface.
 API int bridle_lanes(void) { return LANES; }
 API int bridle_zero(void) { return ZERO8; }
-API int bridle_version(void) { return 9; }
+API int bridle_version(void) { return 10; }
 
 // Scratch for rows that are rounded: bytes of integers, then 4-byte scales, then 4-byte sums.
 // out [rows, outputs] = x [rows, given] . weights + bias

@@ -6,6 +6,7 @@
 #include "mixer.h"
 
 enum { SILU, GELU_TANH, RELU2 };                  // RELU2: the square of what is positive, without a gate
+enum { ALONE, KEEPS, READS };
 typedef struct {
     // Norms that a layer lacks are NULL. The last ones of a part are of what it adds to the rows.
     const float *norm, *last_norm, *mlp_norm, *mlp_last_norm, *head_norm;   // head_norm: [heads + kv heads][dim]
@@ -14,7 +15,9 @@ typedef struct {
     float *key_scales, *value_scales;
     const mixer *mixer;                           // NULL: attention
     matrix qkv[4], out, gate_up[2], down;         // of a part that a layer lacks there are none
+    const float *factors;                         // of what the first product gives, or NULL
     int num_qkv, num_gate_up, rotation, window, kv, activation, is_norm_of_all_heads;   // rotation: 0 is none, n the nth table
+    int beside;                                   // layers whose first halves read the same rows: the first one KEEPS them
     int has_gate;                                 // each query head is followed by a gate of what it gets
     float eps, mlp_eps, head_eps, scale, softcap, share;   // share: what is added to the rows is multiplied by it
 } layer;
@@ -23,30 +26,22 @@ typedef struct {
     const float *cos, *sin;                       // [tables][tokens][turned], the first half of the sines negated
     const int64_t *slots, *rows, *spans;
     float *hidden, *normed, *wide, *attended;     // [tokens][hidden], the same, [tokens][widest], [tokens][heads x dim]
-    float *mixed;                                 // [tokens][channels], or gates
+    float *mixed, *kept;                          // [tokens][channels], or gates; [tokens][hidden] of layers side by side
     uint8_t *scratch;
     state_rows states;
     int tokens, num_rows, chunks, hidden_size, heads, kv_heads, dim, turned, parallel;
 } step;
 
-// Where integers, scales and sums of rounded rows lie.
-static quantized cut(uint8_t *scratch, traits t, int rows, int inputs) {
-    quantized x;
-    x.q = (int8_t *)scratch;
-    x.scale = (float *)(scratch + (size_t)rows * row_bytes(t, inputs));
-    x.sums = (int32_t *)(x.scale + (size_t)rows * row_scales(t, inputs));
-    return x;
-}
-
-typedef struct { const step *s; const float *weight; float eps; const matrix *m; } norm_job;
+typedef struct { const step *s; const float *rows, *weight; float eps; const matrix *m; } norm_job;
 static void norm_chunk(const void *job, int i) {
     const norm_job *a = job;
     const step *s = a->s;
     const traits t = TRAITS[a->m->kind];
+    const float *x = a->rows + (size_t)i * s->hidden_size;
     float *y = s->normed + (size_t)i * s->hidden_size;
     int place_step;
-    if (a->weight) normalize(s->hidden + (size_t)i * s->hidden_size, a->weight, a->eps, y, s->hidden_size);
-    else memcpy(y, s->hidden + (size_t)i * s->hidden_size, sizeof(float) * s->hidden_size);
+    if (a->weight) normalize(x, a->weight, a->eps, y, s->hidden_size);
+    else memcpy(y, x, sizeof(float) * s->hidden_size);
     const quantized to = place(cut(s->scratch, t, s->tokens, a->m->inputs), i, s->tokens, a->m->inputs, t, &place_step);
     quantize_row(y, s->hidden_size, a->m->inputs, t, to, place_step);
 }
@@ -84,6 +79,16 @@ static void gate_chunk(const void *job, int i) {
     for (; k < gates; k++) g[k] = g[k] / (1.0f + exp_(-rest(splat(g[k]), activation))[0]) * u[k];
     const quantized to = place(cut(s->scratch, t, s->tokens, m->inputs), i, s->tokens, m->inputs, t, &place_step);
     quantize_row(g, gates, m->inputs, t, to, place_step);
+}
+
+typedef struct { float *rows; const float *factors; int width; } factor_job;
+static void factor_chunk(const void *job, int i) {
+    const factor_job *a = job;
+    gate_by(a->rows + (size_t)i * a->width, a->factors, a->width);
+}
+static void scale_product(const step *s, const layer *l, int width, int many) {
+    const factor_job job = {s->wide, l->factors, width};
+    if (l->factors) run(factor_chunk, &job, s->tokens, many);
 }
 
 INL int outputs_of(const matrix *m, int count) {
@@ -164,7 +169,7 @@ static void attend_or_mix(const step *s, const layer *l, int many) {
     const int width = attention_width(s, l);
     const heads_job heads = {s, l};
     if (l->mixer) {
-        const mixing a = {l->mixer, s->wide, s->mixed, s->normed, s->attended, outputs_of(l->qkv, l->num_qkv)};
+        const mixing a = {l->mixer, s->wide, s->mixed, s->normed, s->attended, s->scratch, outputs_of(l->qkv, l->num_qkv)};
         mix(l->mixer, &s->states, &a, s->tokens, s->parallel);
         return;
     }
@@ -179,16 +184,19 @@ static void attend_or_mix(const step *s, const layer *l, int many) {
 enum { QKV, ATTEND, GATES, DOWN, END, PARTS };
 static void advance(const step *s, const layer *l, int part) {
     const int many = s->parallel && s->tokens > 3;
-    const norm_job norm = {s, l->norm, l->eps, l->qkv}, mlp_norm = {s, l->mlp_norm, l->mlp_eps, l->gate_up};
+    const norm_job norm = {s, l->beside == READS ? s->kept : s->hidden, l->norm, l->eps, l->qkv};
+    const norm_job mlp_norm = {s, s->hidden, l->mlp_norm, l->mlp_eps, l->gate_up};
     const gate_job gate = {s, l};
     if (!l->num_qkv && part <= ATTEND) return;
     if (!l->num_gate_up && part > GATES) return;
     switch (part) {
     case QKV:
+        if (l->beside == KEEPS) memcpy(s->kept, s->hidden, sizeof(float) * s->tokens * s->hidden_size);
         run(norm_chunk, &norm, s->tokens, many);
         multiply_all(s, l->qkv, l->num_qkv, s->normed, s->wide, outputs_of(l->qkv, l->num_qkv));
         break;
     case ATTEND:
+        scale_product(s, l, outputs_of(l->qkv, l->num_qkv), many);
         attend_or_mix(s, l, many);
         quantize_rows(s->attended, (size_t)l->out.given, s->tokens, l->out.given, l->out.inputs, TRAITS[l->out.kind],
                       cut(s->scratch, TRAITS[l->out.kind], s->tokens, l->out.inputs), s->parallel);
@@ -201,6 +209,7 @@ static void advance(const step *s, const layer *l, int part) {
         multiply_all(s, l->gate_up, l->num_gate_up, s->normed, s->wide, gate_width(l));
         break;
     case DOWN:
+        if (!l->num_qkv) scale_product(s, l, gate_width(l), many);
         run(gate_chunk, &gate, s->tokens, s->parallel && s->tokens > 1);
         project(s, l, &l->down, l->mlp_last_norm);
         break;
