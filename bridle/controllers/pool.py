@@ -14,8 +14,8 @@ from bridle.controller_tools.session import adopt, leave
 from bridle.controllers.composite_member import num_same
 from bridle.controllers.python import Controller, SequenceView
 from bridle.controllers.sync_pool import SyncControllerPool, opened
-from bridle.engine.control.decision import Awaited, Decision
-from bridle.engine.interfaces import Answer, Ask, Capability
+from bridle.engine.control.decision import DRAW, Awaited, Decision
+from bridle.engine.interfaces import DRAWN, Answer, Ask, Capability, ask_after
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -111,16 +111,37 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
                 self._fork(ask, ask.parent, ask.branch or 0)
         for ask in asks:
             instance = self._live.get(ask.seq_id)
+            if instance is not None:
+                self._ask_one(instance, ask)
+
+    def ask_sampled(self, tokens: Mapping[int, int]) -> None:
+        """Call controllers after one more sampled token each. Nearly all calls are of this kind, so it has to be
+        quick."""
+        live, answers = self._live, self._answers
+        for seq_id, token in tokens.items():
+            instance = live.get(seq_id)
             if instance is None:
                 continue
-            if instance.awaited and instance.is_waiting and ask == Ask(ask.seq_id, turns=ask.turns):
-                self._held[ask.seq_id] = ask
+            if instance.awaited or instance.ahead or instance.seconds_ahead:
+                self._ask_one(instance, ask_after(seq_id, token))
                 continue
-            if self._held:
-                self._held.pop(ask.seq_id, None)
-            self._answers[ask.seq_id] = (
-                self._go_on(instance, ask) if instance.ahead or instance.seconds_ahead else _call(instance, ask)
-            )
+            view = instance.view
+            view.tokens.append(token)
+            view.new_tokens, view.num_rewound, view.sampled = (token,), 0, token
+            view.candidates, view.may_force, view.rewritten_by = None, True, ""
+            if view._probe_names:
+                view.probes = {}
+            answers[seq_id] = _decide(instance)
+
+    def _ask_one(self, instance: _Instance, ask: Ask) -> None:
+        if instance.awaited and instance.is_waiting and ask == Ask(ask.seq_id, turns=ask.turns):
+            self._held[ask.seq_id] = ask
+            return
+        if self._held:
+            self._held.pop(ask.seq_id, None)
+        self._answers[ask.seq_id] = (
+            self._go_on(instance, ask) if instance.ahead or instance.seconds_ahead else _call(instance, ask)
+        )
 
     def _go_on(self, instance: _Instance, ask: Ask) -> Answer:
         """Call the controller, or the copy that was shown the first tokens before they were sampled."""
@@ -131,9 +152,9 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         last = self._live[ask.seq_id] = told[-1].copy
         last.is_slow = instance.is_slow
         answer = _call(last, replace(ask, tokens=ask.tokens[ask.num_foreseen :], num_foreseen=0))
-        answer.log = "".join([*(before.answer.log for before in told), answer.log])
-        answer.stored = (*(value for before in told for value in before.answer.stored), *answer.stored)
-        return answer
+        log = "".join([*(before.answer.log for before in told), answer.log])
+        stored = (*(value for before in told for value in before.answer.stored), *answer.stored)
+        return replace(answer, log=log, stored=stored) if log or stored else answer
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """Show the tokens to copies of a pure controller, one after the other, until one does not just sample or the
@@ -175,10 +196,9 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         instance = self._live.get(seq_id)
         if instance is None or num_tokens > len(instance.ahead):
             return None
-        answer = instance.ahead[num_tokens - 1].answer
-        words = Answer(log=answer.log, stored=answer.stored)
-        answer.log, answer.stored = "", ()
-        return words
+        told = instance.ahead[num_tokens - 1]
+        instance.ahead[num_tokens - 1] = told._replace(answer=Answer(told.answer.decision))
+        return told.answer
 
     def _fork(self, ask: Ask, parent_id: int, branch: int) -> None:
         parent = self._live[parent_id]
@@ -225,10 +245,15 @@ def _tell_copy(instance: _Instance, seq_id: int, token: int) -> _Told | None:
 
 
 def _call(instance: _Instance, ask: Ask) -> Answer:
+    _update(instance.view, ask)
+    return _decide(instance, ask.final)
+
+
+def _decide(instance: _Instance, is_final: bool = False) -> Answer:
+    """Call the controller, whose view is up to date."""
     view = instance.view
-    _update(view, ask)
     try:
-        if ask.final:
+        if is_final:
             instance.controller.finish(view)
             decision = None
         else:
@@ -237,12 +262,12 @@ def _call(instance: _Instance, ask: Ask) -> Answer:
                 raise ControllerError(f"next() returned {decision!r}; it must return a Decision")
             instance.awaited = decision.awaited
         if not (view._logs or view._stored):  # mostly
-            return Answer(decision)
+            return DRAWN if decision is DRAW else Answer(decision)
         log, stored = view.take_logs()
         return Answer(decision, log=log, stored=stored)
     except Exception as error:
         log, stored = view.take_logs()
-        return Answer(error=_as_error(error, "finish" if ask.final else "next"), log=log, stored=stored)
+        return Answer(error=_as_error(error, "finish" if is_final else "next"), log=log, stored=stored)
 
 
 def _update(view: SequenceView, ask: Ask) -> None:

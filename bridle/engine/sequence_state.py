@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 
-from bridle.engine.control.decision import Awaited, Decision
+from bridle.engine.control.decision import DRAW, Awaited, Decision
 from bridle.engine.guardrails.guardrails import GuardrailMatch
 from bridle.engine.interfaces import Ask, Change, ControllerPool
 from bridle.engine.outputs.aligned import AlignedSampling
@@ -144,6 +144,8 @@ class ControlState:
     awaits_answer: bool = False
     answer: Decision | None = None  # arrived, not applied yet
     pending_ask: Ask | None = None  # what to tell it next
+    pending_token: int | None = None  # all that there is to tell, if that is a sampled token; then there is no ask
+    asked_round: int = 0  # the round in which it was asked last
     missed_deadline: bool = False  # missed a step: not computed until it answers
     is_suspended: bool = False  # it said wait
     awaited: tuple[Awaited, ...] = ()  # for these alone
@@ -157,6 +159,11 @@ class ControlState:
     num_told: int = 0  # how many tokens it was told of,
     num_kept: int = 0  # how many of those are still there; written by the sequence, too
     log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
+
+    @property
+    def just_draws(self) -> bool:
+        """Return whether the controller has said in time that the next token is sampled as usual."""
+        return self.answer is DRAW and not self.num_idle_steps and self.num_moves < self.max_moves
 
     @property
     def is_parked(self) -> bool:

@@ -68,14 +68,15 @@ def test_an_answer_from_before_another_output_ended_is_no_deadlock() -> None:
         watch.add(seq)
     waits = Decision.wait((("y", 0),))
     watch.next_round()
-    watch.note_ask(waiter)
+    waiter.control.asked_round = watch.round
     assert watch.note_decision(waiter, waits) is None
     watch.next_round()
-    watch.note_ask(waiter)  # answered before the other sets the variable, and heard after it has ended
+    waiter.control.asked_round = watch.round
+    # it answered before the other sets the variable, and is heard after it has ended
     watch.drop(setter)
     assert watch.note_decision(waiter, waits) is None
     watch.next_round()
-    watch.note_ask(waiter)
+    waiter.control.asked_round = watch.round
     assert watch.note_decision(waiter, waits) is not None
 
 
@@ -96,7 +97,7 @@ def test_found_if_and_only_if_nobody_can_go_on(programs: list[list[Action]], del
         asked = [actor for actor in actors if not actor.is_over and actor.answer is None]
         random.shuffle(asked)  # type: ignore[attr-defined]
         for actor in asked:
-            watch.note_ask(actor.seq)
+            actor.seq.control.asked_round = watch.round
             actor.answer = actor.call()
             delay = delays.pop() if delays else 0
             under_way.append((turn + delay, len(under_way), actor, actor.answer))
@@ -185,7 +186,7 @@ def test_doing_nothing_is_given_up_after_a_second_however_slow_steps_are(millis:
         verdicts = []
         for number, seq in enumerate(outputs):
             turns = watch.turns_due(seq)
-            watch.note_ask(seq)
+            seq.control.asked_round = watch.round
             had[number] += turns
             verdicts.append(watch.note_decision(seq, Decision.splice(), turns))
         if any(verdicts):

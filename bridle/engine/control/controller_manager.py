@@ -18,7 +18,15 @@ from bridle.engine.control.controller_output import ControllerOutputs
 from bridle.engine.control.deadlock import DeadlockWatch
 from bridle.engine.control.decision import DRAW, Branch, Decision
 from bridle.engine.control.decision_validator import DecisionValidator
-from bridle.engine.interfaces import Answer, Ask, ControllerPool, ExecutorInfo, check_pools
+from bridle.engine.interfaces import (
+    DRAWN,
+    Answer,
+    Ask,
+    ControllerPool,
+    ExecutorInfo,
+    ask_after,
+    check_pools,
+)
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
@@ -104,11 +112,15 @@ class ControllerManager:
             return
         control.num_moves += 1
         is_next = control.num_kept == control.num_told == len(seq.tokens) - 1
-        if sampled is not None and is_next and control.pending_ask is None and not seq.output.changes:  # nearly always
+        has_news = control.pending_ask is not None or control.pending_token is not None or seq.output.changes
+        if sampled is not None and is_next and not has_news:  # nearly always
             control.answer = None
-            control.pending_ask = Ask(seq.id, (seq.tokens[-1],), 0, sampled, candidates, probes=probes)
+            if candidates is None and not probes and sampled == seq.tokens[-1]:
+                control.pending_token = sampled
+            else:
+                control.pending_ask = Ask(seq.id, (seq.tokens[-1],), 0, sampled, candidates, probes=probes)
             return
-        control.answer, news = None, control.pending_ask or Ask(seq.id)
+        control.answer, news = None, _take_news(seq) or Ask(seq.id)
         tokens, backtrack = tuple(seq.tokens[control.num_kept :]), control.num_told - control.num_kept
         known, changes = news.tokens, (*news.changes, *self._progress.policing.take_changes(seq))
         is_further = not (backtrack or changes) and len(tokens) > len(known) and tokens[: len(known)] == known
@@ -129,7 +141,7 @@ class ControllerManager:
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
         """Note that the output ends by an answer that was predicted. Logs and variables of that answer still count."""
-        news = seq.control.pending_ask
+        news = _take_news(seq)
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
 
@@ -138,31 +150,52 @@ class ControllerManager:
         controller is asked again once its answer was applied. If a sequence is over except for its scores, its
         controller is asked for its last logs."""
         asks = defaultdict[ControllerPool, list[Ask]](list)
+        sampled = defaultdict[ControllerPool, dict[int, int]](dict)
         self._watch.next_round()
         for seq in self.sequences.values():
-            control = seq.control
-            if control.is_suspended and not (control.pending_ask or control.awaits_answer or control.answer):
-                control.pending_ask = Ask(seq.id, turns=self._watch.turns_due(seq))
-            ask = control.pending_ask
-            if ask is None or control.pool is None or seq.is_choosing:
+            control, pool = seq.control, seq.control.pool
+            if pool is None or seq.is_choosing:
                 continue
-            if seq.output.ending is not None:
-                ask, control.final_ask_sent = replace(ask, final=True), True
-            asks[control.pool].append(ask)
-            control.num_told = control.num_kept = control.num_told + len(ask.tokens) - ask.backtrack
-            control.pending_ask, control.awaits_answer = None, True
+            token = control.pending_token
+            if token is None or seq.output.ending is not None:
+                ask = self._next_ask(seq)
+                if ask is None:
+                    continue
+                asks[pool].append(ask)
+                control.num_told = control.num_kept = control.num_told + len(ask.tokens) - ask.backtrack
+                control.pending_ask = None
+            else:
+                sampled[pool][seq.id] = token
+                control.num_told = control.num_kept = control.num_told + 1
+                control.pending_token = None
+            control.awaits_answer, control.asked_round = True, self._watch.round
             if seq.trace is not None:
                 self._progress.tracer.asked(seq, self._clock())
-            self._watch.note_ask(seq)
         for seq in self.words.pending_final_asks:
             if seq.control.pool is not None:
-                asks[seq.control.pool].append(replace(seq.control.pending_ask or Ask(seq.id), final=True))
+                asks[seq.control.pool].append(replace(_take_news(seq) or Ask(seq.id), final=True))
         self.words.pending_final_asks.clear()
-        for pool, batch in asks.items():
-            batch.sort(key=attrgetter("seq_id"))
-            if "remote_lookahead" in pool.capabilities and pool.is_told_ahead:
-                batch = self.foresight.with_drafts(batch)
-            pool.ask(batch)
+        for pool in {**asks, **sampled}:
+            self._send(pool, asks[pool], sampled[pool])
+
+    def _next_ask(self, seq: Sequence) -> Ask | None:
+        """Return what to ask the controller of a sequence that did not just gain a sampled token, if anything."""
+        control, ask = seq.control, _take_news(seq)
+        if ask is None and control.is_suspended and not (control.awaits_answer or control.answer):
+            ask = Ask(seq.id, turns=self._watch.turns_due(seq))
+        if ask is not None and seq.output.ending is not None:
+            ask, control.final_ask_sent = replace(ask, final=True), True
+        return ask
+
+    def _send(self, pool: ControllerPool, asks: list[Ask], sampled: dict[int, int]) -> None:
+        """Ask a pool, in the order of the sequences."""
+        is_told_ahead = "remote_lookahead" in pool.capabilities and pool.is_told_ahead
+        if not (asks or is_told_ahead):
+            pool.ask_sampled({seq_id: sampled[seq_id] for seq_id in sorted(sampled)})
+            return
+        asks += [ask_after(seq_id, token) for seq_id, token in sampled.items()]
+        asks.sort(key=attrgetter("seq_id"))
+        pool.ask(self.foresight.with_drafts(asks) if is_told_ahead else asks)
 
     def end(self, seq: Sequence, event: Finished) -> bool:
         """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
@@ -174,11 +207,20 @@ class ControllerManager:
     # -- hearing -----------------------------------------------------------------------------------------
 
     def collect_answers(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
-        """Take in the answers that have arrived; wait for those of `due` until `deadline`."""
+        """Take in the answers that have arrived; wait for those of `due` until `deadline`. This often runs between a
+        forward pass and sampling, so the usual answer (sample) has a fast path."""
         for pool in self.pools:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
-                self._on_answer(seq_id, answer)
+                seq = self.sequences.get(seq_id)
+                if seq is None:
+                    self.words.hear(seq_id, answer)
+                    continue
+                control = seq.control
+                if answer is DRAWN and seq.trace is None and not (control.is_suspended or control.final_ask_sent):
+                    control.answer, control.awaits_answer, control.missed_deadline = DRAW, False, False
+                else:
+                    self._on_answer(seq, answer)
         if self.words.held:
             self.words.release_overdue()
 
@@ -186,13 +228,8 @@ class ControllerManager:
         """Wait for any answer that is due, because nothing can be computed without one."""
         self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
-    def _on_answer(self, seq_id: int, answer: Answer) -> None:
-        """Process one answer. This often runs between a forward pass and sampling, so the usual answer (sample) has
-        a fast path."""
-        seq = self.sequences.get(seq_id)
-        if seq is None:
-            self.words.hear(seq_id, answer)
-            return
+    def _on_answer(self, seq: Sequence, answer: Answer) -> None:
+        """Process one answer about a live sequence."""
         if seq.trace is not None:
             self._progress.tracer.heard(seq, answer, self._clock())
         if answer.log or answer.stored:
@@ -232,17 +269,14 @@ class ControllerManager:
             self.idle(seq)
         for _ in range(_MAX_ROUNDS):
             self.collect_answers()
-            forced = [seq for seq in list(self.sequences.values()) if self._is_early(seq) and self._apply_early(seq)]
-            if not forced:
+            unusual = [
+                seq
+                for seq in self.sequences.values()
+                if seq.control.answer is not DRAW or seq.control.num_idle_steps  # a few
+            ]
+            if not [seq for seq in unusual if not seq.is_choosing and self._apply_early(seq)]:
                 return
             self.ask()
-
-    @staticmethod
-    def _is_early(seq: Sequence) -> bool:
-        control = seq.control
-        if control.answer is DRAW and not control.num_idle_steps:  # nearly always
-            return False
-        return control.answer is not None and not seq.is_choosing
 
     def _apply_early(self, seq: Sequence) -> bool:
         """Apply one answer if it needs no logits row; returns whether tokens were forced."""
@@ -308,12 +342,6 @@ class ControllerManager:
 
     # -- checking ----------------------------------------------------------------------------------------
 
-    def just_draws(self, seq: Sequence) -> bool:
-        """Return whether the controller of `seq` has said in time that the next token is sampled as usual."""
-        control = seq.control
-        is_usual = control.answer is DRAW and not control.num_idle_steps
-        return is_usual and control.num_moves < control.max_moves and not seq.probes
-
     def branches(self, seq: Sequence) -> tuple[Branch, ...]:
         """Return the branches by which the controller of `seq` continues it. There are no branches if the sequence
         ended or its controller waits or is late."""
@@ -349,6 +377,14 @@ class ControllerManager:
         if problem is not None:
             self._progress.fail(seq, problem)
         return not seq.is_finished
+
+
+def _take_news(seq: Sequence) -> Ask | None:
+    """Return what the controller is to be told, as an ask that is no longer just a token."""
+    control = seq.control
+    if control.pending_token is not None:
+        control.pending_ask, control.pending_token = ask_after(seq.id, control.pending_token), None
+    return control.pending_ask
 
 
 def as_controller_error(error: BaseException) -> BridleError:

@@ -26,15 +26,14 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """State of an output that waits. The last three fields are numbers of rounds: when it began to wait, when it was
-    asked last, and when it was asked for its last answer."""
+    """State of an output that waits. The last two fields are numbers of rounds: when it began to wait, and when it was
+    asked for its last answer."""
 
     seq: Sequence
     target: WaitsFor | None = None  # None: it does not rest
     num_turns: int = 0
     began: float = 0.0
     since: int = 0
-    asked: int = 0
     answered: int = 0
 
 
@@ -44,35 +43,27 @@ class DeadlockWatch:
     def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
         self._clock = clock
-        self._round = 0
+        self.round = 0  # the number of the latest one
         self._groups: dict[str, dict[int, _Rest]] = {}
-        self._rests: dict[int, _Rest] = {}  # all of them, by sequence
 
     def add(self, seq: Sequence) -> None:
         """Watch a controlled output that was created."""
-        self._rests[seq.id] = self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
+        self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
         """Stop watching an output that is over. Idempotent. Its last write may be what others wait for, so they count
         as not asked since."""
         group = self._groups.get(seq.request.id)
-        if group is None or self._rests.pop(seq.id, None) is None:
+        if group is None or group.pop(seq.id, None) is None:
             return
-        del group[seq.id]
         for rest in group.values():
-            rest.since = self._round
+            rest.since = self.round
         if not group:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
         """Begin a round: asks are about to go out."""
-        self._round += 1
-
-    def note_ask(self, seq: Sequence) -> None:
-        """Note that `seq` is asked in this round."""
-        rest = self._rests.get(seq.id)
-        if rest is not None:
-            rest.asked = self._round
+        self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:
         """Return how often in a row `seq` may be asked in this round while it does nothing: once, if another output
@@ -98,9 +89,9 @@ class DeadlockWatch:
         if rest.target is None:
             rest.began = self._clock()
         if target != rest.target:
-            rest.target, rest.since = target, self._round
+            rest.target, rest.since = target, self.round
         rest.num_turns += turns
-        rest.answered = rest.asked
+        rest.answered = seq.control.asked_round
         return self._verdict(list(group.values()))
 
     def members(self, seq: Sequence) -> list[Sequence]:

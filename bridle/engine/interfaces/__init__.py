@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names
 from bridle.engine.interfaces.controllers import (
+    DRAWN,
     Answer,
     Ask,
     Capability,
@@ -18,6 +19,7 @@ from bridle.engine.interfaces.controllers import (
     ControllerPool,
     DelegatingPool,
     StoredValue,
+    ask_after,
     check_pools,
 )
 from bridle.engine.interfaces.executor import (
@@ -46,6 +48,7 @@ __all__ = [
     "BatchedMedia",
     "Capability",
     "Change",
+    "DRAWN",
     "ControllerPool",
     "PendingSample",
     "AsyncSampler",
@@ -72,6 +75,7 @@ __all__ = [
     "find_kv_blocks",
     "find_sequence_states",
     "VectorStore",
+    "ask_after",
 ]
 
 if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error

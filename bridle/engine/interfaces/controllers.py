@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from bridle.engine.control.decision import Decision
+from bridle.engine.control.decision import DRAW, Decision
 from bridle.engine.request import Request
 from bridle.errors import ControllerError
 
@@ -65,6 +65,11 @@ class Ask:
         return self.changes[-1].policy if self.changes else ""
 
 
+def ask_after(seq_id: int, token: int) -> Ask:
+    """Return the ask about a sequence of which nothing is new but one sampled token."""
+    return Ask(seq_id, (token,), 0, token)
+
+
 class StoredValue(NamedTuple):
     """A shared variable that a controller wrote, or to which it appended `value`."""
 
@@ -85,6 +90,10 @@ class Answer:
     stored: tuple[StoredValue, ...] = ()
     turns: int = 1
     ahead: tuple[tuple[int, Answer], ...] = ()
+
+
+#: Samples as usual, with nothing to report: what most controllers answer in most steps. Nobody changes it.
+DRAWN = Answer(DRAW)
 
 
 #: An ability of a pool beside answering asks. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
@@ -137,6 +146,11 @@ class ControllerPool(ABC):
     @abstractmethod
     def ask(self, asks: Sequence[Ask]) -> None:
         """Send the asks. Callbacks may start now; the answers are due at the next logits row of each sequence."""
+
+    def ask_sampled(self, tokens: Mapping[int, int]) -> None:
+        """Ask about sequences, by ascending id, of which nothing is new but one sampled token each. A pool may override
+        it to do what `ask` does without an `Ask` for each."""
+        self.ask([ask_after(seq_id, token) for seq_id, token in tokens.items()])
 
     @abstractmethod
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
@@ -209,6 +223,12 @@ class DelegatingPool(ControllerPool):
 
     def ask(self, asks: Sequence[Ask]) -> None:
         self._pool.ask(asks)
+
+    def ask_sampled(self, tokens: Mapping[int, int]) -> None:
+        if type(self).ask is DelegatingPool.ask:
+            self._pool.ask_sampled(tokens)
+        else:
+            super().ask_sampled(tokens)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
         return self._pool.collect(seq_ids, deadline)

@@ -32,6 +32,7 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.verifier import (
     NONE_RIGHT,
     AcceptedDrafts,
+    AnyDraw,
     DraftVerifier,
     PlannedDraw,
     drafted_rows,
@@ -58,7 +59,8 @@ class PlannedSamples:
     """The sampling rows of one step, and the sequences that it creates."""
 
     batch: SampleBatch
-    draws: list[PlannedDraw] = field(default_factory=list)
+    draws: list[AnyDraw] = field(default_factory=list)
+    looks_ahead: bool = False  # whether a draw has candidates of which what is forced after them counts
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     spread: list[Sequence] = field(default_factory=list)  # sequences that got forks for their request's n outputs
     choices: Wanted = field(default_factory=list)  # what the last scores of the batch are for
@@ -97,7 +99,7 @@ class SamplePlanner:
         out = PlannedSamples(SampleBatch(step, unnamed=self._unnamed))
         wanting = [item for item in scheduled if item.seq.asks_scores and item.seq.wants_scores]
         out.batch.scores = [run for item in wanting if not item.seq.is_probe and (run := score_run(item)) is not None]
-        rows, (branch,) = out.batch.rows, PLAIN
+        rows = out.batch.rows
         for item in scheduled:
             seq = item.seq
             if seq.is_probe:
@@ -108,9 +110,10 @@ class SamplePlanner:
             if (
                 draws.is_plain
                 and not (item.drafts or seq.output.bans)
-                and (seq.control.pool is None or self._steering.just_draws(seq))
+                and (seq.control.pool is None or (seq.control.just_draws and not seq.probes))
             ):  # nearly all, so it has to be quick
-                out.draws.append(PlannedDraw(seq, branch, len(rows), item, (), None, True))
+                item.sample_row = len(rows)
+                out.draws.append(item)
                 rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, draws.num_draws))
             elif seq.request.embeds:
                 out.embeds.append((seq, item.last_logit))
@@ -144,7 +147,7 @@ class SamplePlanner:
             return
         look = None
         if seq.sampling.lookahead > 0 and looks_ahead(branches):
-            look = len(out.batch.rows)
+            look, out.looks_ahead = len(out.batch.rows), True
             out.batch.rows.append(candidate_row(draw_row(seq, branches[0], seq.id, item.last_logit)))
         for branch, owner in zip(branches, owners, strict=True):
             draw = PlannedDraw(owner, branch, None, item, look=look)
@@ -164,7 +167,7 @@ class SamplePlanner:
             rows.append(draw_row(seq, branch, seq.id, item.last_logit))
             return
         changes = branch.splices or branch.control_vectors is not None or seq.probes
-        out.draws.append(PlannedDraw(seq, branch, len(rows), item, (), None, not changes))
+        out.draws.append(PlannedDraw(seq, branch, len(rows), item, (), None, -1 if changes else len(rows)))
         mask, bias, number = branch.mask, branch.bias, seq.draws.num_draws
         rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, number, mask, bias))
 
@@ -224,7 +227,7 @@ class SamplePlanner:
             self._progress.embed(seq, vector)
         for parent, child in out.forks:
             self._progress.announce_fork(parent, child)
-        if any(draw.look is not None for draw in out.draws):
+        if out.looks_ahead:
             changed |= self._look_ahead(out, result, changed)
         self._count_drafts(scheduled, self._take_draws(out, result, changed))
         if out.choices:
@@ -251,14 +254,18 @@ class SamplePlanner:
         """Apply the sampled tokens. Returns the accepted drafts by sequence."""
         accepted: dict[int, _Accepted] = {}
         for draw in out.draws:
-            if changed and draw.seq.id in changed:
+            seq, row = draw.seq, draw.sample_row
+            if changed and seq.id in changed:
                 continue
-            if draw.is_plain and draw.row is not None and (token := result.tokens[draw.row]) >= 0:
-                draw.seq.draws.num_draws += 1
-                is_kept = self._progress.append_plain(draw.seq, token, result.logprobs[draw.row])
-                if draw.seq.control.pool is not None:
-                    self._steering.report(draw.seq, token if is_kept else None)
-            elif draw.row is None:
+            if row >= 0 and (token := result.tokens[row]) >= 0:
+                seq.draws.num_draws += 1
+                is_kept = self._progress.append_plain(seq, token, result.logprobs[row])
+                if seq.control.pool is not None:
+                    self._steering.report(seq, token if is_kept else None)
+                continue
+            if isinstance(draw, Scheduled):
+                draw = PlannedDraw(seq, PLAIN[0], row, draw)
+            if draw.row is None:
                 splice, scales = draw.branch.splices[0], draw.branch.control_vectors
                 self._steering.force(draw.seq, splice.backtrack, splice.ff_tokens, scales=scales)
             else:
@@ -316,7 +323,7 @@ class SamplePlanner:
         """Begin the choices of tokens after which something is forced. Returns the sequences that wait for them."""
         by_row: dict[int, list[PlannedDraw]] = {}
         for draw in out.draws:
-            if draw.look is not None and draw.seq.id not in changed:
+            if isinstance(draw, PlannedDraw) and draw.look is not None and draw.seq.id not in changed:
                 by_row.setdefault(draw.look, []).append(draw)
         waiting = set[int]()
         for look, draws in by_row.items():

@@ -29,7 +29,7 @@ from bridle.engine.sampling.sample_planner import PlannedSamples, SamplePlanner,
 from bridle.engine.scheduling.scheduler import Scheduled, Scheduler
 from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
 from bridle.engine.sequence import Sequence
-from bridle.engine.spec_decode.verifier import PlannedDraw
+from bridle.engine.spec_decode.verifier import AnyDraw, row_of
 from bridle.errors import InternalError
 
 #: Answers that come while the device computes are looked for this often, in seconds.
@@ -140,8 +140,9 @@ class OverlapScheduler:
         planned = self._clock()
         named: list[Sequence] = []
         for draw in last.branched.draws:
-            if draw.row is not None and len(draw.seq.tokens) + 1 < draw.seq.max_len:
-                draw.seq.append_placeholder(draw.row)
+            row = row_of(draw)
+            if row is not None and len(draw.seq.tokens) + 1 < draw.seq.max_len:
+                draw.seq.append_placeholder(row)
                 named.append(draw.seq)
         try:
             plan, scheduled = self._scheduler.schedule(has_drafts=False)
@@ -155,7 +156,7 @@ class OverlapScheduler:
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
         """Note which placeholders became tokens of their sequences."""
-        rows = {draw.seq.id: draw.row for draw in last.branched.draws}
+        rows = {draw.seq.id: row_of(draw) for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
             if row is not None and not item.seq.is_finished:
@@ -239,9 +240,11 @@ class OverlapScheduler:
         return result
 
 
-def _gives_one_token(draw: PlannedDraw) -> bool:
+def _gives_one_token(draw: AnyDraw) -> bool:
     """Return whether a sample most likely gives its sequence exactly one token."""
-    is_one = draw.row is not None and not draw.ways and draw.look is None and draw.branch.control_vectors is None
+    is_one = isinstance(draw, Scheduled) or (
+        draw.row is not None and not draw.ways and draw.look is None and draw.branch.control_vectors is None
+    )
     return is_one and draw.seq.control.spliced_at != len(draw.seq.tokens)
 
 

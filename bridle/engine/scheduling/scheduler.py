@@ -39,13 +39,15 @@ _DRAFTED_ROWS = 64
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with the sequence that it belongs to. `drafts` are computed after its `end`."""
+    """One planned row, with the sequence that it belongs to. `drafts` are computed after its `end`. If the sequence
+    just gains a sampled token after it, `sample_row` is the row of the batch that samples it; -1 otherwise."""
 
     seq: Sequence
     row: PlanRow
     last_logit: int  # the number of the logits row of its last token that is no draft
     end: int  # position after that token
     drafts: tuple[int, ...] = ()
+    sample_row: int = -1
 
 
 class Scheduler(SequenceQueues):

@@ -24,7 +24,7 @@ from bridle.outputs import Logprob
 @dataclass(slots=True)
 class PlannedDraw:
     """One branch to apply after sampling. Row `row` of the batch samples its token; None if it does not sample. The
-    rows after it sample along the drafts of `item`. If it `is_plain`, the token is appended, and nothing else."""
+    rows after it sample along the drafts of `item`. If the token is just appended, `sample_row` is its row, too."""
 
     seq: Sequence
     branch: Branch
@@ -32,7 +32,16 @@ class PlannedDraw:
     item: Scheduled
     ways: Vectors[Branch] = ()  # along the drafts: draws, and what is forced between them
     look: int | None = None  # the row of the batch that gives candidates, if what is forced after them counts
-    is_plain: bool = False
+    sample_row: int = -1
+
+
+#: A draw. Nearly all are planned rows with a `sample_row`, because another object for each would take time.
+AnyDraw = Scheduled | PlannedDraw
+
+
+def row_of(draw: AnyDraw) -> int | None:
+    """Return the row of the batch that samples the token of a draw, if it samples one."""
+    return draw.row if isinstance(draw, PlannedDraw) else draw.sample_row
 
 
 @dataclass(slots=True)
