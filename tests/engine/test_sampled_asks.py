@@ -84,7 +84,7 @@ def events_of(pool: ControllerPool, programs: Sequence[Sequence[str]]) -> list[E
     return lab.events
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(60))
 @given(st.lists(st.lists(st.sampled_from(ACTIONS), max_size=6), min_size=1, max_size=4))
 def test_controllers_see_and_do_the_same(programs: list[list[str]]) -> None:
     assert events_of(PythonControllerPool(32), programs) == events_of(AskedSingly(32), programs)
