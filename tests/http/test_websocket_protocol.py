@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 import uvicorn
@@ -18,6 +18,7 @@ from bridle.http.server.websocket_protocol import MAX_FRAMES, bounded_frames
 from bridle.serving.tenancy.loop_throttle import MAX_USELESS, LoopThrottle, RateBudget
 from tests.http.carrier import Carrier
 
+T = TypeVar("T")
 HANDSHAKE = (
     b"GET /lmtp HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -49,6 +50,20 @@ class Kept(LoopThrottle):
         for go_on in asked:
             go_on()
         return bool(asked)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main`, then end the applications of its connections, which wait for ever."""
+
+    async def whole() -> T:
+        result = await main
+        applications = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in applications:
+            task.cancel()
+        await asyncio.gather(*applications, return_exceptions=True)
+        return result
+
+    return asyncio.run(whole())
 
 
 async def open_protocol(turns: Kept, got: list[Any]) -> tuple[Any, Carrier]:
@@ -86,7 +101,7 @@ def test_a_closed_connection_waits_for_no_turn() -> None:
             pass
         assert turns.num_waiting == 0  # and asks for none
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("opcode", [1, 2, 9], ids=["text", "binary", "ping"])
@@ -118,7 +133,7 @@ def test_of_a_flood_a_few_frames_are_handled_at_a_time(opcode: int, monkeypatch:
         assert sum(handled) == 2_000 and carrier.is_read
         assert max(handled) <= MAX_FRAMES + websocket_protocol.PIECE_BYTES // 6 + 1
 
-    asyncio.run(main())
+    run(main())
 
 
 @given(st.lists(st.binary(max_size=3_000), max_size=12), st.integers(1, 5_000))
@@ -137,7 +152,7 @@ def test_every_message_arrives_whole_and_in_order(messages: list[bytes], size: i
             assert len(protocol.rest) <= size  # no more than one read, however much there is
         return got
 
-    assert asyncio.run(main()) == messages
+    assert run(main()) == messages
 
 
 def test_pings_of_a_peer_that_takes_no_answers_are_not_heard() -> None:
@@ -156,7 +171,7 @@ def test_pings_of_a_peer_that_takes_no_answers_are_not_heard() -> None:
             pass
         assert len(carrier.written) == before + MAX_USELESS * 2 and carrier.is_read
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("bytes_", [frame(9, b"a"), frame(10, b"a"), b"\x00\x80\0\0\0\0"], ids=["ping", "pong", "part"])
@@ -182,7 +197,7 @@ def test_a_flood_of_frames_without_content_ends_in_a_close_that_says_so(bytes_: 
             protocol.data_received(bytes_ * 1_000)
         assert carrier.is_aborted and len(carrier.written) == num_written and not turns.asked
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_nothing_is_parsed_before_its_turn() -> None:
@@ -196,7 +211,7 @@ def test_nothing_is_parsed_before_its_turn() -> None:
         assert not protocol.handshake_initiated and not carrier.is_read
         assert turns.users == ["127.0.0.2"]  # nobody knows the user yet
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_read_takes_no_more_than_others_can_wait_for() -> None:
@@ -210,4 +225,4 @@ def test_a_read_takes_no_more_than_others_can_wait_for() -> None:
         protocol.connection_made(carrier)
         assert carrier.max_size <= 1 << 14
 
-    asyncio.run(main())
+    run(main())
