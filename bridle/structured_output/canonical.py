@@ -72,12 +72,19 @@ class CanonicalDraws:
 
     def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision | None:
         """A draw under `mask` without what was refused and what is not canonical; None if the mask is not small."""
+        draws, state = vocabulary.pairs.draws, None if self.refused else matcher.state
+        known = None if state is None else draws.get(state)
+        if known is not None:
+            return known
         mask = _without(self.refused, mask)
         small = vocabulary.pairs.filtered(last, mask)
         if small is None:
             return None
         if small.tokens:
-            return _going(small, matcher, vocabulary)
+            draw = _going(small, matcher, vocabulary)
+            if state is not None:
+                draws[state] = draw
+            return draw
         if self.is_strict:
             raise ControllerError(
                 "canonical: got 'strict'; no token that the tokenizer would write continues the constrained text after "

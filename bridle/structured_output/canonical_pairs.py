@@ -10,21 +10,23 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from bridle.engine.control.decision import Decision, mask_of
-from bridle.structured_output.bit_rows import allowed_tokens, filled_words
+from bridle.structured_output.bit_rows import few_tokens
+from bridle.structured_output.matcher import State
+from bridle.structured_output.remembered import Remembered
 
 #: A mask of more tokens is not filtered: a token that is sampled is tried instead.
 MAX_FILTERED = 128
 #: The most pairs that are remembered.
 _MAX_PAIRS = 1 << 17
-#: The most masks of each kind that are remembered, of up to 32 kB each.
+#: The most draws of each kind that are remembered, each with a mask of up to 32 kB.
 _MAX_MASKS = 256
+#: The most tokens, and the most masks after each, that are remembered. Masks are compared, since to hash one takes
+#: many times as long.
+_MAX_LAST = 128
+_MAX_RECENT = 4
 #: So many bytes of a text say which token it begins with.
 _HEAD = 32
-#: The number of bits of each byte.
-_BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 #: Texts that must come if one of their beginnings does, each with whether what follows does not change its tokens.
 Chains = tuple[tuple[bytes, bool], ...]
 #: Texts around a pair between whose tokens a tokenizer may split before it merges.
@@ -35,6 +37,9 @@ _AROUND = (
     ("", " a"),
     ("", "-" * 28),
 )
+#: These do where two tokens meet inside a word, since nothing but letters changes where a word is split.
+_IN_WORDS = (("", ""), ("a", ""), ("", "a"))
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
 class Spelling(Protocol):
@@ -50,10 +55,11 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallMask:
-    """The part of a mask that may come after a token, as `tokens` and as a draw of them. Some are `doubtful`, with
+    """The part of a `mask` that may come after a token, as `tokens` and as a draw of them. Some are `doubtful`, with
     their texts, shorter ones first: if the grammar forces more after one of these, the tokenizer may write a longer
     token that the mask allows, too."""
 
+    mask: bytes
     draw: Decision
     tokens: tuple[int, ...]
     doubtful: tuple[tuple[bytes, int], ...]
@@ -64,43 +70,38 @@ class CanonicalPairs:
 
     def __init__(self, vocabulary: Spelling) -> None:
         self._vocabulary = vocabulary
-        self._known: dict[tuple[int, int], bool] = {}
-        self._masks: dict[tuple[int, bytes, bytes], SmallMask] = {}
-        self._going: dict[tuple[SmallMask, Chains], Decision] = {}
-        self._heads: dict[bytes, tuple[int, ...]] = {}
+        self._known = Remembered[tuple[int, int], bool](_MAX_PAIRS)
+        self._recent = Remembered[int, tuple[SmallMask, ...]](_MAX_LAST)
+        self._going = Remembered[tuple[SmallMask, Chains], Decision](_MAX_MASKS)
+        self._heads = Remembered[bytes, tuple[int, ...]](_MAX_PAIRS)
+        #: The draws of small masks after texts that came before.
+        self.draws = Remembered[State, Decision](_MAX_MASKS)
 
     def has(self, first: int, second: int) -> bool:
         """Return whether the tokenizer may write `second` after `first`."""
         known = self._known.get((first, second))
         if known is None:
-            known = self._is_pair(first, second)
-            if len(self._known) >= _MAX_PAIRS:
-                self._known.clear()
-            self._known[first, second] = known
+            known = self._known[first, second] = self._is_pair(first, second)
         return known
 
     def filtered(self, last: int, mask: bytes) -> SmallMask | None:
-        """The part of a small mask that may come after `last`; None for a large mask. Only the words with tokens are
-        remembered, because to hash a whole mask takes as long as to compute it."""
-        filled = filled_words(mask, MAX_FILTERED)
-        if filled is None:
+        """The part of a small mask that may come after `last`; None for a large mask."""
+        recent = self._recent.get(last, ())
+        for known in recent:
+            if known.mask == mask:
+                return known
+        allowed = few_tokens(mask, MAX_FILTERED)
+        if allowed is None:
             return None
-        places, words = filled
-        key = last, places.tobytes(), words.tobytes()
-        known = self._masks.get(key)
-        if known is None:
-            if int(_BITS[words.view(np.uint8)].sum()) > MAX_FILTERED:
-                return None
-            if len(self._masks) >= _MAX_MASKS:
-                self._masks.clear()
-            known = self._masks[key] = self._small_mask(last, mask)
-        return known
+        small = self._small_mask(last, mask, allowed)
+        self._recent[last] = (small, *recent[: _MAX_RECENT - 1])
+        return small
 
-    def _small_mask(self, last: int, mask: bytes) -> SmallMask:
-        texts = {token: self._vocabulary.text_of((token,)) for token in allowed_tokens(mask)}
+    def _small_mask(self, last: int, mask: bytes, allowed: Iterable[int]) -> SmallMask:
+        texts = {token: self._vocabulary.text_of((token,)) for token in allowed}
         tokens = tuple(token for token in texts if self.has(last, token))
         doubtful = [(texts[token], token) for token in tokens if _may_have_to_go_on(texts[token], texts.values())]
-        return SmallMask(_draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
+        return SmallMask(mask, _draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
 
     def going(self, small: SmallMask, chains: Chains) -> Decision:
         """A draw of the tokens that may come where each of these texts must come if one of its beginnings does. Those
@@ -110,10 +111,7 @@ class CanonicalPairs:
         if known is None:
             ending = {token for text, token in small.doubtful if not self._goes_on(token, text, chains)}
             left = [token for token in small.tokens if token not in ending]
-            mask = small.draw.branches[0].mask or b""
-            if len(self._going) >= _MAX_MASKS:
-                self._going.clear()
-            known = self._going[key] = _draw_of(left, mask) if ending and left else small.draw
+            known = self._going[key] = _draw_of(left, small.mask) if ending and left else small.draw
         return known
 
     def _goes_on(self, token: int, text: bytes, chains: Chains) -> bool:
@@ -129,8 +127,6 @@ class CanonicalPairs:
         head = text[:_HEAD]
         tokens = self._heads.get(head)
         if tokens is None:
-            if len(self._heads) >= _MAX_PAIRS:
-                self._heads.clear()
             tokens = self._heads[head] = tuple(self._vocabulary.written(head.decode("utf-8", "ignore"))[:2])
         return tokens[0] if len(tokens) > 1 or (tokens and is_whole) else None
 
@@ -139,10 +135,11 @@ class CanonicalPairs:
         if first in special or second in special:
             return True
         try:
-            texts = tuple(self._vocabulary.text_of((token,)).decode() for token in (first, second))
+            head, tail = (self._vocabulary.text_of((token,)).decode() for token in (first, second))
         except UnicodeDecodeError:
             return True  # a part of a character has no text of its own
-        return any(self._is_written(first, second, left + texts[0], texts[1] + right) for left, right in _AROUND)
+        around = _IN_WORDS if _is_inside_word(head, tail) else _AROUND
+        return any(self._is_written(first, second, left + head, tail + right) for left, right in around)
 
     def _is_written(self, first: int, second: int, head: str, tail: str) -> bool:
         """Return whether the tokens of two joined texts are `first` and `second` where these meet."""
@@ -164,3 +161,9 @@ def _may_have_to_go_on(text: bytes, others: Iterable[bytes]) -> bool:
     that byte differs, nothing is forced after `text`."""
     size = len(text)
     return bool(text) and len({other[size] for other in others if len(other) > size and other.startswith(text)}) == 1
+
+
+def _is_inside_word(head: str, tail: str) -> bool:
+    """Return whether the texts meet between two letters, or after the space before a word. After an apostrophe these
+    may be parts of two words."""
+    return (head == " " or (head[-1:] in _LETTERS and "'" not in head)) and tail[:1] in _LETTERS

@@ -21,6 +21,10 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 _MAX_SHOWN = 120
 #: How llguidance says that one of its limits was reached; the text could go on if that were higher.
 _LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
+#: The text of a grammar, and the tokens that came: all that masks depend on.
+State = tuple[str, tuple[int, ...]]
+#: The masks after at most so many tokens are remembered. Longer texts seldom come again.
+_MAX_REMEMBERED = 48
 
 
 class Matcher:
@@ -101,9 +105,23 @@ class Matcher:
         """The last bytes of the text, at least `size` if there are as many."""
         return self.vocabulary.text_of(self._tokens[-size:]) if size else b""
 
+    @property
+    def state(self) -> State | None:
+        """What masks depend on; None after many tokens, whose state seldom comes again."""
+        return (self._grammar, tuple(self._tokens)) if len(self._tokens) <= _MAX_REMEMBERED else None
+
     def mask(self) -> bytes:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
         `ControllerError` with an explanation if there are none."""
+        state = self.state
+        if state is None or self.is_failed:
+            return self._mask()
+        known = self.vocabulary.masks.get(state)
+        if known is None:
+            known = self.vocabulary.masks[state] = self._mask()
+        return known
+
+    def _mask(self) -> bytes:
         row: bytes = self.backend.compute_bitmask()
         if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridle.errors import UnsupportedFeature
+from bridle.structured_output.remembered import Remembered
 
 if TYPE_CHECKING:
     from bridle.structured_output.canonical_pairs import CanonicalPairs
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 #: The most forced texts whose tokens are remembered, and the most bytes of each: the words of a grammar come often.
 _MAX_SPELLED = 4_096
 _MAX_SHORT = 64
+#: The most masks that are remembered.
+_MAX_MASKS = 256
 
 
 class GrammarVocabulary:
@@ -41,6 +44,8 @@ class GrammarVocabulary:
         ends = self.eos or (self.size,)
         self.special = frozenset(token for token in special if token < self.size).union(ends)
         self._encode = encode
+        #: The masks after texts of grammars, of up to 32 kB each.
+        self.masks = Remembered[tuple[str, tuple[int, ...]], bytes](_MAX_MASKS)
         self.backend = load_llguidance().LLTokenizer(
             load_llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
         )

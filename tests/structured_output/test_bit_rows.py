@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bridle.engine.control.decision import mask_of
-from bridle.structured_output.bit_rows import allowed_tokens, filled_words, is_empty
+from bridle.structured_output.bit_rows import allowed_tokens, few_tokens, is_empty
 
 
 @pytest.mark.parametrize("num_words", [1, 2, 7, 1536])
@@ -20,8 +20,8 @@ def test_tokens_are_those_of_the_row(num_words: int, num_tokens: int) -> None:
     assert is_empty(row) == (not tokens)
 
 
-def test_more_words_than_asked_for_are_not_listed() -> None:
-    row = mask_of([0, 64, 128], 256)
-    assert filled_words(row, 2) is None
-    found = filled_words(row, 3)
-    assert found is not None and found[0].tolist() == [0, 1, 2]
+@pytest.mark.parametrize("tokens", [[0, 64, 128], [0, 1, 2]])  # in words of their own, and in one
+def test_more_tokens_than_asked_for_are_not_listed(tokens: list[int]) -> None:
+    row = mask_of(tokens, 256)
+    assert few_tokens(row, 2) is None
+    assert few_tokens(row, 3) == tokens

@@ -12,9 +12,9 @@ from bridle.engine.control.decision import Decision, mask_of
 from bridle.errors import InvalidRequest
 from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
-from bridle.structured_output import Constraint, GrammarVocabulary, JsonObject, Regex
+from bridle.structured_output import Constraint, GrammarVocabulary, JsonObject, Regex, canonical_pairs
 from bridle.structured_output.canonical import CanonicalDraws
-from bridle.structured_output.canonical_pairs import MAX_FILTERED
+from bridle.structured_output.canonical_pairs import MAX_FILTERED, CanonicalPairs
 from bridle.structured_output.vocabulary import vocabulary_of
 from bridle.tokenizer import Tokenizer
 from tests.structured_output.kit import ODD, Lab, forbidden_pairs, matcher, spell, tokens_of
@@ -104,3 +104,33 @@ def test_only_small_masks_are_filtered(num_tokens: int) -> None:
     vocab = merged_vocabulary()
     mask = mask_of(range(300, 300 + num_tokens), 8 * vocab.mask_bytes)
     assert (vocab.pairs.filtered(vocab.encode(b"the")[0], mask) is None) == (num_tokens > MAX_FILTERED)
+
+
+def test_inside_a_word_only_letters_around_it_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = merged_vocabulary()
+    words = [data for data in map(vocab.text_of, ((token,) for token in range(vocab.size))) if data.strip().isalpha()]
+    splits = [(data[:cut], data[cut:]) for data in words for cut in range(1, len(data))][::8]
+    meeting = [*splits, *zip(words[::4], words[1::4], strict=False)]
+    pairs = [(vocab.token_of(head), vocab.token_of(tail)) for head, tail in meeting]
+    known = [(first, second) for first, second in pairs if first is not None and second is not None]
+    few = CanonicalPairs(vocab)
+    found = [few.has(*pair) for pair in known]
+    monkeypatch.setattr(canonical_pairs, "_IN_WORDS", canonical_pairs._AROUND)
+    many = CanonicalPairs(vocab)
+    assert found == [many.has(*pair) for pair in known] and len(set(found)) == 2
+
+
+def test_a_draw_is_remembered_until_a_token_is_refused() -> None:
+    vocab = merged_vocabulary()
+    walk = matcher(vocab, Regex("x (name|number)[.]"))
+    walk.commit(vocab.encode(b"x"))
+    mask = walk.mask()
+    draws = CanonicalDraws(is_strict=True)
+    first, twin = (draws.restrict(Decision.sample(mask), each, mask, vocab) for each in (walk, walk.copy()))
+    assert twin is first
+    token = min(tokens_of(first.branches[0].mask or b""))
+    draws.refused.add(token)
+    for _ in range(2):
+        draw = draws.restrict(Decision.sample(mask), walk, mask, vocab)
+        assert token not in tokens_of(draw.branches[0].mask or b"")
+    assert CanonicalDraws(is_strict=True).restrict(Decision.sample(mask), walk, mask, vocab) is first

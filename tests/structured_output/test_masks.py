@@ -328,3 +328,29 @@ def test_random_texts_of_a_substring_are_in_it() -> None:
     for seed in range(30):
         text = generate(vocab, start, random.Random(seed))
         assert text is not None and f" {text} " in f" {source} "
+
+
+def test_remembered_masks_are_those_that_are_computed() -> None:
+    vocab, rng = text_vocabulary(), random.Random(3)
+    starts = [matcher(vocab, each) for each in (Regex("(ab|abc|the)+1?"), Substring("the abc the ab"), JsonObject())]
+    for _ in range(60):
+        walk = rng.choice(starts).copy()
+        for _ in range(6):
+            mask = walk.mask()
+            assert walk.copy().mask() is mask == walk.copy()._mask()
+            allowed = sorted(tokens_of(mask) - {EOS})
+            if not allowed:
+                break
+            walk.commit([rng.choice(allowed)])
+            if rng.random() < 0.3:
+                walk.rollback(1)
+
+
+def test_few_masks_are_remembered() -> None:
+    vocab = text_vocabulary()
+    start = matcher(vocab, Regex("[a-z]{3}"))
+    for text in itertools.islice(itertools.product(string.ascii_lowercase, repeat=2), 600):
+        walk = start.copy()
+        walk.take("".join(text).encode())
+        walk.mask()
+    assert 0 < len(vocab.masks) <= 256
