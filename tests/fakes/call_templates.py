@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from bridle.tokenizer.chat_template import ChatTemplate
@@ -105,11 +106,17 @@ TEMPLATES["quoted strings"] = (
 )
 
 
+@cache
+def _chat_template(source: str) -> ChatTemplate:
+    """Examples of properties use one template many times, and compiling it takes longer than all else."""
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"})
+
+
 class CallTemplate:
     """A chat template by its name in `TEMPLATES`."""
 
     def __init__(self, source: str) -> None:
-        self.template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"})
+        self.template = _chat_template(source)
 
     def render(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
