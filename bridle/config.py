@@ -83,7 +83,7 @@ class ModelConfig:
     which guesses tokens ahead and has its part of the KV cache's memory. Images that requests name by an address are
     fetched from `image_hosts`, and from nowhere else. `control_vectors` are files of vectors that requests may scale,
     each as NAME=FILE. With `enforce_eager` a GPU computes short steps without CUDA graphs, as it does all others.
-    `tool_format` and `reasoning_format` name how calls and thoughts are written (`auto`: as the chat template shows).
+    `tool_format` and `reasoning_format` name the formats of calls and reasoning (`auto`: as the chat template shows).
     With `parse_special_text` special tokens that are spelled in messages become these tokens. Without `bare_calls` a
     call needs its markup. `tool_prompt` says if tools that the chat template leaves out are described or refused. The
     model continues with `thinking_budget_message` when a budget of reasoning ends. After `max_repeated_calls` equal

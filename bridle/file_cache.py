@@ -105,8 +105,8 @@ class FileCache:
         return found[0], data
 
     def write(self, path: Path, text: bytes, parts: Sequence[Bytes]) -> bool:
-        """Put an entry there, unless it has no room. Parts follow each other without gaps. Returns whether it is there;
-        only the log has the reason if not."""
+        """Write an entry, unless there is no room for it. Parts follow each other without gaps. Returns whether it is
+        there; only the log has the reason if not."""
         size = sum(part.nbytes for part in parts) + len(text) + _ALIGNMENT
         if fcntl is None or size > cache_limit() or size > _MAX_SUMS * PIECE_BYTES:
             return False

@@ -122,7 +122,7 @@ def bar(title: str) -> Iterator[Report]:
 
 @contextmanager
 def watched(report: Report) -> Iterator[None]:
-    """Tell `report` of downloads in this thread, in this block."""
+    """Report downloads in this thread to `report`, in this block."""
     token = _watching.set(report)
     try:
         yield

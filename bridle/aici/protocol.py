@@ -155,7 +155,7 @@ class GetModule(Message, tag="get_module"):
 
 
 class SetTags(Message, tag="set_tags"):
-    """Let `tags` point at a module."""
+    """Make `tags` name a module."""
 
     module_id: str
     tags: list[str]

@@ -54,7 +54,7 @@ class Runner:
         return data.module_id
 
     def set_tags(self, module: str, tags: Sequence[str]) -> None:
-        """Let these tags name a module."""
+        """Make these tags name a module."""
         auth = msgspec.to_builtins(protocol.Auth("local", True))
         message = protocol.SetTags(module_id=module, tags=list(tags), auth=auth)
         self._side.call(message, replies.TagsData).result()
@@ -86,7 +86,7 @@ class Runner:
         return answers
 
     def free(self, *seq_ids: int) -> None:
-        """Note that these sequences are over; the next `begin` reports it to the runtime."""
+        """Record that these sequences have ended; the next `begin` reports it to the runtime."""
         self._freed.extend(seq_ids)
 
     def allowed(self, mask: bytes) -> npt.NDArray[np.bool_]:

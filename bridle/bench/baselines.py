@@ -57,7 +57,7 @@ class Peer(Protocol):
         """`num_new` tokens for each of `prompts`, all at once; outputs in their order."""
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
 
 class EnginePeer:

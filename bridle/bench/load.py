@@ -160,7 +160,7 @@ def _await_health(process: psutil.Process, port: int, log: Path) -> None:
 
 
 def _await_token(port: int) -> None:
-    """Ask for one token. Raises `EngineClosed` if the server refuses."""
+    """Request one token. Raises `EngineClosed` if the server refuses."""
     for path, body in _ASKED.items():
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -73,7 +73,7 @@ class Phases:
         self._num_done = 0
 
     def announce(self) -> None:
-        """Say how many parts there are, and about how long they take."""
+        """Print the number of parts, and their estimated time."""
         total, count = sum(self._guesses.values()), len(self._guesses)
         if not count:
             self._console.print("nothing is left to measure")

@@ -134,7 +134,7 @@ class _Reader(asyncio.Protocol):
             self._finish()
 
     def _complete(self) -> None:
-        """Note that the stream came to its end; its last event has the counts and no text."""
+        """Record that the stream came to its end; its last event has the counts and no text."""
         if usage := _USAGE.search(self._end):
             self._sample.num_tokens = int(usage.group(1))
             del self._sample.event_times[-1:]

@@ -1,5 +1,5 @@
-"""Formats of calls and thoughts of a model: inferred when it is loaded, for `bridle doctor`, the routes of models,
-the log and traces."""
+"""Formats of calls and reasoning of a model: inferred when it is loaded, for `bridle doctor`, the routes of models, the
+log and traces."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _thoughts(tags: dict[str, str] | None) -> str:
 
 
 def learn(model: LoadedModel) -> None:
-    """Find out how a model writes calls and thoughts, and log it, or the reason why it cannot be known. Renders the
+    """Find out how a model writes calls and reasoning, and log it, or the reason why it cannot be known. Renders the
     chat template many times."""
     tokenizer = model.tokenizer
     try:

@@ -1,7 +1,7 @@
 """Prepares the engine request of a chat, and reads the text that it generates.
 
-Every API with conversations calls `prepare_chat`: messages become a prompt, and tools and thoughts become a grammar of
-the output (`output_grammar.py`). A reader then separates thoughts, calls and the answer. This module knows no wire
+Every API with conversations calls `prepare_chat`: messages become a prompt, and tools and reasoning become a grammar of
+the output (`output_grammar.py`). A reader then separates reasoning, calls and the answer. This module knows no wire
 format.
 """
 
@@ -51,7 +51,7 @@ from bridle.structured_output import Constraint
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A checked chat: the parts of its engine request, and the reader of its text. `is_thinking` says that the prompt
-    ends inside of thoughts, `is_calling` that it ends with the token that begins calls. `events` has the images of the
+    ends inside of reasoning, `is_calling` that it ends with the token that begins calls. `events` has the images of the
     prompt and the parked KV from which it continues. `calls_once` says that the client takes only one call. `ends` are
     special tokens that may end an output and show as text. `functions` may be called, and `is_vouched` says that a
     grammar enforces the form of calls. `rendered` is the prompt's text as the template wrote it. `channels` is the
@@ -83,7 +83,7 @@ class ChatRequest:
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
     def message(self, output: CompletionOutput) -> ChatMessage:
-        """A whole output, told apart."""
+        """A whole output, parsed."""
         text, is_cut = output.text, output.finish_reason is FinishReason.LENGTH
         if self.format is None and self.tags is None and self.channels is None:
             return ChatMessage(content=text)
@@ -103,7 +103,7 @@ class ChatRequest:
 
 
 class TurnReader:
-    """Separates thoughts, calls and content of one output; of calls it reads only the first if the turn `calls_once`.
+    """Separates reasoning, calls and content of one output; of calls it reads only the first if the turn `calls_once`.
     One of `ends` at the end of the output is dropped."""
 
     def __init__(
@@ -130,7 +130,7 @@ class TurnReader:
         return self._tools is None and not self._ends and (self._thoughts is None or self._thoughts.is_over)
 
     def add_content(self, text: str) -> None:
-        """Note text that was sent as content, of an output that `is_plain`."""
+        """Record text that was sent as content, of an output that `is_plain`."""
         self.found.content += text
 
     def _push(self, text: str, is_last: bool) -> list[StreamDelta]:
@@ -252,7 +252,7 @@ async def _constrain(
     marks: OutputMarks,
     prompt: str,
 ) -> tuple[Steering, bool]:
-    """Add the grammar of calls, thoughts and answer, if the chat needs one. Returns whether it enforces the form of
+    """Add the grammar of calls, reasoning and answer, if the chat needs one. Returns whether it enforces the form of
     calls. The request's own controller is unchanged, unless the request asks for a feature that needs a grammar."""
     kind, tags, budget = marks.format, marks.tags, conversation.thinking_budget
     if kind is None and budget is None and (tags is None or steering.constraint is None):
@@ -274,7 +274,7 @@ def _check_rewind(steering: Steering, kind: ToolFormat | None, tells_rewinds: bo
 
 
 async def limited(model: LoadedModel, conversation: Conversation, made: ChatPrompt, given: Steering) -> Steering:
-    """Return `given` with the budget of the conversation's thoughts, for an output that is not told apart."""
+    """Return `given` with the budget of the conversation's reasoning, for an output that is not parsed."""
     if conversation.thinking_budget is None:
         return given
     tags, _ = await model.in_text_thread(known_marks, model.tokenizer)
@@ -290,7 +290,7 @@ def _sentence(model: LoadedModel, conversation: Conversation) -> str:
 
 
 async def render_prompt(serving: ChatServing, conversation: Conversation) -> ChatPrompt:
-    """The prompt of a conversation, for a request whose output is not told apart."""
+    """The prompt of a conversation, for a request whose output is not parsed."""
     async with serving.bounded("its prompt was made"):
         return await _prompt(serving, conversation, conversation.offer())
 

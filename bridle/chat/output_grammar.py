@@ -1,7 +1,7 @@
 """Constraints on an assistant's turn: tools, reasoning and a constraint become one output form.
 
-A grammar constrains calls where there is one, thoughts stay free before it, and a budget bounds them. This
-module knows no prompts and no readers.
+A grammar constrains calls if there is one. Reasoning stays free before it, and a budget bounds it. This module knows no
+prompts and no readers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridle.structured_output import Constraint, OneOf
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """The form of one output. It `may_open` thoughts before a form that the client demands. A `sentence` ends thoughts
-    that reach the `budget`."""
+    """The form of one output. It `may_open` reasoning before a form that the client demands. A `sentence` ends
+    reasoning that reaches the `budget`."""
 
     model: LoadedModel
     tags: ThinkTags | None
@@ -64,8 +64,8 @@ class OutputGrammar:
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
         """Return whether an unconstrained part for reasoning comes before the form. A grammar of calls always leaves
-        the thoughts free, because calls in thoughts are no calls. Any other form leaves reasoning free if the model may
-        open it: the text after it must have the form."""
+        the reasoning free, because a call within reasoning does not count. Any other form leaves reasoning free if the
+        model may open it: the text after it must have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:
@@ -75,7 +75,7 @@ class OutputGrammar:
     async def _form(
         self, kind: ToolFormat | None, offer: ToolChoice, constraint: Constraint | None
     ) -> Constraint | None:
-        """The form of the text after the thoughts."""
+        """The form of the text after the reasoning."""
         if kind is None:
             return constraint
         if offer.is_required:

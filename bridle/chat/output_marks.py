@@ -1,4 +1,4 @@
-"""How the output of a chat is marked: the form of its calls, the tags of its thoughts, its channels and its ends.
+"""How the output of a chat is marked: the form of its calls, the tags of its reasoning, its channels and its ends.
 
 Facts about a tokenizer stay cached as long as the tokenizer exists.
 """
@@ -24,8 +24,8 @@ _THINKS: WeakKeyDictionary[Tokenizer, bool] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class OutputMarks:
-    """The marks of one chat: the format of its calls and the token that begins them, the tags of its thoughts, and the
-    channels that it writes in. The prompt may end in calls or in thoughts already."""
+    """The marks of one chat: the format of its calls and the token that begins them, the tags of its reasoning, and the
+    channels that it writes in. The prompt may end in calls or in reasoning already."""
 
     format: ToolFormat | None
     token: int | None
@@ -83,7 +83,7 @@ def _learn(model: LoadedModel) -> None:
 
 
 def known_marks(tokenizer: Tokenizer) -> tuple[ThinkTags | None, Harmony | None]:
-    """The tags of a model's thoughts, or the channels that it writes in."""
+    """The tags of a model's reasoning, or the channels that it writes in."""
     if tokenizer not in _MARKS:
         channels = harmony_of(tokenizer)
         _MARKS[tokenizer] = (tags_of(tokenizer) if channels is None else None), channels

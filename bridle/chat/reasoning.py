@@ -1,4 +1,4 @@
-"""Reasoning of models that think between tags: told apart from the answer, and kept within a budget."""
+"""Reasoning of models that think between tags: parsed from the answer, and kept within a budget."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GAP = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The texts around a model's thoughts, and the tokens that spell them. Special tokens show as text only if that is
+    """The texts around a model's reasoning, and the tokens that spell them. Special tokens show as text only if that is
     asked for. `lead` and `tail` are marks that the model writes around the answer that follows."""
 
     opening: str
@@ -126,8 +126,8 @@ def switched(variables: Mapping[str, Any]) -> bool | None:
 
 
 def thinks_unasked(tokenizer: Tokenizer) -> bool:
-    """Return whether a model reasons by default. Where its template writes another prompt once thoughts are turned
-    on, they are off."""
+    """Return whether a model reasons by default. If its template writes another prompt once reasoning is turned on,
+    reasoning is off by default."""
     on = dict.fromkeys(SWITCHES, True)
     try:
         plain, thoughtful = (tokenizer.chat_template.render(_PROBE, None, None, each) for each in ({}, on))
@@ -152,7 +152,7 @@ class ReasoningReader:
         return self._state == "after" and not self._is_fresh
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
-        """New thoughts and new text of the answer."""
+        """New reasoning and new text of the answer."""
         self._held += text
         if self._state == "before":
             self._look_for_opening(is_last)

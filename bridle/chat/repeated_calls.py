@@ -23,7 +23,8 @@ _TAG = re.compile(r"[<\[|｜][^{}]*\w[^{}]*[>\]|｜]")
 
 
 def marks_of(kind: ToolFormat, tags: ThinkTags | None) -> RepeatMarks | None:
-    """Return the markup around each call; None if the format does not have it. Calls in thoughts are none."""
+    """Return the markup around each call; None if the format does not have it. A call within reasoning does not
+    count."""
     around = _around(kind)
     return None if around is None else RepeatMarks(*around, "" if tags is None else tags.closing)
 

@@ -81,7 +81,7 @@ class Api:
         return data
 
     def tag(self, module: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Let tags name a module."""
+        """Make tags name a module."""
         body = json.dumps({"module_id": module, "tags": list(tags)}).encode()
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags", body))["tags"]
         return found

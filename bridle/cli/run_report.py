@@ -40,7 +40,7 @@ class RunReport:
         self._began = self.clock()
 
     def note(self, moment: str) -> None:
-        """Note the time of a moment; only the first call for each moment counts."""
+        """Record the time of a moment; only the first call for each moment counts."""
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:

@@ -119,7 +119,7 @@ class ControlVectors:
             )
 
     def restore(self, other: ControlVectors) -> None:
-        """Have the names of another store for the same model, with their directions, and no others."""
+        """Replace the vectors by those of another store for the same model, with their directions."""
         names = {info.name: info.source for info in other.list()}
         for info in self.list():
             if info.name not in names:

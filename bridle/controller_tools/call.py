@@ -62,7 +62,7 @@ class Call:
             raise ToolFailed(f"tool {self.name!r}: its answer is not JSON: {error}") from None
 
     def cancel(self) -> None:
-        """Give the call up: it is done, and its executor is stopped. Has no effect on a call that is done."""
+        """Cancel the call: it is done, and its executor is stopped. Has no effect on a call that is done."""
         self.end(error="was cancelled")
 
     def end(self, answer: str = "", error: str | None = None) -> bool:

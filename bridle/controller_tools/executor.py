@@ -155,11 +155,11 @@ class ToolExecutor:
             return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def watch(self, on_done: Callable[[], None]) -> None:
-        """Have `on_done` called, from any thread, whenever a call has ended."""
+        """Call `on_done`, from any thread, whenever a call has ended."""
         self._listeners.add(on_done)
 
     def unwatch(self, on_done: Callable[[], None]) -> None:
-        """Have it called no longer."""
+        """Stop calling it."""
         self._listeners.discard(on_done)
 
     def begin(
@@ -308,7 +308,7 @@ class ToolExecutor:
         job.call.end(answer, error)
 
     def _note_end(self, job: _Job, seconds: float) -> None:
-        """Note that nothing of a call is left, also if it was cancelled before it began."""
+        """Record that nothing of a call is left, also if it was cancelled before it began."""
         counts, call = self._counts[job.name], job.call
         call.cancel()
         with self._lock:

@@ -47,7 +47,7 @@ class Desk(Protocol):
         """Begin a call. Never blocks, and never raises."""
 
     def watch(self, on_done: Callable[[], None]) -> None:
-        """Have `on_done` called, from any thread, whenever a call has ended."""
+        """Call `on_done`, from any thread, whenever a call has ended."""
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def adopt(calls: Collection[Call]) -> list[Call]:
 
 
 def leave(calls: Collection[Call]) -> None:
-    """Note that an output is over. Calls that no other output waits for are cancelled."""
+    """Record that an output has ended. Calls that no other output waits for are cancelled."""
     for call in calls:
         call.num_owners -= 1
         if not call.num_owners:

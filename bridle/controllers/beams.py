@@ -212,7 +212,7 @@ class BeamPool(SyncControllerPool[_Group]):
         return opened(request.prompt)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Note the tokens that beams sampled, and decide for those that have all sampled."""
+        """Record the tokens that beams sampled, and decide for those that have all sampled."""
         for ask in asks:
             if ask.request is not None:
                 group = self._live[ask.seq_id] = self._opened.pop(ask.request.id)

@@ -44,7 +44,7 @@ class CompositeMember:
         changes: tuple[Change, ...] = (),
         probes: tuple[float, ...] = (),
     ) -> None:
-        """Note that tokens were removed and added."""
+        """Record that tokens were removed and added."""
         self.has_relented = False
         if self.ahead:
             same = 0 if backtrack else num_same(self.ahead, tokens)

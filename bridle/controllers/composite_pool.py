@@ -74,7 +74,7 @@ class ComposedPool(ControllerPool):
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Ask the controllers: forks are made first, while their parents are as they were."""
+        """Ask the controllers. Forks are made first, while their parents are unchanged."""
         for ask in asks:
             if ask.request is not None:
                 self._begin(ask.seq_id, ask.request)

@@ -214,7 +214,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
         self._live[ask.seq_id] = _Instance(controller, view)
 
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """All answers, which are ready as soon as `ask` returns; and those of controllers whose wait is over."""
+        """All answers, which are ready as soon as `ask` returns; and those of controllers whose wait has ended."""
         for seq_id in [seq_id for seq_id in self._held if not self._live[seq_id].is_waiting]:
             self._answers[seq_id] = self._go_on(self._live[seq_id], self._held.pop(seq_id))
         return super().collect(seq_ids, deadline)

@@ -30,7 +30,7 @@ def tags_of(tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def sentence_tokens(tokenizer: Tokenizer, sentence: str, tags: tuple[int, int]) -> tuple[int, ...]:
-    """The tokens of the sentence that ends thoughts, on a line of its own unless it begins with white space. Raises
+    """The tokens of the sentence that ends reasoning, on a line of its own unless it begins with white space. Raises
     `InvalidRequest` for a sentence that spells a tag or another special token."""
     if len(sentence) > MAX_SENTENCE_CHARS:
         raise InvalidRequest(

@@ -138,7 +138,7 @@ class ShardLink:
         check(self._ask("DropMedium", request, pb.DropMediumReply, _MEDIUM_SECONDS))
 
     def expect(self, step: int, seconds: float) -> None:
-        """Note that the reply to `step` is due within `seconds`; `watch` cuts the link if it is late."""
+        """Record that the reply to `step` is due within `seconds`; `watch` cuts the link if it is late."""
         self._step = step, seconds, time.monotonic() + seconds
 
     def receive(self) -> pb.StepReply:

@@ -99,7 +99,7 @@ class RoutedRequest:
         wake_all([self.stream])
 
     def tell_resuming(self) -> None:
-        """Tell a client that asked for it that its outputs wait for another replica."""
+        """Inform a client that asked for it that its outputs wait for another replica."""
         if self.request.tell_resuming:
             self.tell([Resuming(self.request.id, index) for index in self.open_outputs])
 

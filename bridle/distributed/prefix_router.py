@@ -40,7 +40,7 @@ class Router(Protocol):
         the one that was last sent a prompt with the same `key` is preferred."""
 
     def forget(self, replica: int) -> None:
-        """Note that the replica has lost its cache."""
+        """Record that the replica has lost its cache."""
 
 
 class PrefixRouter:

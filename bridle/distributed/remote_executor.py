@@ -135,7 +135,7 @@ class ShardExecutor:
         return check_result(decode_result(reply.result), batch, self.info.vocab_size)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Ask for the vectors of these rows, in portions that fit a message. Raises the shard's error, or
+        """Request the vectors of these rows, in portions that fit a message. Raises the shard's error, or
         `ShardUnavailable`."""
         link, size = self.used, self.info.embedding_size
         if link is None:

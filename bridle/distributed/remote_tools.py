@@ -41,7 +41,7 @@ class RemoteToolExecutor:
         return self._tools.limits
 
     def watch(self, on_done: Callable[[], None]) -> None:
-        """Have `on_done` called, from any thread, whenever a call has ended."""
+        """Call `on_done`, from any thread, whenever a call has ended."""
         self._on_done = on_done
 
     def begin(
@@ -84,7 +84,7 @@ class RemoteToolExecutor:
         send(message)
 
     def _note_done(self, number: int) -> None:
-        """Tell the router about a call that was cancelled here."""
+        """Inform the router about a call that was cancelled here."""
         with self._lock:
             was_live, send = self._live.pop(number, None) is not None, self._send
         if was_live and send is not None:

@@ -89,7 +89,7 @@ class ReplicatedLoRAStore:
     # -- for the links -----------------------------------------------------------------------------------------
 
     def note_up(self, number: int, limits: AdapterLimits | None) -> None:
-        """Note that a replica is connected. It gets the list of all adapters before any request."""
+        """Record that a replica is connected. It gets the list of all adapters before any request."""
         with self._lock:
             self._limits = limits
             self._up[number] = {}

@@ -242,7 +242,7 @@ class _Conversation:
         self._has_news.set()
 
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
-        """Tell the router that an adapter was fetched, or about a call. Safe from any thread."""
+        """Inform the router that an adapter was fetched, or about a call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
             self._loop.call_soon_threadsafe(self._writer.write, frame(message))
 

@@ -66,7 +66,7 @@ class ReplicatedVectors(ControlVectors):
             self._tell(RemoveVector(name))
 
     def note_up(self, number: int) -> None:
-        """Note that a replica is connected. It gets all vectors before any request."""
+        """Record that a replica is connected. It gets all vectors before any request."""
         with self._order:
             self._up.add(number)
             for info in self.list():

@@ -224,7 +224,7 @@ class ReplicaSet:
     # -- the links' threads ----------------------------------------------------------------------------------
 
     def note_up(self, number: int, hello: Handshake) -> None:
-        """Note that a replica is connected, and send it requests that wait."""
+        """Record that a replica is connected, and send it requests that wait."""
         with self.changed:
             self._learn(number, hello)
             self._up[number], self.loads[number] = None, 0
@@ -238,7 +238,7 @@ class ReplicaSet:
             self.changed.notify_all()
 
     def _learn(self, number: int, hello: Handshake) -> None:
-        """Learn the served model from a replica's greeting, and the smallest capacity of all replicas."""
+        """Read the served model from a replica's greeting, and the smallest capacity of all replicas."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
             self.control_vectors = None if hello.vectors is None else ReplicatedVectors(hello.vectors, self._send)

@@ -34,7 +34,7 @@ class SessionAffinity:
         return len(self.homes)
 
     def keep(self, request_id: str, tokens: Sequence[int], salt: object, replica: int, now: float) -> None:
-        """Note that a replica has parked a conversation of these tokens."""
+        """Record that a replica has parked a conversation of these tokens."""
         chain = chain_of(tokens, salt, self._block_size)
         if not chain or not self._seconds:
             return
@@ -66,7 +66,7 @@ class SessionAffinity:
         return None if home is None else home.replica
 
     def forget(self, replica: int) -> None:
-        """Note that the replica has lost its cache."""
+        """Record that the replica has lost its cache."""
         for request_id in [request_id for request_id, home in self.homes.items() if home.replica == replica]:
             self._drop(request_id)
 

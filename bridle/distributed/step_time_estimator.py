@@ -24,7 +24,7 @@ class StepTimeEstimator:
         self._seconds_per_token: float | None = None  # of the slowest recent steps
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Learn that a step of `num_tokens` tokens took `seconds`."""
+        """Update the estimate: a step of `num_tokens` tokens took `seconds`."""
         cost = seconds / (_BASE_TOKENS + num_tokens)
         self._seconds_per_token = max(cost, (self._seconds_per_token or 0.0) * _FADING)
 

@@ -161,7 +161,7 @@ class AsyncEngine:
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on after `pause`. Outputs are as if there had been no pause."""
+        """Continue after `pause`. Outputs are as if there had been no pause."""
         self._engine.is_paused = False
         self._wake.set()
 

@@ -43,7 +43,7 @@ class FaultIsolator:
         return failed, [seq for seq in self._suspects.values() if not seq.is_finished]
 
     def clear(self, computed: Iterable[Sequence]) -> None:
-        """Note that a step over `computed` succeeded."""
+        """Record that a step over `computed` succeeded."""
         self._in_a_row = 0
         if self._suspects:
             self._acquit(computed)

@@ -29,12 +29,12 @@ class Recovery:
         self.num_failed_steps = 0
 
     def note_away(self) -> None:
-        """Note that the device is not reachable, between two steps."""
+        """Record that the device is not reachable, between two steps."""
         if not self._is_lost:
             self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
     def note_success(self, scheduled: list[Scheduled]) -> None:
-        """Note that a step was computed, after others had failed."""
+        """Record that a step was computed, after others had failed."""
         self._is_lost = False
         self._blame.clear([item.seq for item in scheduled])
 

@@ -221,8 +221,8 @@ class Sequence:
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Note that the mirror has `token` at `position`. It counts if nothing before it was rolled back and the
-        sequence has the same token there."""
+        """Record that the executor's copy has `token` at `position`. It counts if nothing before it was rolled back and
+        the sequence has the same token there."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
@@ -233,7 +233,7 @@ class Sequence:
         self.clamp_computed()
 
     def forget_mirror(self) -> None:
-        """Note that the executor has lost this sequence, after a reset."""
+        """Record that the executor has lost this sequence, after a reset."""
         self.kv.forget()
         self.kv.num_mirrored_tokens = 0
 
@@ -291,7 +291,7 @@ class Sequence:
         self.num_prompt = len(self.tokens)
 
     def note_scored(self, num_tokens: int) -> None:
-        """Note that what follows the first tokens was scored."""
+        """Record that what follows the first tokens was scored."""
         self.output.num_scored = num_tokens
 
     def count_draw(self) -> None:

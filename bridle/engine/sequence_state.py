@@ -125,7 +125,7 @@ class KvState:
         )
 
     def forget(self) -> None:
-        """Note that no KV is left, so that everything is computed again."""
+        """Record that no KV is left, so that everything is computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
@@ -171,7 +171,7 @@ class ControlState:
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def clear_hold(self) -> None:
-        """Note that the sequence no longer waits for its controller."""
+        """Record that the sequence no longer waits for its controller."""
         self.missed_deadline = self.is_suspended = False
 
 

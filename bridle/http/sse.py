@@ -55,7 +55,7 @@ class _Patience:
         self.is_over = False
 
     def begin(self) -> None:
-        """Note that the current task begins to wait. If that takes too long, the task is cancelled, and `is_over` is
+        """Record that the current task begins to wait. If that takes too long, the task is cancelled, and `is_over` is
         set."""
         loop = asyncio.get_running_loop()
         self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
@@ -63,7 +63,7 @@ class _Patience:
             self._timer = loop.call_at(self._due, self._look, loop)
 
     def end(self) -> None:
-        """Note that the wait has ended. If it took too long, the cancellation was this timer's."""
+        """Record that the wait has ended. If it took too long, the cancellation was this timer's."""
         if self.is_over and self._waiter is not None:
             self._waiter.uncancel()
         self._waiter = None

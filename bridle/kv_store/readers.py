@@ -107,7 +107,7 @@ class Readers:
 
 
 def be_nice() -> None:
-    """Let this thread compute behind others, where the system gives threads priorities of their own."""
+    """Lower this thread's priority, where the system gives threads priorities of their own."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

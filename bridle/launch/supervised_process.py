@@ -73,7 +73,7 @@ class SupervisedProcess:
             self.changed.notify_all()
 
     def prove(self, pid: int) -> None:
-        """Note that process `pid` has worked, so that the next one starts without a pause."""
+        """Record that process `pid` has worked, so that the next one starts without a pause."""
         with self.changed:
             if self._process is None or self._process.pid != pid:
                 return
@@ -138,7 +138,7 @@ class SupervisedProcess:
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
-        """Note the end of a process and wait for the pause. Returns whether to restart."""
+        """Record the end of a process and wait for the pause. Returns whether to restart."""
         with self.changed:
             self._process, self.status = None, status
             self.num_ends += 1

@@ -82,7 +82,7 @@ class ChatSession:
     # -- turns -----------------------------------------------------------------------------------------------
 
     def send(self, said: str | Sequence[Message]) -> str:
-        """Say something, a text or whole messages; gives the content of the answer."""
+        """Send a text or whole messages; returns the content of the answer."""
         return self.together([self], [said])[0]
 
     async def send_async(self, said: str | Sequence[Message]) -> str:
@@ -91,8 +91,8 @@ class ChatSession:
         return await self._stream(turns, await self._plan(turns)).read_async()
 
     def stream(self, said: str | Sequence[Message]) -> TextStream:
-        """Say something and read the content of the answer as it comes, with `for` or `async for`. The turn counts
-        once the answer was read to its end."""
+        """Send a text or messages, and read the content of the answer as it comes, with `for` or `async for`. The turn
+        counts once the answer was read to its end."""
         turns = _turns(said)
         return self._stream(turns, event_loop.run(self._plan(turns)))
 

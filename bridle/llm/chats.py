@@ -1,7 +1,7 @@
 """Conversations of the Python API: planned as the servers plan theirs, and read as they read them.
 
-Whatever a chat template, tools, thoughts and a budget make of a request is decided in `bridle.chat`; here calls become
-that, and outputs get their `message`.
+`bridle.chat` handles chat templates, tools, reasoning and budgets. Here calls become its requests, and outputs get
+their `message`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ChatRun:
     turn: ChatRequest
 
     def read(self, output: RequestOutput) -> None:
-        """Tell the ended outputs apart."""
+        """Parse the ended outputs."""
         found = []
         for each in output.outputs:
             each.message = self.turn.message(each)
@@ -84,7 +84,7 @@ def _is_function(tool: Any) -> bool:
 
 
 def read_chats(chats: Sequence[ChatRun], outputs: list[RequestOutput]) -> list[RequestOutput]:
-    """The ended outputs of conversations, told apart."""
+    """The ended outputs of conversations, parsed."""
     for chat, output in zip(chats, outputs, strict=True):
         chat.read(output)
     return outputs

@@ -232,7 +232,7 @@ class LLM(LoadedModelMixin):
     ) -> list[RequestOutput]:
         """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
 
-        Each output has a `message`: its thoughts, its content, and the calls of `tools` in it; `tool_choice` and the
+        Each output has a `message`: its reasoning, its content, and the calls of `tools` in it; `tool_choice` and the
         other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
         context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
         """

@@ -137,7 +137,7 @@ class LoadedModelMixin:
         self._model.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`; outputs are as if there had been no pause."""
+        """Continue after `pause`; outputs are as if there had been no pause."""
         self._model.resume()
 
     # -- control vectors -------------------------------------------------------------------------------------

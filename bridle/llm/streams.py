@@ -134,7 +134,7 @@ class TextStream(Reader[str]):
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
     def pieces(self) -> Reader[StreamDelta]:
-        """Instead of text: thoughts, content and calls of a conversation's answer, as they come."""
+        """Instead of text: reasoning, content and calls of a conversation's answer, as they come."""
         return Reader(self._base, self._take_pieces)
 
     def show(self) -> RequestOutput:

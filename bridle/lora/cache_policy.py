@@ -170,14 +170,14 @@ class Residency:
     # -- coming and going ----------------------------------------------------------------------------------------
 
     def note_placed(self, held: CachedAdapter) -> None:
-        """Note that the adapter is on the device."""
+        """Record that the adapter is on the device."""
         held.num_turns = 0
         held.is_leaving = False
         self.on_device[held.key] = held
         self.wanted.pop(held.key, None)
 
     def note_failed(self, held: CachedAdapter, failure: CachedFailure) -> None:
-        """Note that the adapter cannot be read, so that no step waits for it."""
+        """Record that the adapter cannot be read, so that no step waits for it."""
         held.failure = failure
         self.wanted.pop(held.key, None)
         self.fetched.pop(held.key, None)

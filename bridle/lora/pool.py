@@ -122,7 +122,7 @@ class AdapterPool:
                 raise failure
 
     def open(self, key: str) -> None:
-        """Note that a request uses the adapter from now on, and read it if it is not in memory. Raises
+        """Record that a request uses the adapter from now on, and read it if it is not in memory. Raises
         `UnknownAdapter`."""
         with self._lock:
             held = self._find(key)
@@ -177,7 +177,7 @@ class AdapterPool:
         return None
 
     def _end(self, held: CachedAdapter, error: BridleError | None) -> None:
-        """Note that the adapter is on the host, or why it cannot be read."""
+        """Record that the adapter is on the host, or why it cannot be read."""
         if error is not None and held.num_users:
             self._failures[held.key] = error
         self._books.fetched.pop(held.key, None)

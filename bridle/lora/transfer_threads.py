@@ -78,7 +78,7 @@ class Mover:
             self._books.lose_everything()
 
     def stop(self) -> None:
-        """Tell the threads to end after their present work. Idempotent."""
+        """Make the threads end after their present work. Idempotent."""
         self.is_closed = True
         self.wake()
 

@@ -90,7 +90,7 @@ class AsyncSampling:
     # -- waiting for the forward ---------------------------------------------------------------------------
 
     def mark_forward(self) -> None:
-        """Note that a forward was launched."""
+        """Record that a forward was launched."""
         if self._device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self._device))

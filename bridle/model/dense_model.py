@@ -61,7 +61,8 @@ class DenseModel:
         self.fused = try_fused_step(self.layers, self.norm, attention, self._dtype)
 
     def keep_angles(self, num_positions: int) -> None:
-        """Have the angles of `num_positions` positions in memory, where steps are computed in few launches or calls."""
+        """Compute the angles of `num_positions` positions in advance, if steps are computed in few launches or
+        calls."""
         if self.fused is not None:
             self.fused.keep_angles(self.rotations, num_positions)
         elif self.native is not None:

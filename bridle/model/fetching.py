@@ -56,7 +56,7 @@ class _Arriving:
         self._share = -1.0
 
     def tell(self, num_bytes: float, begun: float) -> None:
-        """Note that `num_bytes` have come, of files with `begun` bytes."""
+        """Record that `num_bytes` were received, of files with `begun` bytes."""
         with self._lock:
             self._total = max(self._total or _num_bytes(*self._wanted), int(begun), 1)
             share = min(num_bytes / self._total, 1.0)
@@ -65,7 +65,7 @@ class _Arriving:
             self._progress(share)
 
     def finish(self) -> None:
-        """Note that all is there."""
+        """Record that everything was received."""
         if 0 <= self._share < 1:  # some files were there before
             self._progress(1.0)
 

@@ -61,7 +61,8 @@ class FusedStep:
         return layer_kernels
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Have the angles of `num_positions` positions in memory, so that no step computes them, if there is room."""
+        """Compute the angles of `num_positions` positions in advance, so that no step computes them, if there is
+        room."""
         with torch.inference_mode():
             self._tables = make_tables(compute, num_positions, self._machine.device)
 

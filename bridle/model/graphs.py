@@ -158,7 +158,7 @@ class StepGraphs:
         return self._tiles.step(size, most_tiles(size))
 
     def drop(self, kind: GraphKind) -> None:
-        """Let steps of a kind go without graphs."""
+        """Compute steps of a kind without graphs."""
         self._graphs[kind].clear()
         if not any(self._graphs[each] for each in KINDS if each.has_adapters):
             self._tiles = None

@@ -39,6 +39,6 @@ class PictureRows:
                 used -= self._rows.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release all of them."""
         with self._lock:
             self._rows.clear()

@@ -106,7 +106,7 @@ class PackedStates(TorchFunctionMode):
         """None: the recurrence itself reads it."""
 
     def update_conv_state(self, rows: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
-        """Note which convolution comes next."""
+        """Record which convolution comes next."""
         self.conv = state_idx, conv_kernel_size
         return rows
 

@@ -109,8 +109,8 @@ _hook_before: Any = None
 
 @contextmanager
 def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
-    """Tell `progress` how much of the tensors with these `sizes` the library has placed, through the hook that it has
-    for bars. The hook is the process's, so it is there as long as some thread reads, and each counts its own."""
+    """Report to `progress` how many of the tensors with these `sizes` the library has loaded, through its hook for
+    progress bars. The hook is the process's, so it is there as long as some thread reads, and each counts its own."""
     token = _counting.set(lambda items: _count(items, sizes, progress))
     _hook(1)
     try:

@@ -14,9 +14,9 @@ class ChatSettings:
     """`tool_format` and `reasoning_format` are names of formats, or `auto`: what the chat template shows. With
     `parse_special_text` a special token that is spelled in a message becomes that token. With `bare_calls` an answer
     that begins with the JSON of a call is one, without any markup. Tools that the chat template leaves out are
-    described in the system message, or refused, as `tool_prompt` says. A model whose budget of thoughts ends writes
-    `thinking_budget_message` before it closes them. After `max_repeated_calls` equal calls in a row with equal results
-    the model is offered no tools (0: it always is)."""
+    described in the system message, or refused, as `tool_prompt` says. A model whose budget of reasoning ends writes
+    `thinking_budget_message` before it closes the reasoning. After `max_repeated_calls` equal calls in a row with equal
+    results the model is offered no tools (0: it always is)."""
 
     tool_format: str = "auto"
     reasoning_format: str = "auto"

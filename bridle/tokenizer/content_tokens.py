@@ -76,7 +76,7 @@ def protect(tokenizer: Tokenizer, content: Content, own: Collection[str] = ()) -
 
 
 def _message(message: dict[str, Any], texts: Spellings, of_answers: Spellings) -> dict[str, Any]:
-    """Templates look for tags of thoughts in what an assistant said, so that its text keeps them."""
+    """Templates look for tags of reasoning in what an assistant said, so that its text keeps them."""
     changed: dict[str, Any] = _protected(message, texts)
     if message.get("role") == "assistant":
         changed["content"] = _protected(message.get("content"), of_answers)

@@ -119,7 +119,7 @@ class Instance:
         self._cancelled = reason
 
     def be_patient(self, milliseconds: float) -> None:
-        """Give this thread's next callbacks, together, this much CPU time until they have an answer."""
+        """Limit the CPU time of this thread's next callbacks, together, until they have an answer."""
         self._patience_end = time.thread_time() + milliseconds / 1000
 
     def stop_reason(self) -> ControllerError | None:
@@ -167,7 +167,7 @@ class Instance:
         return len(self.masks)
 
     def broke(self, error: ControllerError) -> ControllerError:
-        """Note that this instance failed. The error gets the memory that it used, if that is known, and its limit."""
+        """Record that this instance failed. The error gets the memory that it used, if that is known, and its limit."""
         size, limit = self.memory.size, self.surroundings.limits.max_memory
         text = f"{error}\nmemory: {size} of at most {limit} bytes" if size else str(error)
         self.broken = text[:_MAX_ERROR]

@@ -79,7 +79,7 @@ class WorkerPool:
                 self._room.wait(left)
 
     def release(self, worker: WorkerHandle, key: int) -> None:
-        """Note that an instance is gone. A process that belonged to its request alone ends with it."""
+        """Record that an instance is gone. A process that belonged to its request alone ends with it."""
         with self._room:
             worker.keys.discard(key)
             if worker.keys:

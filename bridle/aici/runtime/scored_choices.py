@@ -36,7 +36,7 @@ def add_options(guest: Instance, handle: int, mask: int) -> int:
 
 
 def advance_choice(guest: Instance, handle: int, tokens: Sequence[int]) -> None:
-    """Note tokens that followed."""
+    """Record tokens that followed."""
     if handle in guest.choices:
         text = b"".join(guest.surroundings.vocabulary.tokens[token] for token in tokens)
         left = (option for option in guest.choices[handle] if option.startswith(text))

@@ -156,7 +156,7 @@ class Supervisor:
         raise ProtocolError("this operation belongs to the main channel")
 
     def _spoke(self, dialect: str) -> None:
-        """Note the engine's dialect, which its first step reveals."""
+        """Record the engine's dialect, which its first step reveals."""
         if self._dialect[0] != dialect:
             self._dialect = dialect
 

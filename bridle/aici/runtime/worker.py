@@ -170,7 +170,7 @@ class Worker:
             self._answer(step, answer)
 
     def _leave(self, seat: SequenceSlot) -> bool:
-        """Note that a callback is over. Returns True, and frees the sequence's memory, if the sequence was dropped
+        """Record that a callback has ended. Returns True, and frees the sequence's memory, if the sequence was dropped
         meanwhile."""
         with self._mutex:
             seat.is_running = False

@@ -55,11 +55,11 @@ class WorkerHandle:
             send_frame(self.side, data, descriptors)
 
     def note_asked(self) -> None:
-        """Note that the worker has work from now on."""
+        """Record that the worker has work from now on."""
         self._cpu_when_seen, self._seen = self.process.cpu_seconds(), time.monotonic()
 
     def note_heard(self) -> None:
-        """Note that the worker has sent something."""
+        """Record that the worker has sent something."""
         self._cpu_when_heard = self.process.cpu_seconds()
 
     def is_stuck(self, most: float, standstill: float) -> bool:

@@ -30,11 +30,11 @@ class CallTextReader:
         return pieces
 
     def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """Go on where no call is being read; whether that may lead to more."""
+        """Continue where no call is being read; return whether that may lead to more."""
         raise NotImplementedError
 
     def _ended(self, call: JsonCallReader, pieces: list[StreamDelta]) -> None:
-        """A call is over, or turned out to be none (`is_bad`)."""
+        """A call has ended, or turned out to be none (`is_bad`)."""
         raise NotImplementedError
 
     def _begin(self, rest: str, name: str | None = None) -> bool:

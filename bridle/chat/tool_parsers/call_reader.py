@@ -47,7 +47,7 @@ class CallFormatReader:
         return pieces
 
     def _step(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """Go on; whether that may lead to more."""
+        """Continue; return whether that may lead to more."""
         if self._call is not None:
             return self._in_call(self._call, pieces, is_last)
         return self._between(pieces, is_last) if self._in_calls else self._outside(pieces, is_last)

@@ -70,7 +70,7 @@ class PolicyEnforcer:
         return replaced
 
     def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
-        """Note for the controller the differences from its decision, from the end of the sequence on."""
+        """Record for the controller the differences from its decision, from the end of the sequence on."""
         if seq.control.pool is not None:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 

@@ -17,7 +17,7 @@ class AdapterStore(Protocol):
         """Raise `UnknownAdapter` unless requests may use the adapter. Any thread may ask."""
 
     def open(self, key: str) -> None:
-        """Note that a request uses the adapter from now on. Raises `UnknownAdapter`."""
+        """Record that a request uses the adapter from now on. Raises `UnknownAdapter`."""
 
     def leave(self, key: str) -> None:
         """Release the adapter, because a request that used it has ended."""
@@ -97,7 +97,7 @@ class MediaStore(Protocol):
         for it now. Any thread may ask."""
 
     def open(self, medium: MultiModalItem) -> None:
-        """Note that a request uses the medium from now on."""
+        """Record that a request uses the medium from now on."""
 
     def leave(self, key: bytes) -> None:
         """Release the medium, because a request that used it has ended."""

@@ -273,8 +273,8 @@ class BlockManager:
             self._free.free_cached(block)
 
     def free(self, seq: Sequence) -> None:
-        """Give all blocks of `seq` back. Hashed ones stay as cache; those at the end of the sequence are
-        evicted first."""
+        """Release all blocks of `seq`. Hashed ones stay as cache; those at the end of the sequence are evicted
+        first."""
         if self.states.is_used:
             self.states.free(seq, self._computed_hashes(seq))
         for block in reversed(seq.kv.block_table):
@@ -283,7 +283,7 @@ class BlockManager:
         self._free.release_reservation(seq.id)
 
     def truncate(self, seq: Sequence) -> None:
-        """Give back the blocks past the end of `seq`, which was cut to fewer tokens."""
+        """Release the blocks past the end of `seq`, which was cut to fewer tokens."""
         keep = self.blocks_for(len(seq.tokens))
         for block in reversed(seq.kv.block_table[keep:]):
             self._release(block)

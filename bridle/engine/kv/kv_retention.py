@@ -203,7 +203,7 @@ class KVRetention:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
-        """Release entries that are over by `now` or whose adapter was removed. Returns the time at which the next one
+        """Release entries that have ended by `now` or whose adapter was removed. Returns the time at which the next one
         expires, None if nothing is parked."""
         if now >= self._soonest:
             entries = [self._entry(key) for key in self._user_of]

@@ -82,7 +82,7 @@ class StoredSequences:
     # -- reading -----------------------------------------------------------------------------------------
 
     def free(self, seq_ids: list[int]) -> None:
-        """Let the backend forget sequences that are over."""
+        """Let the backend forget sequences that have ended."""
         self._states.free(seq_ids)
 
     def begin(self, seq: Sequence) -> int:

@@ -199,7 +199,7 @@ class EncoderCache:
             self.on_change()
 
     def _encode_all(self, media: Sequence[MultiModalItem]) -> list[BridleError | None]:
-        """Have images encoded, together if there are several. Returns for each the reason why it failed, if it did."""
+        """Encode images, together if there are several. Returns for each the reason why it failed, if it did."""
         if self._batched is not None and len(media) > 1:
             try:
                 self._batched.encode_all(media)
@@ -210,7 +210,7 @@ class EncoderCache:
         return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: MultiModalItem) -> BridleError | None:
-        """Have one image encoded. Returns the reason if it failed."""
+        """Encode one image. Returns the reason if it failed."""
         try:
             self._device.encode(medium)
         except ShardUnavailable:

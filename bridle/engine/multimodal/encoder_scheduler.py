@@ -60,7 +60,7 @@ class EncoderScheduler:
             )
 
     def open(self, request: Request) -> None:
-        """Note that a request with images begins."""
+        """Record that a request with images begins."""
         assert self._store is not None  # else it was refused
         for medium in request.media:
             self._store.open(medium)

@@ -60,8 +60,8 @@ class AlignedSampling:
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
-        """Note the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether the
-        output continues; if not, it `must_restart`."""
+        """Record the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether
+        the output continues; if not, it `must_restart`."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):

@@ -70,7 +70,7 @@ class BestOf:
             self.live[request.id] = Contest(request.sampling.keep_best)
 
     def end_losers(self, events: Iterable[Event]) -> None:
-        """Note the events of a step, and end the outputs that have lost."""
+        """Record the events of a step, and end the outputs that have lost."""
         for event in list(events):
             if (contest := self.live.get(event.request_id)) is not None:
                 contest.add(event)

@@ -65,7 +65,7 @@ class ConstraintMeter:
             self.runs.append(ForcedRun(position, (token,)))
 
     def add_score(self, position: int, logprob: float) -> ForcedRun | None:
-        """Note the log-probability of a token. Returns the run that is known now to be below the floor."""
+        """Record the log-probability of a token. Returns the run that is known now to be below the floor."""
         run = next((run for run in reversed(self.runs) if run.start <= position), None)
         if run is None or position != run.start + run.num_scored or position >= run.end:
             return None

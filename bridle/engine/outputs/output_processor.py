@@ -167,7 +167,7 @@ class OutputProcessor:
             self._statistics.num_sampled_tokens += 1
 
     def note_drawn(self, seq: Sequence, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
-        """Note for the trace and the meter the distribution from which row `number` of a step was sampled."""
+        """Record for the trace and the meter the distribution from which row `number` of a step was sampled."""
         if seq.trace is not None:
             self.tracer.drawn(seq, row, result, number, is_draft=is_draft)
         self.note_removed(seq, row, result, number)
@@ -268,7 +268,7 @@ class OutputProcessor:
     # -- log-probabilities -------------------------------------------------------------------------------
 
     def add_scores(self, seq: Sequence, scores: list[Logprob]) -> None:
-        """Note the log-probabilities of the tokens from `num_scored` on."""
+        """Record the log-probabilities of the tokens from `num_scored` on."""
         output = seq.output
         for bare in scores:
             score = self._spelled(seq, bare)
@@ -439,7 +439,7 @@ class OutputProcessor:
         self.fail(seq, error if guard is None else guard.clean_error(error))
 
     def announce_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Tell the client of a new output, before any other event of it."""
+        """Inform the client of a new output, before any other event of it."""
         self._statistics.num_forks += 1
         held = parent.output.held
         num_hidden = sum(len(event.text) for event in held)

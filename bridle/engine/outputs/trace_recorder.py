@@ -64,12 +64,12 @@ class TraceRecorder:
         seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
 
     def begin_step(self, step: int) -> None:
-        """Note that a step begins: forced tokens of its beginning cost no forward pass."""
+        """Record that a step begins: forced tokens of its beginning cost no forward pass."""
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
-        """Note the work of a step and its times: before and after forward, after control, after sampling. This is
-        the cost of its tokens."""
+        """Record the work of a step and its times: before and after forward, after control, after sampling. This is the
+        cost of its tokens."""
         began, computed, steered, sampled = times
         self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
@@ -164,7 +164,7 @@ class TraceRecorder:
         _traced(seq).modules = pool.modules_of(seq.request) if pool is not None else ()
 
     def asked(self, seq: Output, now: float) -> None:
-        """Note that the controller was asked."""
+        """Record that the controller was asked."""
         _traced(seq).asked_at = now
 
     def heard(self, seq: Output, answer: Answer, now: float) -> None:
@@ -187,7 +187,7 @@ class TraceRecorder:
         return [LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
-        """Note one more step in which the controller holds the output: by its decision, or because it is late."""
+        """Record one more step in which the controller holds the output: by its decision, or because it is late."""
         trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())

@@ -167,7 +167,7 @@ class ChoiceScorer:
     # -- after sampling ----------------------------------------------------------------------------------
 
     def take(self, wanted: Wanted, scores: list[list[Logprob]], scheduled: list[Scheduled]) -> None:
-        """Note the scores of a step, and end the choices that have all of theirs."""
+        """Record the scores of a step, and end the choices that have all of theirs."""
         for (choice, node), (score,) in zip(wanted, scores, strict=True):
             choice.trie.logprobs[node] = score.logprob
         touched = dict.fromkeys(choice for choice, _ in wanted)
@@ -210,7 +210,7 @@ class ChoiceScorer:
     # -- endings -----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """Note that an output ended while it waited for a choice."""
+        """Record that an output ended while it waited for a choice."""
         choice = self._by_owner.get(seq.id)
         if choice is not None:
             self._let_go(choice, seq)
@@ -251,7 +251,7 @@ def can_choose(seq: Sequence, options: Options) -> bool:
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
-    """Ask for the log-probabilities of all edges after `node`, which logits row `row` predicts."""
+    """Request the log-probabilities of all edges after `node`, which logits row `row` predicts."""
     edges = choice.trie.children[node]
     batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]
     return [(choice, child) for child in edges.values()]

@@ -118,7 +118,7 @@ class OverlapScheduler:
         return following
 
     def _give_up(self, last: InFlightStep, following: InFlightStep | None, error: Exception) -> None:
-        """Give up the step that was sampled and the one after it. Both are computed again, with the same random
+        """Discard the step that was sampled and the one after it. Both are computed again, with the same random
         numbers."""
         scheduled = {item.seq.id: item for item in ([] if following is None else following.scheduled)}
         scheduled |= {item.seq.id: item for item in last.scheduled}
@@ -155,8 +155,8 @@ class OverlapScheduler:
         return InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)), sizes=sizes)
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
-        """Note which placeholders became tokens of their sequences."""
-        rows = {draw.seq.id: row_of(draw) for draw in last.branched.draws}
+        """Record which placeholders became tokens of their sequences."""
+        rows = {draw.seq.id: draw.row for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
             if row is not None and not item.seq.is_finished:

@@ -46,7 +46,7 @@ class LoRAScheduler:
         return True
 
     def open(self, adapter: str) -> None:
-        """Note that a request for the adapter begins. Raises `UnknownAdapter`."""
+        """Record that a request for the adapter begins. Raises `UnknownAdapter`."""
         if self._store is not None:
             self._store.open(adapter)
         self.num_users[adapter] += 1

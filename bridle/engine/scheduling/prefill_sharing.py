@@ -41,14 +41,14 @@ class PromptShares:
         self.num_owed = 0
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        """Note which prompts are being computed, without those that their controllers hold up."""
+        """Record which prompts are being computed, without those that their controllers hold up."""
         self._begun, self.num_owed = {}, 0
         for seq in running:
             if seq.kv.is_prefilling and not seq.is_held:
                 self.add(seq)
 
     def add(self, seq: Sequence) -> None:
-        """Note one more of them."""
+        """Record one more of them."""
         self.num_owed += self._blocks.blocks_for(len(seq.tokens)) - len(seq.kv.block_table)
         if seq.kv.block_hashes:
             self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)

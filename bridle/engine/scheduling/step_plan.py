@@ -131,12 +131,12 @@ class StepPlan:
 class SampleRow:
     """Sample one token from logits row `logits_index`. Several rows may name the same one (a fork).
 
-    `seq_id` names the mirror whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit row (bit i
-    of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token, addend) pairs,
-    -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`, `draw`). `mu` is
-    the state of Mirostat after the sequence's last sampled token, None before the first. The mirror's last `num_ahead`
-    tokens are drafts after the row's position, which this row ignores. A traced row reports its distribution with the
-    best `num_traced` tokens.
+    `seq_id` names the executor's copy whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit
+    row (bit i of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token,
+    addend) pairs, -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`,
+    `draw`). `mu` is the state of Mirostat after the sequence's last sampled token, None before the first. The mirror's
+    last `num_ahead` tokens are drafts after the row's position, which this row ignores. A traced row reports its
+    distribution with the best `num_traced` tokens.
     """
 
     seq_id: int
@@ -151,7 +151,7 @@ class SampleRow:
     num_traced: int = 0
 
     def history(self, tokens: list[int]) -> list[int]:
-        """Return those of the mirror's `tokens` that come before the row's position."""
+        """Return those of the executor's copy's `tokens` that come before the row's position."""
         return tokens[: len(tokens) - self.num_ahead] if self.num_ahead else tokens
 
 

@@ -98,13 +98,13 @@ class ModelDrafter(Proposer):
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
 
     def cut(self, seq: Sequence) -> None:
-        """Note how many tokens of the shadow are still right."""
+        """Record how many tokens of the shadow are still right."""
         shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
-        """Give the shadow's blocks back; full ones stay as cache."""
+        """Release the shadow's blocks; full ones stay as cache."""
         shadow = self.shadows.pop(seq.id, None)
         if shadow is not None:
             self.blocks.free(shadow.own)

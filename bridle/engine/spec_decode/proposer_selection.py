@@ -216,12 +216,12 @@ class ProposerSelector:
         return cost.filtering.each + cost.predicting.each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
-        """Note how long it took to ask the controller of `seq` about the drafts of a step."""
+        """Record how long it took to ask the controller of `seq` about the drafts of a step."""
         self._asked[seq.control.pool].predicting.note(max(num_known, 1), seconds)
         self._seconds_ahead += seconds
 
     def note_waited(self, sequences: Iterable[Sequence], seconds: float) -> None:
-        """Note how long a step waited for remote controllers."""
+        """Record how long a step waited for remote controllers."""
         told = [seq.drafts.foretold for seq in sequences if seq.drafts.foretold is not None]
         if told:
             self._waiting.note(sum(map(len, told)), seconds)
@@ -262,7 +262,7 @@ class ProposerSelector:
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Note how many of the drafts of a step were sampled."""
+        """Record how many of the drafts of a step were sampled."""
         source = seq.drafts.source or seq.drafts.copied
         source.note(num_drafted, num_right)
         if source is seq.drafts.modelled:
@@ -276,7 +276,7 @@ class ProposerSelector:
             drafter.forget(seq)
 
     def cut(self, seq: Sequence) -> None:
-        """Note that tokens of `seq` were rolled back."""
+        """Record that tokens of `seq` were rolled back."""
         seq.drafts.watched = None
         for drafter in self._drafters:
             drafter.cut(seq)

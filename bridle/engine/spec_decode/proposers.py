@@ -40,7 +40,7 @@ class Proposer:
         return 0.0
 
     def cut(self, seq: Sequence) -> None:
-        """Note that tokens of `seq` were rolled back."""
+        """Record that tokens of `seq` were rolled back."""
 
     def forget(self, seq: Sequence) -> None:
         """Drop the state of a sequence that has ended or was preempted."""

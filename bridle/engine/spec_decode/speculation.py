@@ -61,7 +61,7 @@ class Speculation:
         self.cost = StepCost()
 
     def on_sequence_added(self, seq: Sequence) -> None:
-        """Note that a sequence begins. Costs are measured once a sequence asks for drafts or has a proposal."""
+        """Record that a sequence begins. Costs are measured once a sequence asks for drafts or has a proposal."""
         asked, predicted = seq.sampling.speculate, seq.sampling.prediction_ids
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
@@ -145,7 +145,7 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Learn the cost of rows from a step over `sequences` that took `seconds` seconds, `waited` of them for
+        """Update the cost of rows from a step over `sequences` that took `seconds` seconds, `waited` of them for
         controllers. Steps with long prompts or without tokens are ignored."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()

@@ -171,7 +171,7 @@ class RunBody(ControllerFields, _Derived):
 
 
 class TagsBody(InnerFields):
-    """Let `tags` point at an uploaded module."""
+    """Make `tags` name an uploaded module."""
 
     module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]

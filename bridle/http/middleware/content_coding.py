@@ -25,7 +25,7 @@ class Decompressor(Protocol):
         excess shows."""
 
     def close(self) -> None:
-        """Note that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
+        """Record that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
 
 
 class Gzip:

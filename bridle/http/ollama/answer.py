@@ -28,7 +28,7 @@ class Shape(Protocol):
     """Format of one part of an answer: a message or a text."""
 
     def __call__(self, text: str, thoughts: str, calls: list[Row]) -> Row:
-        """The fields for new text, thoughts and calls."""
+        """The fields for new text, reasoning and calls."""
 
 
 def chat_shape(text: str, thoughts: str, calls: list[Row]) -> Row:

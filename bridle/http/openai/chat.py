@@ -170,7 +170,7 @@ class _Answer:
         return sse_event(self._chunk(index, {"content": text}))
 
     def _events(self, part: SubRequest, tokens: list[TokenEvent]) -> bytes:
-        """The events of tokens whose text may have thoughts and calls."""
+        """The events of tokens whose text may have reasoning and calls."""
         return b"".join(map(sse_event, self._chunks(part, Delta(0, text_of(tokens)), None)))
 
     def _choice(

@@ -38,7 +38,7 @@ SocketFrontMaker = Callable[["HttpState"], WebSocketFrontend]
 
 
 def mount(app: FastAPI, state: HttpState, make: SocketFrontMaker) -> None:
-    """Let a front-end answer at its paths."""
+    """Make a front-end answer at its paths."""
     front = make(state)
     state.fronts.append(front)
     for path in dict.fromkeys(front.paths):

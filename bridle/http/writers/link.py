@@ -21,10 +21,10 @@ class Connection(Protocol):
     """A connection that a process writes to, as the link sees it."""
 
     def fill(self, is_full: bool) -> None:
-        """Note whether many bytes wait for the client."""
+        """Record whether many bytes wait for the client."""
 
     def settle(self) -> None:
-        """Note that the link has stalled, or has room again."""
+        """Record that the link has stalled, or has room again."""
 
     def finish(self) -> None:
         """Close the connection: all is written, and the process has closed its descriptor."""
@@ -107,7 +107,7 @@ class WriterLink:
     # -- life --------------------------------------------------------------------------------------------------
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Request a sign of life."""
         self.is_answering = False
         self._orders.ping = True
         self._schedule()

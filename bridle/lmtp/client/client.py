@@ -186,7 +186,7 @@ class Client:
         return (await self._connection.ask(request)).num_tokens or 0
 
     async def drop_buffer(self, name: str) -> None:
-        """Tell the server to forget a buffer."""
+        """Make the server forget a buffer."""
         await self._needs("buffers")
         await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
 

@@ -83,7 +83,7 @@ class ClientConnection:
             progress.fail(error)
 
     async def ask(self, request: ModelInfo | Buffer | ToolResult) -> Msg:
-        """Ask a question and wait for the answer."""
+        """Send a request and wait for its answer."""
         question = PendingCall(request)
         changed = asyncio.Event()
         question.wake = changed.set
@@ -235,7 +235,7 @@ class ClientConnection:
             self._num_readers -= 1
 
     def note_taken(self) -> None:
-        """Note that a reader has taken tokens."""
+        """Record that a reader has taken tokens."""
         self._wanted.set()
 
     async def cancel(self, progress: StreamProgress, error: BridleError) -> None:

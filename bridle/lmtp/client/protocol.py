@@ -110,7 +110,7 @@ class ClientProtocol:
         return named + [line for each in waiting for line in self._send(each, resumes=True)]
 
     def lose(self, max_failures: int | None = None) -> None:
-        """Note that the connection is lost. A stream fails after more than `max_failures` losses in a row without an
+        """Record that the connection is lost. A stream fails after more than `max_failures` losses in a row without an
         answer in between."""
         self._is_ready = False
         self._waiting += [each for each in self._open.values() if not each.is_own]

@@ -48,7 +48,7 @@ class StreamRelay:
             self.streams.put(self.stream, answer)
 
     def end(self) -> None:
-        """Note that the last answer has come."""
+        """Record that the last answer has come."""
 
     @property
     def is_writable(self) -> bool:
@@ -172,7 +172,7 @@ class ReplayBuffer:
             self._size -= relay.forget()
 
     def note_idle(self, relay: ResumableStream) -> None:
-        """Note that the stream has no connection: it is kept for its client's return for a limited time."""
+        """Record that the stream has no connection: it is kept for its client's return for a limited time."""
         if self._relays.get(relay.key) is not relay:
             return
         self.note_busy(relay)
@@ -182,7 +182,7 @@ class ReplayBuffer:
             self.drop(idle[0])
 
     def note_busy(self, relay: ResumableStream) -> None:
-        """Note that a connection is attached again."""
+        """Record that a connection is attached again."""
         if relay.timer is not None:
             relay.timer.cancel()
             relay.timer = None

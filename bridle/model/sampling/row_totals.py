@@ -27,7 +27,7 @@ class RowTotals:
     is_counted: Sequence[bool] = ()
 
     def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
-        """Note the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
+        """Record the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
         self.totals, self.is_counted = totals, is_counted
         if len(index) < len(is_counted):
             self.totals = totals.new_empty(len(is_counted), 1)

@@ -55,7 +55,7 @@ class LiveReader:
         return None if self._send(tokens) else []
 
     def settle(self) -> None:
-        """Note what was sent."""
+        """Record what was sent."""
         events: list[Event] = [*self._sent]
         self._sent, self._num_batches, self._due = [], 0, time.monotonic() + _MAX_SECONDS
         if events:

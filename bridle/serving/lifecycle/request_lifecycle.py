@@ -98,7 +98,7 @@ class AppState:
         return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)
 
     async def wait_drained(self) -> None:
-        """Wait until the running requests are over, and parked conversations if these are awaited."""
+        """Wait until the running requests have ended, and parked conversations if these are awaited."""
         await self.idle.wait()
         while self.awaits_parked:
             await asyncio.sleep(_GLANCE)  # what a request has left parked is counted a moment after its end
@@ -106,8 +106,8 @@ class AppState:
                 return
 
     def on_request_end(self) -> None:
-        """Note the end of a request, whose reservations are free again. After a peak of requests, free heap memory
-        is returned to the system once all of them are over."""
+        """Record the end of a request, whose reservations are free again. After a peak of requests, free heap memory is
+        returned to the system once all of them are over."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0

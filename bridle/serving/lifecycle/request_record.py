@@ -82,7 +82,7 @@ class RequestRecord:
     span: RequestSpan | None = None
 
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
-        """Note that `request` is submitted to the engine, or several of which this is the first."""
+        """Record that `request` is submitted to the engine, or several of which this is the first."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
         self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does

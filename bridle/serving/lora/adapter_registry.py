@@ -160,8 +160,8 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def _put(self, name: str, entry: _Entry) -> None:
-        """Give a name its new weights. The weights before stay for requests that were made with them and have not
-        begun; those before these are removed."""
+        """Set the weights of a name. The weights before stay for requests that were made with them and have not begun;
+        those before these are removed."""
         old = self._entries.get(name)
         if old is None:
             self._check_free(name)

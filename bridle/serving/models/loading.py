@@ -116,7 +116,7 @@ class LoadedModel:
         self._pausable().pause(cancels=cancels)
 
     def resume(self) -> None:
-        """Go on after `pause`. Raises `UnsupportedFeature` as it does."""
+        """Continue after `pause`. Raises `UnsupportedFeature` as it does."""
         self._pausable().resume()
 
     def _pausable(self) -> AsyncEngine:

@@ -178,7 +178,7 @@ class ModelManager:
         return self._clock()
 
     def notice(self) -> None:
-        """Note that a lease or a wait has ended, so that a load that waits for room checks again."""
+        """Record that a lease or a wait has ended, so that a load that waits for room checks again."""
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 

@@ -82,7 +82,7 @@ class DeltaReader:
         return self._policy is not RewindPolicy.HOLD or self._max_rewind == 0
 
     def skip(self) -> None:
-        """Note that all there is so far was shown."""
+        """Record that all there is so far was shown."""
         for index, growing in self._collector.growing.items():
             shown = self._shown.setdefault(index, _Shown())
             shown.num_tokens, shown.num_chars = len(growing.output.token_ids), len(growing.output.text)

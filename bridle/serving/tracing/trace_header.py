@@ -50,13 +50,13 @@ def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | No
 
 
 def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
-    """Note what the request ran on."""
+    """Record the engine that the request ran on."""
     trace.header.model = model
     trace.header.engine = {name: getattr(info, name) for name in _ENGINE} | {"eos_token_ids": list(info.eos_token_ids)}
 
 
 def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trace]:
-    """The traces of outputs that are over, with what they ran on."""
+    """The traces of outputs that have ended, with what they ran on."""
     traces = [output.trace for output in outputs if output.trace is not None]
     for trace in traces:
         name_engine(trace, model.name, model.info)
