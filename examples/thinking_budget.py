@@ -1,4 +1,4 @@
-"""Let the model think, but not for ever.
+"""Let the model think, within a budget.
 
     bridle run examples/thinking_budget.py
 

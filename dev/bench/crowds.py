@@ -163,7 +163,7 @@ async def watching(server: HttpServer, num_streams: int = 0, tenant: int = 0) ->
 
 
 async def _look(server: HttpServer, over: asyncio.Event, seen: Watched) -> None:
-    """Note memory, and how late each look at it was."""
+    """Record memory, and how late each look at it was."""
     while not over.is_set():
         seen.peak = max(seen.peak, resident(server))
         begin = time.perf_counter()
@@ -251,7 +251,7 @@ async def _slow(server: HttpServer, report: Report, seconds: float) -> None:
 
 
 async def _controls(server: HttpServer, report: Report, beside: str, seconds: float) -> Watched:
-    """Ask on three APIs in turns."""
+    """Send requests on three APIs in turns."""
     loop, target = asyncio.get_running_loop(), server.target
     calls: Mapping[str, Mapping[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0},

@@ -23,7 +23,7 @@ class Pace(NamedTuple):
 
 
 def pace_of_server(port: int) -> Pace:
-    """Ask a server for the counters of its only engine."""
+    """Request the counters of a server's only engine."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("GET", "/v1/status")
     engine = json.loads(connection.getresponse().read())["models"][0]["engine"]

@@ -65,7 +65,7 @@ def _environment(threads: int | None) -> Mapping[str, str]:
 
 
 async def _first_token(endpoint: str, model: str, process: subprocess.Popen[bytes]) -> None:
-    """Ask until the server listens, then wait for a token; gives up when the process has ended."""
+    """Send requests until the server listens, then wait for a token; gives up when the process has ended."""
     from bridle.errors import ConnectionLost
     from bridle.lmtp import Client, RetryPolicy
 

@@ -40,7 +40,7 @@ class StreamingClient:
         self._note = note
 
     async def run(self) -> None:
-        """Ask again and again."""
+        """Send requests again and again."""
         while True:
             try:
                 self._judge(await self._ask())

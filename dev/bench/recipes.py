@@ -49,7 +49,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> Mapping[str, floa
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Ask what is missing, and print the table."""
+    """Run the missing cases, and print the table."""
     data.use(settings.folder)
     records = Records(None if settings.folder is None else settings.folder / "recipes.jsonl")
     asked, skipped = _cases(settings)
@@ -90,7 +90,7 @@ def _ask(column: str, llm: LLM, asked: Recipe, cases: Sequence[Case]) -> list[An
 
 
 def _answer(model: str, name: str, column: str, cases: list[Case], records: Records, ask: Any) -> None:
-    """Ask those of the cases that have no record, some at once."""
+    """Run those of the cases that have no record, several at once."""
     done, own = {each.case for each in records.of(Path(model).stem, name, column)}, recipe(name)
     missing = [case for case in cases if case.id not in done]
     for begin in range(0, len(missing), _CHUNK):

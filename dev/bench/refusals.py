@@ -216,7 +216,7 @@ class Bystander:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[list[float]]:
-        """Ask in a thread meanwhile; gives the waits."""
+        """Send requests in a thread meanwhile; returns the waits."""
         waits: list[float] = []
         over = threading.Event()
 

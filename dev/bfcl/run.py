@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def ask(given: argparse.Namespace) -> None:
-    """Ask what is not in the file yet."""
+    """Run the cases that are not in the file yet."""
     known = {_key(each) for each in _records(given.results)}
     columns = [cases_of(given.package, category, given.cases) for category in given.categories]
     with given.results.open("a") as file, ThreadPoolExecutor(given.concurrent) as pool:

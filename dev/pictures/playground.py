@@ -132,7 +132,7 @@ def word(page: Any) -> Any:
 
 
 def ask(page: Any, text: str) -> None:
-    """Say something in the chat, and wait for the answer."""
+    """Write a message in the chat, and wait for the answer."""
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Regenerate").wait_for()
