@@ -63,12 +63,12 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     completion_tokens: int = 0
-    sampled_tokens: int = 0  # draws, including those of tokens that were taken back
-    forced_tokens: int = 0  # appended by a controller without a draw
-    rewound_tokens: int = 0  # taken back
+    sampled_tokens: int = 0  # draws, including those of tokens that were rolled back
+    forced_tokens: int = 0  # appended by a controller without sampling
+    rewound_tokens: int = 0  # rolled back
     shared_tokens: int = 0  # tokens computed once, by the sequence that this one was forked from
-    drafted_tokens: int = 0  # guessed and computed before they were drawn
-    accepted_tokens: int = 0  # of those, the ones that were drawn
+    drafted_tokens: int = 0  # guessed and computed before they were sampled
+    accepted_tokens: int = 0  # of those, the ones that were sampled
     retained_tokens: int = 0  # of the prompt, whose KV is kept as the request asked for
     spared_tokens: int = 0  # the most that an output that was outranked could still have had
     constraint: ConstraintUsage | None = None

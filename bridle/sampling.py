@@ -313,7 +313,7 @@ class SamplingParams:
         changed = {f.name: getattr(self, f.name) for f in fields(self)}
         changed = {name: value for name, value in changed.items() if value != getattr(DEFAULT_SAMPLING, name)}
         mark = changed.pop("watermark", None)
-        if mark is not None and not mark.key:  # one of the operator's is nobody's business
+        if mark is not None and not mark.key:  # an operator's is not the client's business
             changed["watermark"] = {"gamma": mark.gamma, "delta": mark.delta}
         return changed
 

@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: By how much a thread is nicer that computes behind others: beside a busy one it gets a tenth of a processor.
+#: By how much a thread is nicer that computes behind others: next to a busy one it gets a tenth of a processor.
 _BEHIND = 10
 
 

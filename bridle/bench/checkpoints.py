@@ -58,7 +58,7 @@ class BenchCheckpoint:
     num_parameters: int
     step_bytes: int
     token_bytes: int
-    head_numbers: int = 0  # weights of the output head, which runs on drawn rows alone
+    head_numbers: int = 0  # weights of the output head, which runs on sampled rows alone
 
 
 def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoint:

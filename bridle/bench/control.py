@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DEVICE_SECONDS = 0.020
 _VOCAB_SIZE = 32_000
 _BATCHES = (1, 10, 40)
-#: How many neutral controllers steer beside a module.
+#: How many neutral controllers steer in addition to a module.
 _BESIDE = (0, 1, 2, 4)
 _MODEL = "20m"
 THREADS = 1

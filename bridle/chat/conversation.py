@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bridle.multimodal import MediaReader
     from bridle.tokenizer import Tokenizer
 
-# Names that mean something to whoever renders the template, beside the template's own variables.
+# Names that mean something to whoever renders the template, in addition to the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
 
 Message = Mapping[str, Any]

@@ -27,7 +27,7 @@ from bridle.tokenizer.roles import THOUGHT_KEYS, thoughts_of
 
 #: How many answers of a conversation are looked at, the latest first; each costs a rendering.
 _MAX_TRIES = 3
-#: What a message of the assistant may say beside what is compared.
+#: What a message of the assistant may say in addition to what is compared.
 _COMPARED = frozenset({"role", "content", "tool_calls", "name", *THOUGHT_KEYS})
 
 

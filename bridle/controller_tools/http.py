@@ -96,7 +96,7 @@ class HttpTool:
         exchange, target = self._checked(arguments)
         seconds = self._bounds.timeout
         try:
-            async with asyncio.timeout(seconds):  # of all of it: a socket's own limit begins anew with each byte
+            async with asyncio.timeout(seconds):  # of all of it: a socket's own limit begins again with each byte
                 answer = await asyncio.wrap_future(self._threads.start(exchange.run, "bridle-tool-http"))
                 return _text(target, answer)
         except OutboundFailed as error:

@@ -16,7 +16,7 @@ def load_module(name: str, param: str) -> ModuleType:
     """The module of that name, or of that Python file. Raises `InvalidRequest`, about `param`."""
     try:
         if not name.endswith(".py"):
-            if "" not in sys.path:  # modules beside the command, as with `python -m`
+            if "" not in sys.path:  # modules next to the command, as with `python -m`
                 sys.path.insert(0, "")
             return importlib.import_module(name)
         spec = importlib.util.spec_from_file_location(f"bridle_class_{Path(name).stem}", name)

@@ -148,7 +148,7 @@ class CompositeSequence:
                 raise self._clash(-len(ask.tokens)).between(
                     first, number, f"token {ask.sampled} was sampled, after which they force different tokens"
                 )
-        taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the drawn token included
+        taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the sampled token included
         rest = rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
         if rest is None:
             return

@@ -208,7 +208,7 @@ def allows(branch: Branch, token: int) -> bool:
     if branch.mask is not None and not mask_allows(branch.mask, token):
         return False
     if any(isinstance(each.when_sampled, Outside) and token in each.when_sampled for each in branch.splices):
-        return False  # it would be taken back
+        return False  # it would be rolled back
     return not any(each == token and addend == -float("inf") for each, addend in branch.bias)
 
 

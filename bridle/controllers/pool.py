@@ -237,7 +237,7 @@ def _tell_copy(instance: _Instance, seq_id: int, token: int) -> _Told | None:
     """Show a token to a copy. Returns None unless the copy then samples."""
     try:
         copied = instance.copy()
-    except Exception:  # it cannot be copied now; it will be told when the token is drawn
+    except Exception:  # it cannot be copied now; it will be told when the token is sampled
         return None
     answer = _call(copied, Ask(seq_id, (token,), sampled=token))
     is_draw = answer.decision is not None and answer.decision.is_draw

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 #: The load of a replica that cannot be reached.
 AWAY = math.inf
-#: The load of a running request in tokens, beside the tokens of its prompt that are still to be computed.
+#: The load of a running request in tokens, in addition to the tokens of its prompt that are still to be computed.
 RUNNING_TOKENS = 32
 #: How many blocks are remembered over all replicas: the larger of `MIN_BLOCKS` and `BLOCKS_PER_REPLICA` for each
 #: replica. One block takes about 100 bytes.

@@ -21,7 +21,7 @@ from bridle.errors import ControllerError, InvalidRequest
 
 #: What is kept of one request's answers, and of those of all, in characters.
 MAX_KEPT, MAX_KEPT_OF_ALL = 8 << 20, 256 << 20
-#: What fits into a message, beside what else is in it.
+#: What fits into a message, in addition to what else is in it.
 _MAX_MESSAGE_BYTES = 32 << 20
 
 

@@ -152,7 +152,7 @@ class Shard:
             decode_seconds=found.decode_seconds,
         )
 
-    # -- adapters, beside the steps ------------------------------------------------------------------------
+    # -- adapters, in parallel to the steps ------------------------------------------------------------------------
 
     def load_adapter(self, request: pb.LoadAdapterRequest, context: grpc.ServicerContext) -> pb.LoadAdapterReply:
         return pb.LoadAdapterReply(failure=attempt(lambda: load(self.executor, request)))
@@ -160,7 +160,7 @@ class Shard:
     def unload_adapter(self, request: pb.UnloadAdapterRequest, context: grpc.ServicerContext) -> pb.UnloadAdapterReply:
         return pb.UnloadAdapterReply(failure=attempt(lambda: unload(self.executor, request)))
 
-    # -- pictures, beside the steps ------------------------------------------------------------------------
+    # -- pictures, in parallel to the steps ------------------------------------------------------------------------
 
     def encode_medium(self, parts: Iterator[pb.MediumPart], context: grpc.ServicerContext) -> pb.EncodeMediumReply:
         """Compute the features of an image. One call at a time holds an image; others wait before they read theirs."""

@@ -6,7 +6,7 @@ with a wide margin, because a limit that is too tight would kill a healthy shard
 
 from __future__ import annotations
 
-#: A step is counted with this many tokens beside its own: the fixed cost of a step.
+#: A step is counted with this many tokens in addition to its own: the fixed cost of a step.
 _BASE_TOKENS = 32
 #: The time limit of a step, as a multiple of its estimate.
 _MARGIN = 30.0

@@ -83,7 +83,7 @@ class WatchedExecutor:
     def sample_async(self, batch: SampleBatch) -> None:
         """Start sampling on an asynchronous executor. The watched step is the one that is collected next."""
         late = find_async(self._executor)
-        assert late is not None  # else nobody asks for this
+        assert late is not None  # else this is not called
         self._drawn, self._step = self._step, None
         try:
             late.sample_async(batch)

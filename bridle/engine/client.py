@@ -31,7 +31,7 @@ MAX_NOTE_BYTES = 16 << 20
 MAX_LOG_CHARS = 1 << 18
 #: How many distinct variables may wait, so that merging stays fast.
 MAX_VARIABLES = 4_096
-#: The memory of an event beside its text or value, in bytes.
+#: The memory of an event in addition to its text or value, in bytes.
 _OVERHEAD = 128
 _PROMPT = (PromptProgress, PromptEvent)
 _CUT = "[...]\n"

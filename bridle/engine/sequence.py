@@ -78,13 +78,13 @@ class Sequence:
     runs: Runs = ()  # pictures among the tokens
     vectors: VectorScales | None = None  # None: it uses no control vector
     probes: Probes = ()
-    allowed: bytes | None = None  # a mask for all of its draws, beside those of its controller
+    allowed: bytes | None = None  # a mask for all of its draws, in addition to those of its controller
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
     draws: SamplerState = field(default_factory=SamplerState)
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
-    trace: TraceState | None = None  # None: nobody asked for one
+    trace: TraceState | None = None  # None: not requested
     is_choosing: bool = False  # it waits until its options are scored
     is_probe: bool = False  # it only scores options of another sequence, and is no output
     asks_scores: bool = field(init=False)  # whether log-probabilities of known tokens are asked for
@@ -205,7 +205,7 @@ class Sequence:
         if kv.num_computed > most:
             kv.num_computed = most
 
-    # -- while a token is being drawn ----------------------------------------------------------------------
+    # -- while a token is being sampled ----------------------------------------------------------------------
 
     def append_placeholder(self, row: int) -> None:
         """Append a placeholder for the token that row `row` of the last batch samples, so that a step can be planned

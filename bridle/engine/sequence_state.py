@@ -230,7 +230,7 @@ class TraceBudget:
 
 #: Of a traced draw: its bias, whether the token was drafted, what the rows of its step drew from, and which is its own.
 Drawn = tuple[tuple[tuple[int, float], ...], bool, Sequence[Draw | None], int]
-#: Of a token that was not drawn.
+#: Of a token that was not sampled.
 NO_DRAW: Drawn = ((), False, (), 0)
 
 
@@ -240,7 +240,7 @@ class TraceState:
 
     room: TraceBudget
     by: str | None  # what steers it
-    num_seen: int = 0  # tokens that went through the model, as far as they were not taken back
+    num_seen: int = 0  # tokens that went through the model, as far as they were not rolled back
     drawn: Drawn = NO_DRAW  # the draw under way
     asked_at: float | None = None
     answered: float = 0.0  # seconds that its controller took since the last token
@@ -270,7 +270,7 @@ class OutputState:
     num_scored: int = 0  # tokens whose log-probability is known or not wanted
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
-    meter: ConstraintMeter | None = None  # None: nobody asked for it
+    meter: ConstraintMeter | None = None  # None: not requested
     aligned: AlignedSampling | None = None  # None: what a mask leaves is sampled
     unlikely: ForcedRun | None = None  # a run below the floor, about which nothing was done yet
     usage: Usage = field(default_factory=Usage)

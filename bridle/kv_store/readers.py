@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _NUM_READERS = 2
 _NICENESS = 10
-#: Seconds of rest after each second of the processor that reading takes beside others. Their steps lose more than this
+#: Seconds of rest after each second of processor time for reading while others compute. Their steps lose more than this
 #: second, since what is read also takes the place of what they compute with in the processor's caches.
 PACE = 30.0
 

@@ -115,7 +115,7 @@ def launch_shard(
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     try:
         report("ready", 1.0)
-    except BaseException:  # nobody wants it any more
+    except BaseException:  # it is not needed any more
         executor.close()
         raise
     return executor

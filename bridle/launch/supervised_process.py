@@ -41,7 +41,7 @@ class SupervisedProcess:
         self.num_ends = 0
         self.status: int | None = None  # of the last end
         self.command = list(command)  # of the next start
-        self.environment: dict[str, str] = {}  # what the next start has beside ours
+        self.environment: dict[str, str] = {}  # what the next start has in addition to ours
         self.pauses = pauses
         self.changed = threading.Condition()
         self._process: Process | None = None

@@ -98,7 +98,7 @@ class LlamaAdapters:
         writer = GGUFWriter(path, self._arch)
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
-        writer.add_float32("adapter.lora.alpha", 0.0)  # no scale beside the one in B
+        writer.add_float32("adapter.lora.alpha", 0.0)  # no scale in addition to the one in B
         for layer, shape in adapter.files.shapes.items():
             name, _, rule = self._places[layer]
             a, b = adapter.pair(layer)  # [rank, in], [out, rank]

@@ -115,7 +115,7 @@ class Model:
         settings.n_threads = settings.n_threads_batch = num_threads
         settings.type_k = settings.type_v = _KV_TYPES[kv_type]
         settings.flash_attn_type = 0 if kv_type == "float32" else -1
-        settings.kv_unified = settings.swa_full = True  # slots share cells, and windows may be taken back
+        settings.kv_unified = settings.swa_full = True  # slots share cells, and windows may be rolled back
         settings.no_perf = True
         self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:

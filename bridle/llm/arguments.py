@@ -18,7 +18,8 @@ from bridle.multimodal import Source
 from bridle.multimodal.modalities import IMAGE, VIDEO, WORDS
 from bridle.sampling import SamplingParams
 
-#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, with `multi_modal_data` beside it.
+#: A text, token ids, or vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}`, perhaps with
+#: `multi_modal_data`.
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: No keywords.
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: Arguments that calls have beside keywords of sampling and running.
+#: Arguments that calls have in addition to keywords of sampling and running.
 _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 

@@ -25,7 +25,7 @@ from bridle.serving.requests.steering import PLAIN, Steering
 from bridle.structured_output.spec import Constraint, parse
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
-#: Nothing beside prompt and sampling.
+#: Nothing in addition to prompt and sampling.
 PLAINLY: EventOptions = {}
 
 

@@ -63,7 +63,7 @@ def find_adapter(source: str, revision: str | None = None) -> AdapterFiles:
     limits = {CONFIG_NAME: MAX_CONFIG_BYTES, WEIGHTS_NAME: MAX_WEIGHTS_BYTES}
     folder = fetch_adapter(source, revision, limits)
     try:
-        return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files beside the snapshots
+        return open_adapter(folder, folder.parent.parent)  # the hub's cache keeps the files next to the snapshots
     except AdapterRefused as error:  # where the cache is helps nobody
         raise AdapterRefused(str(error).replace(str(folder.resolve()), source), error.param) from None
 

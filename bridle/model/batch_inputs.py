@@ -103,7 +103,7 @@ class PackedStep:
         return self.input_ids.shape[1]
 
 
-#: What an attention kernel wants to have on the device beside a step's rows: int32 numbers.
+#: What an attention kernel wants to have on the device in addition to a step's rows: int32 numbers.
 Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
 
 

@@ -117,7 +117,7 @@ class _ExecutorBuilder:
 
     def _allocate(self, num_blocks: int) -> LocalExecutor:
         geometry, device, parts = self._loaded.geometry, self._loaded.device, self._runner.attention
-        size = num_blocks + (self._graphs is not None)  # graphs have a block of nobody's
+        size = num_blocks + (self._graphs is not None)  # graphs have a dummy block
         parts.cache = KVCache(geometry, size, self._block_size, self._kv_dtype, device, self._copier)
         if self._states.num_bytes:
             parts.states = StatePool(geometry.states, self._num_states(num_blocks), device)

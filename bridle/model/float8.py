@@ -30,7 +30,7 @@ _STEP = 16
 FAST_ROWS = 65
 #: Products that are tried: outputs, inputs, and rows of a small, a middling and a large batch.
 _TRIAL_SIZES, _TRIAL_ROWS = (512, 256), (1, 40, 80)
-#: A product of rounded numbers beside one of the same numbers in float32, as a share of the largest.
+#: A product of rounded numbers compared with one of the same numbers in float32, as a share of the largest.
 _TOLERANCE = 2e-2
 
 

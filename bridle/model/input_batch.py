@@ -22,7 +22,7 @@ class InputBatch:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.num_ids = num_ids
-        self.num_names = 0  # of tokens that are being drawn; the last new token of a row may be one
+        self.num_names = 0  # of tokens that are being sampled; the last new token of a row may be one
         self._mirrors: dict[int, CachedRequestState] = {}
 
     def __len__(self) -> int:

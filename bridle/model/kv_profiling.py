@@ -38,7 +38,7 @@ VARLEN_BLOCK_SIZE = 256
 LEAST_TOKENS = 256
 #: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
 _CPU_CONTEXT = 16
-#: By how much a pool is made smaller beside which the largest step does not fit: the real one, and the trial.
+#: By how much a pool is made smaller if the largest step does not fit as well: the real one, and the trial.
 _SHRINK, _TRIAL_SHRINK = 0.9, 0.5
 #: The share of a GPU's free memory that the trial pool takes at most: the step's memory hardly depends on its context.
 _TRIAL_SHARE = 0.5
@@ -112,7 +112,7 @@ def default_block_size(config: ModelConfig) -> int:
 Allocate = Callable[[int], LocalExecutor]
 
 
-#: Says how many bytes the graphs of a model take beside its pool, which it has to have.
+#: Says how many bytes the graphs of a model take in addition to its pool, which it has to have.
 Measure = Callable[[ExecutorInfo], int]
 
 

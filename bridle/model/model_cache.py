@@ -40,13 +40,13 @@ from bridle.model.restored import CannotDescribe, Describer, ModelPart, Restored
 
 _log = logging.getLogger(__name__)
 
-#: The version of what entries hold, and of how weights are checked and arranged: a change makes all of them anew.
+#: The version of what entries hold, and of how weights are checked and arranged: after a change all are made again.
 _EDITION = 1
-#: Models with fewer bytes of weights are loaded anew as quickly.
+#: Models with fewer bytes of weights are loaded again as quickly.
 LEAST_BYTES = 32 << 20
 _ALIGNMENT = 64
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int8": torch.int8}
-#: The files of a folder that say what its model is, beside those with weights.
+#: The files of a folder that say what its model is, in addition to those with weights.
 _DESCRIPTIONS = ("config.json", "generation_config.json", "gguf.json")
 
 

@@ -41,7 +41,7 @@ from bridle.model.sampling.watermark import apply_watermarks
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
-#: The token of a row from which nothing can be drawn.
+#: The token of a row from which nothing can be sampled.
 NOTHING = -1
 
 #: How many logits are worked on at once. On a CPU they are so few that a core caches them through the dozen passes over

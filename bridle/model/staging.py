@@ -18,7 +18,7 @@ from bridle.model.h2d_copies import pinned
 
 _log = logging.getLogger(__name__)
 
-#: Large enough that starting a copy costs nothing beside it; enough of them that the device always has one to copy.
+#: Large enough that starting a copy costs little; enough of them that the device always has one to copy.
 BUFFER_BYTES, NUM_BUFFERS = 16 << 20, 4
 #: Where a piece begins in a buffer, so that every number type lies right.
 _ALIGNMENT = 64

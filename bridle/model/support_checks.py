@@ -148,7 +148,7 @@ HEARING_FAMILIES = frozenset({"voxtral"})
 TEXT_FAMILIES = frozenset({"gemma3_text", "llama", "qwen2", "qwen3"})
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
-#: Layers that keep a state of each sequence, whether or not beside keys and values.
+#: Layers that keep a state of each sequence, with or without keys and values.
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"})
 #: Layers that also see entries, each of which stands for a window of tokens.
 _COMPRESSED_LAYERS = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})

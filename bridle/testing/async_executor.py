@@ -69,7 +69,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         self.num_ahead = self.num_named = 0
         self._queue: deque[Callable[[], None]] = deque()
         self._working = threading.RLock()  # others than the engine wait for the device, too
-        self._batch: SampleBatch | None = None  # drawn, and not taken
+        self._batch: SampleBatch | None = None  # sampled, and not taken
         self._result: StepResult | None = None  # of that, if the device has come to it
         self._tokens: list[int] = []  # of the last draw
         self._forward_done = 0.0  # by the clock

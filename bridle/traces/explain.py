@@ -22,7 +22,7 @@ from bridle.traces.records import (
     WaitRecord,
 )
 
-#: A draw from which less than this was taken is no fight.
+#: A sampled token from which less than this was taken is no fight.
 LEAST = 0.01
 
 

@@ -24,7 +24,7 @@ ORIGINS: dict[str, tuple[str, str]] = {
     "fought": ("yellow", "background:rgba(240,176,32,.36)"),
     "rewound": ("red strike", "background:rgba(224,64,64,.18);text-decoration:line-through"),
 }
-#: A draw from which the mask took more than this shows that it was fought over.
+#: A sampled token from which the mask took more than this shows that it was fought over.
 FOUGHT = 0.5
 #: The most characters of a page.
 _MAX_CHARS = 200_000

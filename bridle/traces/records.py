@@ -252,7 +252,7 @@ class TraceHeader:
     made: str = ""
 
 
-#: What becomes a record when it is read, a function and its arguments: steps are not held up by what nobody may ever
+#: What becomes a record when it is read, a function and its arguments: steps are not held up by what may never be
 #: look at.
 Later = tuple[Callable[..., Record], *tuple[Any, ...]]
 

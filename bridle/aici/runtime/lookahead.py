@@ -95,7 +95,7 @@ class Lookahead:
         try:
             clone = source.clone(self.spare.pop() if self.spare else None, variables)
             choice = clone.step(0, [token], token, [clone.instance.seq_id], None, BUDGET_MS)
-        except ControllerError:  # whatever it is, it is told when the token was drawn
+        except ControllerError:  # whatever it is, it is told when the token was sampled
             if clone is not None:
                 clone.instance.close()
             return None

@@ -161,7 +161,7 @@ class Created(WorkerMessage):
     prompt: list[int]
     pre: PreResult | None = None
     is_refused: bool = False  # the module cannot be instantiated at all
-    is_unreadable: bool = False  # the compiled code is not for this machine: compile it anew
+    is_unreadable: bool = False  # the compiled code is not for this machine: compile it again
 
 
 class Drop(WorkerMessage):

@@ -15,7 +15,7 @@ import regex
 #: How a text is read: as it is written, as it is seen, or as it is compared without case.
 Reading = Literal["written", "seen", "folded"]
 
-#: Characters that nobody sees beside others: controls, formats, marks, and what fonts leave out.
+#: Characters that nobody sees next to others: controls, formats, marks, and what fonts leave out.
 _UNSEEN = regex.compile(r"[[\p{Cc}\p{Cf}\p{Mn}\p{Me}\p{DI}]--\s]+", regex.V1)
 #: How many characters in a row may add nothing to what is read.
 MAX_UNSEEN = 64

@@ -92,14 +92,10 @@ class Answer:
     ahead: tuple[tuple[int, Answer], ...] = ()
 
 
-#: Samples as usual, with nothing to report: what most controllers answer in most steps. Nobody changes it.
-DRAWN = Answer(DRAW)
-
-
-#: An ability of a pool beside answering asks. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
+#: A further ability of a pool. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
 #: `take_lookahead_output`), for controllers whose `is_pure`, if they have it, is true. `remote_lookahead`: it predicts
 #: only after tokens that came `ahead` with an ask, because its controllers are far away. `draft_masks`: it says how
-#: draft tokens are drawn (`draft_decision`). `draft_filtering`: it says which tokens may be drafted (`filter_draft`).
+#: draft tokens are sampled (`draft_decision`). `draft_filtering`: it says which tokens may be drafted (`filter_draft`).
 #: `forced_text`: it says which tokens it would force after a token (`forced_after`).
 Capability = Literal["lookahead", "remote_lookahead", "draft_masks", "draft_filtering", "forced_text"]
 

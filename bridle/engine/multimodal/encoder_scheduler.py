@@ -32,7 +32,7 @@ class EncoderScheduler:
         #: Live requests by the key of a medium. While there are none, no step is looked at.
         self.num_users: Counter[bytes] = Counter()
         self._ready: set[bytes] = set()
-        self.crowded_out: set[int] = set()  # sequences whose next picture found no room beside others
+        self.crowded_out: set[int] = set()  # sequences whose next picture found no room with the others
         self._made_room_at = 0  # the last step in which such a one came first
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class OutputText:
         self._forced: list[bool] = []
         self._is_cut: list[bool] = []
         self.num_told = 0  # tokens that the client knows, which do not go
-        self.goes_by_last = False  # a banned phrase goes by its last token that was drawn, not by its first
+        self.goes_by_last = False  # a banned phrase goes by its last token that was sampled, not by its first
 
     @property
     def num_settled(self) -> int:

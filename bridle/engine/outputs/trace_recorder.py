@@ -79,7 +79,7 @@ class TraceRecorder:
                 continue
             start, end = item.row.start, item.end
             if end - start == 1 and start >= trace.num_seen and end == len(seq.tokens):
-                trace.num_seen = end  # the usual case: the record of the token that is drawn says it all
+                trace.num_seen = end  # the usual case: the record of the token that is sampled says it all
             elif not seq.is_finished:  # its controller may have failed meanwhile
                 self._chunk(item, trace)
 

@@ -220,7 +220,7 @@ class SamplePlanner:
     ) -> None:
         """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
-        changed = set[int]()  # sequences that take another way than the drawn one
+        changed = set[int]()  # sequences that take another way than the sampled one
         runs = zip(out.batch.scores[:num_known], result.scores[:num_known], strict=True)
         self._note_scores(scheduled, {run.seq_id: values for run, values in runs}, changed)
         for (seq, _), vector in zip(out.embeds, vectors, strict=True):

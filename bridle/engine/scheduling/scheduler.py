@@ -78,7 +78,7 @@ class Scheduler(SequenceQueues):
         self._in_chunks = chunked_prefill
         self._gate = gate or PrefillGate()
         self._prompt_budget = 0  # what prompts may still use of the step that is being planned
-        self._shares: dict[int, int] = {}  # what is kept of that step for which sequences, by id, beside that budget
+        self._shares: dict[int, int] = {}  # tokens of that step kept for sequences, by id, beyond that budget
         self._prompt_shares = PromptShares(blocks)
         self.is_paused = False  # no step is planned; written by the engine
         self._step = 0

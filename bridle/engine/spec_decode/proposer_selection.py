@@ -85,7 +85,7 @@ class ProposerSelector:
         self._modelled, self._copied = AcceptanceRate(), AcceptanceRate()  # over all sequences
         self.num_sequences = 1  # of the step that was planned last
         self._asked: dict[ControllerPool | None, _AskingCost] = defaultdict(_AskingCost)
-        self._seconds_ahead = 0.0  # spent on drafts beside their rows, since this was asked for
+        self._seconds_ahead = 0.0  # spent on drafts in addition to their rows, since this was asked for
         self.timer = timer
         self._rest = rest
         self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told

@@ -84,7 +84,7 @@ class DraftVerifier:
             plain.append(way)
             place += max(len(forced), 1)
         while plain and not plain[-1].sample:
-            plain.pop()  # nothing is drawn after it
+            plain.pop()  # nothing is sampled after it
         return plain
 
     def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:

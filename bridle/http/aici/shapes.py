@@ -75,7 +75,7 @@ class _Fork:
     error: str = ""
     reason: str | None = None
     was_rewound: bool = False
-    final_text: str | None = None  # sent once, at the end of an output that had text taken back
+    final_text: str | None = None  # sent once, at the end of an output that had text rolled back
 
 
 class RunShaper:

@@ -9,7 +9,7 @@ import sys
 import structlog
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
-_SPARE_FILES = 256  # files beside connections: models, logs, pipes
+_SPARE_FILES = 256  # files in addition to connections: models, logs, pipes
 #: How long a thread may keep others waiting, in seconds. The engine's thread gives up its turn at each call into the
 #: device's library, and should get it back at once; the interpreter's own 5 ms are a whole step of a small model.
 SWITCH_INTERVAL = 0.0005

@@ -76,7 +76,7 @@ class TgiResponse:
         """An event for each token of the first output."""
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
-            for delta in part.reader.read():  # what a controller says beside is told in the end
+            for delta in part.reader.read():  # a controller's logs and variables are sent at the end
                 if delta.index == 0:
                     await writer.send(*self._events(delta))
             is_live = part.is_plain and part.request.controller is None and not part.tells_trace

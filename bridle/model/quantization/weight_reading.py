@@ -30,7 +30,7 @@ from bridle.model.weight_reading import making_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Tensors beside weights that say how activations or the KV cache were rounded; here they are not.
+#: Tensors in addition to weights that say how activations or the KV cache were rounded; here they are not.
 _IGNORED = (
     "input_scale",
     "input_zero_point",

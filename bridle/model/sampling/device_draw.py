@@ -104,7 +104,7 @@ class DeviceDraws:
             return []
         answer = self._answer
         best, places = _read_keys(answer.best.of(data).numpy())
-        with np.errstate(divide="ignore", invalid="ignore"):  # rows from which nothing can be drawn
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows from which nothing can be sampled
             norms = best[:, :1] + np.log(answer.sums.of(data).sum(1, keepdim=True).double().numpy() / UNIT)
             chosen = answer.chosen.of(data).double().numpy()[:, None] - norms
             ranks = answer.ranks.of(data).sum(1, keepdim=True).double().numpy() + 1

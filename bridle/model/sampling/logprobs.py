@@ -87,7 +87,7 @@ def _survey_by_torch(seen: RowTotals, tokens: torch.Tensor, num_best: int) -> to
 
 def _places_of(told: Places) -> Places:
     found, num_best = told.copy(), told.shape[1] // 2 - 2
-    with np.errstate(divide="ignore", invalid="ignore"):  # a row from which nothing can be drawn
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row from which nothing can be sampled
         norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
         found[:, :1] -= norms
         found[:, 2 : 2 + num_best] -= norms

@@ -45,6 +45,6 @@ def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -
 
 def _next(row: SampleRow, surprise: float) -> float:
     sampling = row.sampling
-    if not math.isfinite(surprise):  # nothing could be drawn
+    if not math.isfinite(surprise):  # nothing could be sampled
         return mu_of(row)
     return min(max(mu_of(row) - sampling.mirostat_eta * (surprise - sampling.mirostat_tau), -_MOST), _MOST)

@@ -18,7 +18,7 @@ class SamplingFlags:
     looks_back: bool  # what came before changes it
     is_cut: bool  # one of the usual filters applies
     is_bent: bool  # a rarer one does, or the temperature depends on the row
-    is_as_is: bool  # a token is drawn with the probabilities of the row itself, so that their total is that of the row
+    is_as_is: bool  # the row's own probabilities are sampled from, so that their total is the row's
 
 
 def kind_of(sampling: SamplingParams) -> SamplingFlags:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridle.serving.models.loading import LoadedModel
     from bridle.tokenizer import Tokenizer
 
-#: What may be said of sampling beside a beam search; the rest would change which token is drawn, and none is.
+#: What may be said of sampling in addition to a beam search; the rest would change which token is sampled, and none is.
 _KEPT = frozenset({"max_tokens", "seed", "ignore_eos", "logit_bias", "bias_texts", "allowed_token_ids", "n"})
 _KEPT_OUTPUT = frozenset({"skip_special_tokens", "logprobs", "speculate", "prediction", "temperature"})
 

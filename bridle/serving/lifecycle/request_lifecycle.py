@@ -272,7 +272,7 @@ class RequestLifecycle(SteersRequests):
     def _settle_trace(self, policies: Applied) -> bool:
         """Decide whether the texts are traced: as the client asks unless a policy forbids it, or for the operator."""
         if self.trace != "no":
-            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was taken back
+            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was rolled back
             self.trace = "no" if is_refused else self.trace
             self.story.traced = UNDER_POLICY if is_refused else self.trace
         return self.trace != "no" or self.host.traces.is_chosen(self.story.id)

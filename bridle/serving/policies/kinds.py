@@ -159,7 +159,7 @@ _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
 }
 
 
-#: A secret is one as it is seen, and as it is written: what nobody sees may set it apart from what stands beside it.
+#: A secret is one as it is seen, and as it is written: what nobody sees may set it apart from what is next to it.
 _READINGS: tuple[Reading, ...] = ("seen", "written")
 
 

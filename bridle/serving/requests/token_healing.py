@@ -11,7 +11,7 @@ from bridle.structured_output.spec import Concat, Constraint
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.token_prefixes import TokenPrefixes
 
-#: The most tokens that are taken back, and the most bytes of their text.
+#: The most tokens that are rolled back, and the most bytes of their text.
 MAX_HEALED_TOKENS = 4
 MAX_HEALED_BYTES = 32
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
-#: What an entry takes beside its value, in bytes.
+#: What an entry takes in addition to its value, in bytes.
 OVERHEAD = 512
 
 Name = tuple[str, str]  # of a user and of an entry

@@ -28,7 +28,7 @@ from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.requests.request_builder import EventOptions
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
-#: What is told of a request as it came, and of how its tokens are drawn.
+#: What is told of a request as it came, and of how its tokens are sampled.
 _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
     *("safety_identifier", "prompt_cache_key"),
@@ -113,7 +113,7 @@ class ResponseWriter:
         await send(self._numbered({"type": f"response.{it}", "response": begun} for it in ("created", "in_progress")))
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
-            for delta in part.reader.read():  # what a controller says beside is told in the end
+            for delta in part.reader.read():  # a controller's logs and variables are sent at the end
                 if delta.index == 0 and not self.is_warm_up:
                     await send(self._grown(delta.text, delta.is_last))
             if writer is None or not part.is_plain:

@@ -41,7 +41,7 @@ PATH = "/v1/responses"
 #: How long a connection may last, in seconds, and how many messages may wait for the response before theirs.
 MAX_SECONDS, MAX_WAITING = 3_600.0, 8
 _GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
-#: What a message may have beside the fields of a request over HTTP, and what means nothing here.
+#: What a message may have in addition to the fields of a request over HTTP, and what means nothing here.
 _BESIDE = ("type", "stream", "stream_options", "generate")
 
 
