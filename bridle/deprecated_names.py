@@ -120,6 +120,6 @@ class _Renamed(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Before other finders: these would load a second copy of what lies in a renamed package."""
+    """Install before other finders, which would load a second copy of the contents of a renamed package."""
     if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

@@ -205,7 +205,8 @@ class Resuming(Event):
 @dataclass(slots=True)
 class Traced(Event):
     """A record of the output's trace, sent as it happens to requests that ask for one. There may be several for one
-    token, and they come before the events that they are about. It is `told` as what makes it, until it is read."""
+    token, and they come before the events that they are about. It is `told` as a function that makes it, until it is
+    read."""
 
     told: Record | Later
 

@@ -134,7 +134,7 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """The engine's view of a D2 region. It relies on what a reply says, and never reads the header."""
+    """The engine's view of a D2 region. It relies on the reply's description, and never reads the header."""
 
     def __init__(self, region: Any) -> None:
         self._region = region

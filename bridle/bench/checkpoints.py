@@ -72,7 +72,7 @@ def make_checkpoint(name: str, folder: Path, *, seed: int = 0) -> BenchCheckpoin
 
 
 def planned_checkpoint(name: str, folder: Path = Path()) -> BenchCheckpoint:
-    """Return what `make_checkpoint` would return, without creating files."""
+    """Return the same as `make_checkpoint`, without creating files."""
     import torch
 
     with torch.device("meta"):

@@ -72,7 +72,7 @@ def advice(flag: str, own: Iterable[str] = ()) -> str | None:
 
 
 def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
-    """Yield what other servers mean by those of our flags among `words` that `message` names."""
+    """Yield the meaning in other servers of those of our flags among `words` that `message` names."""
     for name in dict.fromkeys(map(_plain, words)):
         if name.startswith("--") and name[2:].replace("-", "_") in message:
             rows = [row for row in rows_of(name) if not row.here and not row.is_family]

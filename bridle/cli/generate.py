@@ -143,7 +143,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _misuse(words: tuple[str, ...]) -> str:
-    """Return a message that says what to write instead of `words`. An unknown flag counts as a word."""
+    """Return a message that names the words to write instead of `words`. An unknown flag counts as a word."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
         from bridle.cli.typo_suggestions import unknown_flag
@@ -156,7 +156,8 @@ def _misuse(words: tuple[str, ...]) -> str:
 
 
 def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
-    """Print the text as it comes. A terminal's reader sees at once what may be rolled back; a file gets what stays."""
+    """Print the text as it comes. A terminal shows at once text that may be rolled back; a file gets only final
+    text."""
     from rich.console import Console
 
     from bridle.cli.output import TerminalTextStream

@@ -53,7 +53,7 @@ class HelpEntry:
 def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=True)]) -> int:
     """Show a command's help, or find commands and flags by words.
 
-    `bridle help serve` shows the page of a command, `bridle help kv memory` finds what is about both words.
+    `bridle help serve` shows the page of a command, `bridle help kv memory` finds pages about both words.
 
     Parameters
     ----------

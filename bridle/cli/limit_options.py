@@ -1,4 +1,4 @@
-"""Flags about a server's bounds: what clients may send and ask for, how many they may be, and how slow."""
+"""Flags about a server's bounds: the size and number of requests, and the time for each."""
 
 from __future__ import annotations
 

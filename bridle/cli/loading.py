@@ -31,7 +31,7 @@ def loaded_model(
 ) -> Iterator[LoadedModel]:
     """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
     whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added; `tools` are
-    what controllers may call, and are closed with the model. Raises the errors of loading."""
+    those that controllers may call, and are closed with the model. Raises the errors of loading."""
     with ExitStack() as stack:
         if tools is not None:
             stack.callback(tools.close)

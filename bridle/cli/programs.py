@@ -127,7 +127,7 @@ def read_messages(path: Path) -> dict[str, Any]:
 
 
 def _standard(file: str | None) -> str:
-    """The standard controller for a script. Raises `InvalidRequest` that says what to write instead."""
+    """The standard controller for a script. Raises `InvalidRequest` that names the controller to write instead."""
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:
         what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"

@@ -1,4 +1,4 @@
-"""`bridle replay`: what was recorded, run again: texts on a model, exchanges with a control runtime on a fresh one."""
+"""`bridle replay`: runs a recorded trace again: texts on a model, exchanges with a control runtime on a fresh one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _replay_texts(
 
 @contextmanager
 def _progress(old: Trace, number: int, count: int) -> Iterator[Callable[[], None]]:
-    """Show how many tokens of a recorded request have been computed again; gives what to call for each."""
+    """Show how many tokens of a recorded request have been computed again; returns the function to call for each."""
     from bridle.load_progress import shown
     from bridle.traces import TokenRecord
 
@@ -153,8 +153,8 @@ def _model_for(
 def _steering_for(
     loaded: LoadedModel, steering: SteeringOptions, program: Path | None
 ) -> Callable[[Trace], object | None]:
-    """What steers the request of a trace now; None for what was recorded. The program replaces the recorded controller.
-    Constraints and other controllers stay."""
+    """The controllers for the request of a trace now; None for the recorded ones. The program replaces the recorded
+    controller. Constraints and other controllers stay."""
     from bridle.controllers.composition import compose
     from bridle.serving.requests.steering import PLAIN
     from bridle.serving.tracing.trace_header import ran_form

@@ -291,7 +291,7 @@ class Sequence:
         self.num_prompt = len(self.tokens)
 
     def note_scored(self, num_tokens: int) -> None:
-        """Record that what follows the first tokens was scored."""
+        """Record that the tokens after the first ones were scored."""
         self.output.num_scored = num_tokens
 
     def count_draw(self) -> None:

@@ -1,7 +1,7 @@
 """A child process that is restarted when it ends: at once, then with growing pauses if it keeps ending.
 
 A thread starts the process and waits for its end, until the child is closed. A spare process, if there is one, replaces
-the ended one. This module does not know what the process does; its user calls `prove` when the process has done
+the ended one. This module does not know the work of the process; its user calls `prove` when the process has done
 something useful.
 """
 

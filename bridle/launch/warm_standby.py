@@ -2,7 +2,7 @@
 
 It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
 only the memory of its imports. Starting it takes seconds of processor time, which waiting requests need after a loss,
-so the next spare starts later. This module does not know what the process does.
+so the next spare starts later. This module does not know the work of the process.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> 
 
 
 def _late(report: Report) -> Report:
-    """For what comes behind the largest step."""
+    """Memory for tensors after the largest step."""
     return lambda what, share: report(what, part_of(0.95, 1.0, share))
 
 

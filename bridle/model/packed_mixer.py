@@ -208,8 +208,8 @@ class PackedStates(TorchFunctionMode):
     def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
-        """The spans with their states, no two of one sequence in a group. What is to happen when a span's state is
-        complete happens when the next group is asked for."""
+        """The spans with their states, no two of one sequence in a group. The work after a span's complete state runs
+        when the next group is requested."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):

@@ -241,7 +241,7 @@ class RestoredModel(nn.Module):
         body.embedding_multiplier = part.embedding_multiplier
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Tensor) -> Any:
-        """There, so that others see what it takes: the layers are called one by one."""
+        """It exists to show its cost to others: the layers are called one by one."""
         raise NotImplementedError
 
     def get_input_embeddings(self) -> Any:

@@ -98,7 +98,8 @@ class Mel:
         return cls(rate, int(settings.get("hop_length", 160)), size, np.asarray(filters, np.float32))
 
     def spectra(self, samples: Samples, count: int) -> NDArray[np.float32]:
-        """[bands, count] of samples with silence behind them; the loudest of all decides what counts as silence."""
+        """[bands, count] of samples with silence behind them; the loudest of all decides which parts count as
+        silence."""
         padded = np.pad(samples, (0, count * self.hop - len(samples)))
         padded = np.pad(padded, self.size // 2, mode="reflect")
         frames = sliding_window_view(padded, self.size)[:: self.hop][:count]

@@ -79,7 +79,7 @@ class PlaceholderExpander:
             )
 
     def _grow(self, picture: Picture) -> None:
-        """Append what the image takes; space before it is made tokens of together with it, as in one text."""
+        """Append the tokens of the image; space before it is tokenized together with it, as in one text."""
         layout, sense, offset = picture.layout, self._senses[picture.modality], 0
         self._drop_around(*layout.around)
         for number, part in enumerate(layout.parts):

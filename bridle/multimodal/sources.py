@@ -44,7 +44,7 @@ class Source:
         return self.kind is None and is_remote(self.value)
 
     def open(self, limits: MediaLimits, hosts: ImageHosts = NO_HOSTS, deadline: float = inf) -> Any:
-        """The file's bytes, or what a program has opened; one at `hosts` is waited for until `deadline`."""
+        """The file's bytes, or the data that a program has opened; a file at `hosts` is waited for until `deadline`."""
         value, where = self.value, self.where
         if self.is_remote and hosts:
             return hosts.fetch(value, limits.max_image_bytes, deadline, where, self.modality)

@@ -5,8 +5,8 @@ A process that is about to work for a client calls `enter`. From then on it cann
 those that it may read. It cannot reach the network, start programs, or signal and inspect other processes. There is no
 way back. Importing this costs nothing but the standard library.
 
-`BRIDLE_SANDBOX` sets the strictness: `strict` (all walls, or the process does not start), `best` (what the kernel has)
-or `off`.
+`BRIDLE_SANDBOX` sets the strictness: `strict` (all walls, or the process does not start), `best` (the walls that the
+kernel has) or `off`.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class StateTable:
     kind: str
 
     def rows(self) -> Iterator[SavedEntry]:
-        """Yield what was saved, the next to expire first."""
+        """Yield the saved rows, the next to expire first."""
         return self.db.rows(self.kind)
 
     def put(self, user: str, name: str, seconds: float, value: bytes) -> None:

@@ -21,7 +21,7 @@ from bridle.testing.scripted import Recorded, ScriptedBlocks, ScriptedExecutor
 
 
 class LateCopy:
-    """A copy that the device makes after what was queued before. It is empty if a reset device never made it."""
+    """A copy that the device makes after the work queued before. It is empty if a reset device never made it."""
 
     def __init__(self, device: LateScriptedExecutor, read: Callable[[], bytes]) -> None:
         self._device, self._read, self._data = device, read, b""
@@ -76,7 +76,7 @@ class LateScriptedExecutor(ScriptedExecutor):
         self._draw_done = 0.0
 
     def forward(self, plan: StepPlan) -> None:
-        """Queue the plan. A fault is raised here; what was sampled before can be taken all the same."""
+        """Queue the plan. A fault is raised here; tokens that were sampled before can still be read."""
         self._notice(plan)
         names = [token for row in plan.rows for token in row.new_tokens if token < 0]
         with Recorded(self.violations):

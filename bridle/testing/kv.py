@@ -66,7 +66,7 @@ class PagedKV:
         return self._tokens[slots].tobytes() + self._digests[slots].tobytes()
 
     def write_block(self, block: int, data: memoryview) -> None:
-        """Fill a block with what `read_block` has returned."""
+        """Fill a block with bytes that `read_block` has returned."""
         slots = self._blocks([block])
         self._tokens[slots], self._digests[slots] = np.frombuffer(data, np.int64).reshape(2, -1)
 
@@ -102,7 +102,7 @@ class FakeStates:
         return digest.to_bytes(8, "little")
 
     def write(self, slot: int, data: memoryview) -> None:
-        """Fill a slot with what `read` has returned."""
+        """Fill a slot with data that `read` has returned."""
         self._digests[slot] = int.from_bytes(data, "little")
 
     def run(self, row: PlanRow, digests: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The executor's side of each sequence, and every rule that a plan must keep.
 
-A `Mirror` is what an executor knows of one sequence: tokens and block table. `Mirrors` applies the forks,
-frees and rows of a plan to them and raises `InternalError` at the first thing that no correct engine would
-send. It knows nothing of the contents of the KV cache: those are compared by the executor after this.
+A `Mirror` is an executor's copy of one sequence: tokens and block table. `Mirrors` applies the forks, frees and rows of
+a plan to them and raises `InternalError` at the first thing that no correct engine would send. It knows nothing of the
+contents of the KV cache: those are compared by the executor after this.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Mirrors:
         mirror.num_prompt = row.num_prompt
 
     def _seen(self, row: PlanRow) -> Sequence[int]:
-        """The new tokens, and at the places of images a number for what is seen there."""
+        """The new tokens, and at the positions of images a number for the image row."""
         seen = list(row.new_tokens)
         for run in row.runs:
             first = run.position - row.num_kept
@@ -193,8 +193,7 @@ def check_states(plan: StepPlan, num_states: int) -> None:
 
 
 def check_copies(copies: Sequence[BlockCopy], num_blocks: int) -> None:
-    """Copies give the same whether made at once or one after the other: none reads what an earlier one
-    wrote."""
+    """Copies give the same whether made at once or one after the other: none reads a slot that an earlier one wrote."""
     targets: set[int] = set()
     for copy in copies:
         inside = 0 <= copy.source < num_blocks and 0 <= copy.target < num_blocks

@@ -105,12 +105,12 @@ class ScriptedSequences:
 class ScriptedExecutor:
     """A scripted `Executor`.
 
-    `kv` chooses the way of keeping KV, `next_token(prefix)` gives a token id or a row of logits where the
-    seeded hash should not decide. `faults` maps the number of a forward call (from 0) to the error that it
-    raises before doing anything, `sample_faults` likewise. `device_time(plan)` is how many seconds of `clock`
-    a forward takes: `forward` returns at once and `sample` waits for the rest. `on_forward` is called first,
-    in the engine's thread. `record` keeps all plans and batches in `plans` and `batches`. `violations` holds
-    what was refused. With an `embedding_size` it gives embeddings, too.
+    `kv` chooses the way of keeping KV, `next_token(prefix)` gives a token id or a row of logits where the seeded hash
+    should not decide. `faults` maps the number of a forward call (from 0) to the error that it raises before doing
+    anything, `sample_faults` likewise. `device_time(plan)` is how many seconds of `clock` a forward takes: `forward`
+    returns at once and `sample` waits for the rest. `on_forward` is called first, in the engine's thread. `record`
+    keeps all plans and batches in `plans` and `batches`. `violations` holds the refused operations. With an
+    `embedding_size` it gives embeddings, too.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ ToolPrompt = Literal["describe", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """`tool_format` and `reasoning_format` are names of formats, or `auto`: what the chat template shows. With
+    """`tool_format` and `reasoning_format` are names of formats, or `auto`: as the chat template shows. With
     `parse_special_text` a special token that is spelled in a message becomes that token. With `bare_calls` an answer
     that begins with the JSON of a call is one, without any markup. Tools that the chat template leaves out are
     described in the system message, or refused, as `tool_prompt` says. A model whose budget of reasoning ends writes

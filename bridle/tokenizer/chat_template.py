@@ -71,8 +71,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `template` is a client's own; `variables` are further ones it may read: none of them takes the
-        place of what a conversation is made of."""
+        """The prompt. `template` is a client's own; `variables` are further ones it may read: they cannot replace the
+        parts of a conversation."""
         has_developer = any(message["role"] == "developer" for message in messages)
         known = {
             **self._special_tokens,

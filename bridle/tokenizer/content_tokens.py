@@ -1,8 +1,8 @@
 """Keeps the text of a conversation text: a special token that is spelled in a message does not become that token.
 
 Before the template is rendered, a mark is put into each such spelling, behind its first character, so that no special
-token matches it. The rendered prompt is tokenized as a whole, and the tokens of the marks are taken out. What the
-template writes itself stays special. A conversation without such spellings is not touched.
+token matches it. The rendered prompt is tokenized as a whole, and the tokens of the marks are taken out. Special tokens
+that the template writes itself stay special. A conversation without such spellings is not touched.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def protect(tokenizer: Tokenizer, content: Content, own: Collection[str] = ()) -
 
 
 def _message(message: dict[str, Any], texts: Spellings, of_answers: Spellings) -> dict[str, Any]:
-    """Templates look for tags of reasoning in what an assistant said, so that its text keeps them."""
+    """Templates look for tags of reasoning in an assistant's content, so that its text keeps them."""
     changed: dict[str, Any] = _protected(message, texts)
     if message.get("role") == "assistant":
         changed["content"] = _protected(message.get("content"), of_answers)
@@ -117,7 +117,7 @@ def _find_spellings(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellin
 
 
 def with_marks(tokenizer: Tokenizer, rendered: str) -> str:
-    """What a template rendered of protected content, with marks that it escaped as they were."""
+    """Return a template's rendering of protected content, with unchanged marks."""
     if tokenizer.chat_settings.parse_special_text:
         return rendered
     return rendered.replace(_ESCAPED, MARK)

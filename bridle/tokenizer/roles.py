@@ -7,8 +7,8 @@ template would refuse or drop a message, by these rules:
 1. `developer` is `system` for a template that does not write it.
 2. Where only the first system message counts, all instructions become one, joined by a blank line. If no message
    counts, they are written before the first message of the user.
-3. Where roles must alternate, neighbours of the same role are joined by a blank line. What a user says right behind the
-   result of a tool is added to that result.
+3. Where roles must alternate, neighbours of the same role are joined by a blank line. A user's message directly after
+   the result of a tool is added to that result.
 4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.
 5. Reasoning of earlier answers has the name that the template reads. It is left out of messages with content and calls
    if the template refuses all three.

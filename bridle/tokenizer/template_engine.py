@@ -90,7 +90,7 @@ def _lists_in(value: Any) -> Iterator[list[Any]]:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with what chat templates expect and no more, under the limits of this module."""
+    """Jinja's sandbox, with the functions that chat templates expect and no more, under the limits of this module."""
 
     intercepted_binops = frozenset({"*", "**", "+"})
 
@@ -208,7 +208,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def _listed(value: Any) -> list[Any]:
-    """The items of what filters such as `map` and `selectattr` give."""
+    """The items of the results of filters such as `map` and `selectattr`."""
     if isinstance(value, GeneratorType):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -222,8 +222,7 @@ def _reason(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Render the template that standard input describes; the text, or what went wrong, is JSON on standard
-    output."""
+    """Render the template that standard input describes; the text, or the error, is JSON on standard output."""
     task = json.load(sys.stdin)
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from bridle import os_sandbox

@@ -1,7 +1,7 @@
 """Renderings of a chat template with made-up tool calls, from which the format of calls is inferred.
 
-Each probe gives the text of one assistant turn: what the template writes behind the user's message. Names, keys and
-values are words that occur in no template, so that every occurrence in the text is known.
+Each probe gives the text of one assistant turn: the template's text after the user's message. Names, keys and values
+are words that occur in no template, so that every occurrence in the text is known.
 """
 
 from __future__ import annotations

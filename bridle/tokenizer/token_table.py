@@ -20,8 +20,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTable:
-    """Spelling of every token id. `pieces[i]` is the vocabulary's own name of token i, None if there is
-    none. `texts` and `raw` are what an earlier table of these pieces had."""
+    """Spelling of every token id. `pieces[i]` is the vocabulary's own name of token i, None if there is none. `texts`
+    and `raw` are those of an earlier table of these pieces."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class TokenTable:
         return b"" if piece is None else self._spelling.spell(piece, is_first=True)
 
     def strip(self, text: str, lead: int) -> tuple[str, int]:
-        """Without its leading spaces, at most `lead`; and how many more may vanish from what follows."""
+        """Remove its leading spaces, at most `lead`; also return how many more may be removed from the next text."""
         count = 0
         while count < min(lead, len(text)) and text[count] == self._spelling.strip_char:
             count += 1

@@ -93,7 +93,7 @@ class Tokenizer:
         )
 
     def prepare(self) -> None:
-        """Read what tokenizing needs, if that was not done yet. Safe from any thread."""
+        """Read the data for tokenizing, if that was not done yet. Safe from any thread."""
         with self._opening:
             if self._opened is None:
                 opened = self._open() if callable(self._open) else self._open
@@ -190,7 +190,7 @@ class Tokenizer:
     # -- text and tokens -------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of `text`; `add_special_tokens` adds what the model expects around a document. Raises
+        """The tokens of `text`; `add_special_tokens` adds the tokens that the model expects around a document. Raises
         `InvalidRequest` if `text` is not Unicode."""
         try:
             if len(text) > _LONG_CHARS:  # only batches let other threads run meanwhile
@@ -200,8 +200,8 @@ class Tokenizer:
             raise InvalidRequest(_HALF_CHARACTER) from None
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of a text that others precede: no space is added where it begins. Where no spelling is exact, what
-        cannot be spelled is left out."""
+        """The tokens of a text that others precede: no space is added where it begins. Where no spelling is exact,
+        characters that cannot be spelled are left out."""
         wanted = text.encode("utf-8", "replace")
         for before in ("", *_BEFORE):
             tokens = self.encode_with_offsets(before + text, add_special_tokens=False)
@@ -219,8 +219,8 @@ class Tokenizer:
         return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def encode_cut(self, text: str, limit: int | None = None) -> list[int]:
-        """As `encode`, but of a text that has more than `limit` tokens only the first ones, with what the model expects
-        around them."""
+        """As `encode`, but of a text that has more than `limit` tokens only the first ones, with the tokens that the
+        model expects around them."""
         tokens = self.encode(text)
         if limit is None or len(tokens) <= limit:
             return tokens

@@ -45,7 +45,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def outline_unpacked(folder: Path) -> TokenizerFiles | None:
-    """What is known of a folder's tokenizer without reading it, which is left to a function; None for a folder that
+    """Known facts about a folder's tokenizer without reading it, which is left to a function; None for a folder that
     bridle did not write."""
     if weights_of(folder) is None:
         return None

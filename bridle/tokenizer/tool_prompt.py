@@ -2,7 +2,7 @@
 
 The words are those of Qwen's and Hermes' templates, which many models have seen, and calls are read in that format. A
 template that writes no calls or no answers of tools gets them as text of the assistant and the user, as those templates
-have them. This module finds out what a template writes by rendering it; it knows no readers of calls.
+have them. This module renders a template to find out its format; it knows no readers of calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KNOWN: WeakKeyDictionary[Tokenizer, TemplateSupport] = WeakKeyDictionary()
 
 
 def support_of(tokenizer: Tokenizer) -> TemplateSupport:
-    """Return what the model's template writes."""
+    """Return the features that the model's template supports."""
     if tokenizer not in _KNOWN:
         _KNOWN[tokenizer] = _find(tokenizer)
     return _KNOWN[tokenizer]

@@ -1,4 +1,4 @@
-"""What a tokenizer knows of its tokens without reading a text: names, texts, and which tokens were added."""
+"""Facts about a tokenizer's tokens that need no text: names, texts, and which tokens were added."""
 
 from __future__ import annotations
 

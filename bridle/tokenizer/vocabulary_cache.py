@@ -1,8 +1,8 @@
 """Caches large vocabularies on disk, so that a tokenizer that was loaded before is ready at once.
 
-Reading a tokenizer of 262,000 tokens takes about a second, in which no other Python thread runs. An entry has what
-everything but tokenizing needs; the tokenizer itself is then read when it has to tokenize. The entry depends on the
-files of the folder (path, size, time of change) and on the versions of the libraries.
+Reading a tokenizer of 262,000 tokens takes about a second, in which no other Python thread runs. An entry has the data
+for everything except tokenizing; the tokenizer itself is read when it has to tokenize. The entry depends on the files
+of the folder (path, size, time of change) and on the versions of the libraries.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def load_vocabulary(
     folder: Path, kind: str, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None = None
 ) -> tuple[TokenizerFiles, Vocabulary]:
     """The tokenizer of a folder as `read` reads it, and its vocabulary. From the cache, its backend is a function that
-    reads it; so it is if `outline` has what is known of a folder that bridle wrote. `kind` distinguishes ways of
-    reading. Raises the errors of `read`."""
+    reads it. The same is true if `outline` has the known facts of a folder that bridle wrote. `kind` distinguishes ways
+    of reading. Raises the errors of `read`."""
     states = [(str(path.resolve()), path.stat()) for path in sorted(_files(folder))]
     if sum(state.st_size for name, state in states if name.endswith(".json")) < LEAST_BYTES:
         files = read()

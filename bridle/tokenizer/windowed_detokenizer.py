@@ -1,8 +1,8 @@
 """The text of a growing output, for vocabularies whose decoder looks at neighbours (WordPiece, and rare
 ones).
 
-Each new token is decoded together with the few before it, and what those alone would give is taken off. That
-is right for every decoder that looks no further than the window.
+Each new token is decoded together with the few before it, and the text of those alone is removed. That is right for
+every decoder that looks no further than the window.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WindowText:
         return gone
 
     def flush(self) -> str:
-        """End the text; returns what is left."""
+        """End the text; returns the rest."""
         waiting = self._waits[-1] if self._waits else 0
         if not waiting:
             return ""

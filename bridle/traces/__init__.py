@@ -5,7 +5,7 @@
     for trace in read("once.jsonl"):
         print(rebuild(trace)[0].text)
 
-What a trace consists of is in `records.py`.
+The records of a trace are in `records.py`.
 """
 
 from __future__ import annotations

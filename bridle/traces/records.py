@@ -195,10 +195,10 @@ class ExchangeRecord(Record):
 
 @dataclass(slots=True)
 class EndRecord(Record):
-    """The output is complete; `text` is the text that was held back until now. `stop` ended it, or `error`.
-    `num_cut` records of the request are missing, because it had too many. `modules` are the names of the request's
-    Wasm controllers, each with the hash of its module at the start of the controllers; the first output has them.
-    `constraint` is what steering took from the model, as `usage.constraint` reports it."""
+    """The output is complete; `text` is the text that was held back until now. `stop` ended it, or `error`. `num_cut`
+    records of the request are missing, because it had too many. `modules` are the names of the request's Wasm
+    controllers, each with the hash of its module at the start of the controllers; the first output has them.
+    `constraint` is the probability that steering removed from the model, as `usage.constraint` reports it."""
 
     reason: str = ""
     text: str = ""

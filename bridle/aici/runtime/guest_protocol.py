@@ -268,7 +268,7 @@ class Guest1(_Guest):
     """A guest of dialect 1."""
 
     def post(self, tokens: Sequence[int], backtrack: int, budget_ms: float) -> bool:
-        """Tell the guest what the last step did; returns whether it wants to stop."""
+        """Report the last step to the guest; returns whether it wants to stop."""
         argument = msgspec.json.encode({"tokens": tokens, "backtrack": backtrack})
         data = self.instance.callback("aici_post_process", argument, budget_ms)
         result: _Post1 = self._decode(_post1_decoder, data, "aici_post_process")

@@ -43,7 +43,7 @@ _MAX_USER = 200
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Compiled code on disk. `facts` is what the compiler found out about the module, as JSON."""
+    """Compiled code on disk. `facts` has the compiler's findings about the module, as JSON."""
 
     path: Path
     size: int
@@ -300,7 +300,7 @@ class ModuleStore:
             self.forget_compiled(str(row[0]), str(row[1]))
 
     def _sweep(self) -> None:
-        """Remove what a crash left: temporary files of dead processes, files without a row, rows without a file."""
+        """Remove the files of a crash: temporary files of dead processes, files without a row, rows without a file."""
         with self._transaction():
             known = {row[0] for row in self._db.execute("SELECT id FROM modules")}
             for path in self._wasm.iterdir():

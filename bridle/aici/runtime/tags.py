@@ -50,7 +50,7 @@ class GhReference:
 
     @classmethod
     def parse(cls, text: str) -> GhReference:
-        """Raises `InvalidRequest` with what is allowed."""
+        """Raises `InvalidRequest` with the allowed names."""
         parts = text[3:].split("/")
         if _GH.match(text) is None or not 2 <= len(parts) <= 4 or not all(parts) or ".." in text:
             raise InvalidRequest(f"invalid reference {text[:120]!r}: gh:owner/repo[/selector][/version]")

@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 def build_trie(tokens: Sequence[bytes], eos: int, dialect: int) -> bytes:
     """The blob that `aici_host_token_trie` gives. Special tokens have empty bytes and are not in the trie; of equal
-    tokens the last one wins. Raises `UnsupportedModel` when the vocabulary exceeds what the format can hold."""
+    tokens the last one wins. Raises `UnsupportedModel` when the vocabulary exceeds the limits of the format."""
     if not 0 < len(tokens) < NO_TOKEN:
         raise UnsupportedModel(f"vocabulary of {len(tokens)} tokens; the trie holds 1 to {NO_TOKEN - 1}")
     bits = LENGTH_BITS[dialect]

@@ -1,4 +1,4 @@
-"""Reading and rewriting Wasm modules as bytes, for what the engine's API does not offer.
+"""Reads and rewrites Wasm modules as bytes, for operations that the engine's API does not offer.
 
 A fork by copy needs every memory and every mutable global of an instance. Those that a module does not export are added
 to its export section here, under names that do not occur in it. It also detects whether a module can change its tables

@@ -1,4 +1,4 @@
-"""One step as plain data: what to run, what to sample, and the results.
+"""One step as plain data: the tokens to compute, the rows to sample, and the results.
 
 Only these values pass between the scheduler and an `Executor`. They can be printed, built by hand in a test and sent
 over a wire; they hold no tensors and no references to engine objects. Every message carries its step number, so that

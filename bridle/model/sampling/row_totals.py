@@ -1,7 +1,7 @@
 """Rows of logits with the totals of their weights, so that the totals are computed only once.
 
-A row over a large vocabulary takes longer to go through than all that is then done with what was found. So the totals
-of sampling are reused for its log-probabilities and traces.
+Reading a row over a large vocabulary takes longer than all later work with the results. So the totals of sampling are
+reused for its log-probabilities and traces.
 """
 
 from __future__ import annotations

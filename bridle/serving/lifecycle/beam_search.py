@@ -62,7 +62,7 @@ def beam_search(
 def found_beams(
     tokenizer: Tokenizer, output: RequestOutput, search: BeamSearch, sampling: SamplingParams, num_wanted: int
 ) -> list[CompletionOutput]:
-    """The best texts of a search that has ended. `sampling` is what the client asked for."""
+    """The best texts of a search that has ended. `sampling` has the client's parameters."""
     if BEAMS not in output.storage:
         raise InternalError("a beam search ended without a result")
     made = []

@@ -1,8 +1,8 @@
 """Plain text of an output that goes to its client at once, past the task that reads the request.
 
 The task sees everything that is not plain: the first and the last events, logs, rewinds, forks. Between these, a front
-end lets a `LiveText` write each batch of tokens where it arrives, in the event loop. What the server notes of a request
-is then brought up to date now and then.
+end lets a `LiveText` write each batch of tokens where it arrives, in the event loop. The server's own record of a
+request is then updated now and then.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LiveReader:
         return None if self._send(tokens) else []
 
     def settle(self) -> None:
-        """Record what was sent."""
+        """Record the text that was sent."""
         events: list[Event] = [*self._sent]
         self._sent, self._num_batches, self._due = [], 0, time.monotonic() + _MAX_SECONDS
         if events:

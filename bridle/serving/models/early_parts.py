@@ -50,7 +50,7 @@ class EarlyParts:
         return path == self.path and _states(tokenizer_folder(config, path)) == self.files
 
     def abandon(self) -> None:
-        """End what was begun."""
+        """End the parts that were started."""
         if self.control is not None:
             self.control.abandon()
 

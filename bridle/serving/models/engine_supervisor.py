@@ -79,7 +79,7 @@ class EngineSupervisor:
                     slot.task.cancel()
 
     def look(self) -> None:
-        """Restart what has failed since the last look."""
+        """Restart the engines that have failed since the last check."""
         self._watched = {slot: seen for slot, seen in self._watched.items() if slot.model is not None}
         self._num_good = {slot: count for slot, count in self._num_good.items() if slot.model is not None}
         for slot in list(self._slots()):

@@ -28,8 +28,8 @@ MAX_SEQUENCE_BYTES = 512 << 20
 
 
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
-    """Open what `config` asks for: a store, the host's memory, or both; None if it asks for neither. Raises
-    `InvalidRequest` for a model that cannot use them."""
+    """Open the stores of `config`: a store, the host's memory, or both; None if it has neither. Raises `InvalidRequest`
+    for a model that cannot use them."""
     memory = _host_memory(executor, config) if config.kv_host_bytes else None
     store = _open_disk(executor, config)
     device = find_kv_blocks(executor, config.kv_store_format)
@@ -95,7 +95,7 @@ def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:
-    """Return the reason for which no block of an executor can be stored, with what would have to change."""
+    """Return the reason for which no block of an executor can be stored, with the necessary change."""
     if not HAS_LOCKS:
         return "this system has no file locks; leave kv_store out"
     if not config.enable_prefix_caching:

@@ -43,7 +43,7 @@ def unseen(title: str) -> AbstractContextManager[Report]:
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block, are called in threads, and raise an error that says what is wrong with the
+    """Loads models. All methods block, are called in threads, and raise an error that explains the problem with the
     model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:

@@ -216,7 +216,8 @@ class ModelRegistry:
         return [slot.name for slot in self._slots.values() if slot.is_given_up]
 
     def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
-        """Return what restarts the engines of this registry while it runs; `give_up` is called where that fails."""
+        """Return the supervisor that restarts the engines of this registry while it runs; `give_up` is called where
+        that fails."""
         self._supervisor = EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
         return self._supervisor
 

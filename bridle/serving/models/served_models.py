@@ -126,7 +126,7 @@ class EngineLoader:
             self._early = begin_parts(config, self._control or ControlSettings("off"))
 
     def _take(self, config: ModelConfig | None) -> EarlyParts | None:
-        """Return what was begun for `config`; what was begun for another one is ended."""
+        """Return the parts that were started for `config`; parts for another one are ended."""
         early, self._early = self._early, None
         if early is None or (config is not None and early.fits(config)):
             return early

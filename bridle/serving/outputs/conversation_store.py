@@ -96,8 +96,8 @@ class ConversationStore:
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
     def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
-        """Return what adds these items and the answer to them to a conversation. Raises `UnknownConversation`, and
-        `InvalidRequest` if there is no room for the items."""
+        """Return the function that adds these items and the answer to them to a conversation. Raises
+        `UnknownConversation`, and `InvalidRequest` if there is no room for the items."""
         self._with(self.find(user, name), items)
         return ConversationTurn(self, user, name, items)
 

@@ -1,8 +1,8 @@
 """Decides which part of a growing output may be sent while tokens can still be rolled back.
 
 Wire formats differ in how they report a rewind. `hold` never shows text that may still be rolled back (for formats that
-cannot report it). `event` shows everything at once and reports what is rolled back. `mark` shows everything and puts a
-mark where text was rolled back (AICI's way). A request without a controller never rewinds, so none of its text is held.
+cannot report it). `event` shows everything at once and reports rollbacks. `mark` shows everything and puts a mark where
+text was rolled back (AICI's way). A request without a controller never rewinds, so none of its text is held.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DeltaReader:
             growing.low_tokens, growing.low_chars = shown.num_tokens, shown.num_chars
 
     def read(self) -> list[Delta]:
-        """Return what may be shown since the last call: at most one delta per output, in order of their index.
+        """Return the deltas that may be shown since the last call: at most one per output, in order of their index.
         Raises `ControllerError` if, under `hold`, a controller rolled back more than it had announced."""
         deltas = (self._read(index, growing) for index, growing in sorted(self._collector.growing.items()))
         return [delta for delta in deltas if delta is not None]

@@ -1,8 +1,8 @@
 """Data sent to clients besides text, output by output: logs, stored variables, the parent of a fork, and a wait for a
 lost device.
 
-All routes with controllers use this. `StreamExtrasReader` keeps what was not sent yet. This is bounded, however much a
-controller prints and however slowly its client reads.
+All routes with controllers use this. `StreamExtrasReader` keeps the extras that were not sent yet. This is bounded,
+however much a controller prints and however slowly its client reads.
 """
 
 from __future__ import annotations

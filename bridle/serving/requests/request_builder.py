@@ -1,8 +1,8 @@
 """Makes a checked `Request` of tokens.
 
 Everything that depends on the model is checked here, once, for every front-end: ids must lie in the vocabulary, prompt
-and output must fit the context. `SamplingParams` has checked what does not depend on a model, and `prompts.py` makes
-tokens of what a client sent. This module knows no wire format.
+and output must fit the context. `SamplingParams` has checked everything that does not depend on a model, and
+`prompts.py` tokenizes the client's prompts. This module knows no wire format.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Sampling defaults of a checkpoint, from its `generation_config.json`: values for what a request leaves out. Only
-fields that choose tokens are read, and a length; `do_sample` is ignored, as in vLLM. A value that a request could
+"""Sampling defaults of a checkpoint, from its `generation_config.json`: values for fields that a request leaves out.
+Only fields that choose tokens are read, and a length; `do_sample` is ignored, as in vLLM. A value that a request could
 not have is dropped with a warning, since it must not prevent serving."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _GUESS_SMOOTHING = 0.05
 
 
 class Admission:
-    """Counts what is in flight against two limits. For use by one thread or event loop."""
+    """Counts the requests and tokens in flight against two limits. For use by one thread or event loop."""
 
     def __init__(
         self,

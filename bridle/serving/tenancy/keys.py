@@ -154,7 +154,7 @@ class KeyStore:
             self._found.clear()
 
     def set_limits(self, user: str, limits: UserLimits) -> None:
-        """Set what a user may ask for from now on, with any key. Raises `InvalidRequest` for a user without a key."""
+        """Set the limits of a user from now on, for all keys. Raises `InvalidRequest` for a user without a key."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")

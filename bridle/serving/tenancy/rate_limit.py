@@ -60,7 +60,7 @@ class RateLimiter:
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 
     def spend(self, user: str, what: str, per_minute: int | None, amount: float) -> None:
-        """Take out `amount` of what was used, even if the bucket holds less."""
+        """Take `amount` from the bucket, even if the bucket holds less."""
         if per_minute is not None:
             self._bucket(user, what, per_minute).level -= amount
 

@@ -60,7 +60,7 @@ class _Recorded:
 
 
 class RecordedExecutor:
-    """An `Executor` that samples what `play` prescribes. It computes nothing and applies no adapter."""
+    """An `Executor` that samples the tokens that `play` prescribes. It computes nothing and applies no adapter."""
 
     num_bytes = 0
 

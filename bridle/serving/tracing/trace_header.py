@@ -56,7 +56,7 @@ def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
 
 
 def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trace]:
-    """The traces of outputs that have ended, with what they ran on."""
+    """The traces of outputs that have ended, with the data of their run."""
     traces = [output.trace for output in outputs if output.trace is not None]
     for trace in traces:
         name_engine(trace, model.name, model.info)
@@ -131,7 +131,7 @@ def ran_form(trace: Trace) -> dict[str, Any] | None:
 
 
 def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, Any]:
-    """One part; what its name meant is taken from the list, in which each part has an entry of its own."""
+    """One part; the meaning of its name is taken from the list, in which each part has an entry of its own."""
     name = part.get("wasm", {}).get("module")
     known = next((each for each in meant if each[0] == name), None)
     if known is None:

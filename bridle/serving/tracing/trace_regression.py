@@ -41,7 +41,7 @@ class Played:
 
 @dataclass(slots=True)
 class TraceTestResult:
-    """Result of testing one trace, as `sentences`; `around` is what came before the first difference."""
+    """Result of testing one trace, as `sentences`; `around` is the text before the first difference."""
 
     outcome: Outcome
     found: Comparison
