@@ -163,7 +163,7 @@ def _fields() -> Iterator[str]:
 
 
 def listed(system: System) -> dict[str, Any]:
-    """The names of a system, as they are kept: texts of words by what they name."""
+    """The names of a system, as stored: texts of words by kind."""
     found = (tomllib.loads(path.read_text(encoding="utf-8")) for path in NAMES)
     return next((each for each in found if each["system"] == system), {})
 
@@ -238,7 +238,7 @@ def _routes() -> Iterator[str]:
 
 
 def _linked(text: str) -> str:
-    """A reason with its flags as code and its pages as links; what is code already stays."""
+    """A reason with its flags as code and its pages as links; existing code is unchanged."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
         parts[place] = re.sub(r"(?<![\w-])(--?[a-zA-Z][\w-]*)", r"`\1`", parts[place])

@@ -1,5 +1,5 @@
 """The reference of the Python API as mkdocstrings makes it: defaults that readers can use. A field of a dataclass whose
-default comes with what else is known of it, `_param(16, ...)`, shows `16`."""
+default is given with other metadata, `_param(16, ...)`, shows `16`."""
 
 from __future__ import annotations
 

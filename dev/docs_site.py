@@ -1,10 +1,10 @@
-"""The documentation as a site: what `mkdocs.yml` leaves to the pages themselves.
+"""The documentation as a site: the settings that `mkdocs.yml` leaves to the pages themselves.
 
     make docs
 
-The order of the pages is that of the index, `docs/README.md`. The README is the first page, and what a page links to
-outside of `docs/` becomes a page, too. The reference of the Python API is made of the docstrings of what `bridle`
-exports; it is a page of the site alone.
+The order of the pages is that of the index, `docs/README.md`. The README is the first page, and files outside of
+`docs/` that a page links to become pages, too. The reference of the Python API is made of the docstrings of all names
+that `bridle` exports; it is a page of the site alone.
 """
 
 from __future__ import annotations

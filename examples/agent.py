@@ -4,8 +4,8 @@
     bridle run examples/agent.py
 
 The model writes which tool it wants; a schema leaves it no way to invent one. The script looks up the time zone of the
-city with one server and the time there with another, and adds the result to the conversation. Only what is new of it
-is computed then.
+city with one server and the time there with another, and adds the result to the conversation. Only its new tokens are
+computed then.
 """
 
 import json

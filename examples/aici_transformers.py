@@ -72,7 +72,7 @@ class TinyEngine:
             output.logits = self.model(new, past_key_values=output.cache, use_cache=True).logits[0, -1]  # [V]
 
     def apply(self, output: Output, answer: Answer) -> list[Output]:
-        """Do what the controller says; gives the forks. Each starts from the sequence as it was."""
+        """Apply the controller's decision; returns the forks. Each starts from the sequence as it was."""
         print(answer.log, end="")
         decision = answer.decision
         if decision is None or decision.is_stop:

@@ -4,8 +4,8 @@ continues.
     bridle serve demo
     python examples/human.py
 
-The script below runs in the server. It calls a tool that the request has named as its client's own; its text waits with
-its KV until this program has sent what was typed.
+The script below runs in the server. It calls a tool that the request has named as its client's own. Its text waits with
+its KV until this program has sent the typed answer.
 """
 
 import json

@@ -23,7 +23,7 @@ MAX_FIELD_TOKENS = 6
 
 
 class Form(Controller):
-    """Writes the fixed parts and masks what the model may write into each field."""
+    """Writes the fixed parts and masks the tokens that the model may write into each field."""
 
     max_rewind = 1  # the token that ends a field is taken back
 

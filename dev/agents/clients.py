@@ -1,7 +1,7 @@
-"""The agents: how each is installed, configured and started, and what it needs from a server.
+"""The agents: how each is installed, configured and started, and its requirements of a server.
 
 In files, variables and commands `{url}` is the server's address, `{model}` the model's name, `{bin}` the folder of the
-client's programs, `{home}` its home and `{task}` what it is asked.
+client's programs, `{home}` its home and `{task}` its task.
 """
 
 from __future__ import annotations

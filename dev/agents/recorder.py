@@ -1,4 +1,4 @@
-"""A proxy between a client and a server that notes what passed: the evidence of a run.
+"""A proxy between a client and a server that records their messages: the evidence of a run.
 
 It passes bytes on as they come, so streams stay streams, and changes nothing but the host's name.
 """
@@ -49,8 +49,8 @@ class Exchange:
 
 @contextmanager
 def recording(port: int, folder: Path | None = None) -> Iterator[tuple[int, list[Exchange]]]:
-    """A proxy before the server at `port` of this machine: its own port, and what passes. `folder` gets a file for each
-    exchange."""
+    """A proxy before the server at `port` of this machine: its own port, and the recorded messages. `folder` gets a
+    file for each exchange."""
     exchanges: list[Exchange] = []
 
     class Handler(_Handler):

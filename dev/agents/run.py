@@ -1,10 +1,10 @@
-"""Runs agents against a server, and prints what was seen as a table.
+"""Runs agents against a server, and prints the results as a table.
 
     python -m dev.agents.run MODEL --prefix /tmp/agents --install          # all of them
     python -m dev.agents.run MODEL --prefix /tmp/agents claude-code pi
 
-MODEL is what `bridle serve` takes. Each client gets a home and a folder of its own, with one file in it; requests pass
-a recorder, which keeps them under `PREFIX/runs/CLIENT/notes`.
+MODEL is any model of `bridle serve`. Each client gets a home and a folder of its own, with one file in it; requests
+pass a recorder, which keeps them under `PREFIX/runs/CLIENT/notes`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Benchmarks for people who work on bridle. Those that users run, too, are in `bridle.bench`; `bridle.bench.run` says
-what a module has to have."""
+"""Benchmarks for people who work on bridle. Benchmarks that users also run are in `bridle.bench`; `bridle.bench.run`
+describes the required names of a module."""
 
 from __future__ import annotations
 

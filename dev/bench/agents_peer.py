@@ -1,7 +1,7 @@
 """The loop of `bridle bench agents` over llama.cpp, with the same weights and a prompt cache as its Python server has.
 
-That server takes one request at a time, continues from what its context holds, and keeps states of earlier prompts in
-memory. Its package for HTTP is not needed: what is done here with its own objects is what it does for a completion.
+That server takes one request at a time, continues from its context, and keeps states of earlier prompts in memory. Its
+package for HTTP is not needed: this module uses the server's own objects in the same way for a completion.
 """
 
 from __future__ import annotations

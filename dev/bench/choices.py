@@ -1,8 +1,8 @@
 """Benchmark of choices: `python -m dev.bench.choices MODEL`.
 
 200 questions with four options each, from tables of facts. Each option is scored alone, as a prompt, and the best one
-is the exact answer. It is compared with what `LLM.decide` chooses, and with what a mask chooses token after token. The
-model's own mistakes do not count: only whether a choice is what the model finds most probable.
+is the exact answer. It is compared with the choice of `LLM.decide`, and with a mask's choice token after token. The
+model's own mistakes do not count: only whether a choice is the model's most probable one.
 """
 
 from __future__ import annotations

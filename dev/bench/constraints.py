@@ -244,7 +244,7 @@ def _p50_p99(seconds: Sequence[float]) -> tuple[float, float]:
 
 class MaskedExecutor(InstantExecutor):
     """Takes `_DEVICE_SECONDS` a step without computing, then samples a token that the mask allows. `drawing` is the
-    time that took, which is no part of what is measured."""
+    time of sampling, which is not measured."""
 
     def __init__(self, num_seqs: int, vocab_size: int) -> None:
         super().__init__(num_seqs, 4096, vocab_size=vocab_size)

@@ -63,7 +63,7 @@ def _open(pool: RuntimePool, module: str, first: int, count: int) -> list[float]
 
 
 def group_memory(group: int | None) -> int:
-    """Bytes that the processes of a group hold, what they share counted by halves, thirds and so on (PSS)."""
+    """Bytes that the processes of a group hold; shared memory is divided among the processes that share it (PSS)."""
     total = 0
     for pid in members(group):
         try:

@@ -1,7 +1,7 @@
-"""The parts of `bridle bench cpu`: what is compared with what, in which order, and about how long it takes.
+"""The parts of `bridle bench cpu`: the comparisons, their order, and their estimated time.
 
-A part is the least that is measured in one go. Its name says which model, what, and for a comparison the forms and the
-size; `--parts` picks by pieces of names.
+A part is the least that is measured in one go. Its name has the model, the measurement, and for a comparison the forms
+and the size; `--parts` picks by pieces of names.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def num_steps(settings: BenchSettings) -> int:
 
 
 def guess_seconds(part: BenchPart, checkpoint: BenchCheckpoint, limits: CpuLimits, settings: BenchSettings) -> float:
-    """About how long a part takes, from what memory and arithmetic units give."""
+    """Estimate how long a part takes, from the speed of memory and arithmetic units."""
     if part.case is None:
         return _SERVICE_SECONDS / (4 if settings.quick else 1)
     seconds = 0.0

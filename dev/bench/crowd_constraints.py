@@ -10,7 +10,7 @@ _MANY = 10_000
 
 
 def hostile_constraints() -> dict[str, Mapping[str, Any]]:
-    """Constraints as plain data, by what is wrong with them."""
+    """Constraints as plain data, by their fault."""
     nested: dict[str, Any] = {"type": "string"}
     for _ in range(90):
         nested = {"type": "array", "items": nested}

@@ -1,4 +1,4 @@
-"""The figures of the benchmark of crowds: how long things took, what memory was held, how much of what there was."""
+"""The figures of the benchmark of crowds: durations, memory, and the share of the available resources."""
 
 from __future__ import annotations
 

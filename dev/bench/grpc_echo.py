@@ -1,4 +1,4 @@
-"""gRPC by itself, between two processes: what no step through a shard can be quicker than, for `bridle bench shard`.
+"""gRPC by itself, between two processes: the lower bound of a step through a shard, for `bridle bench shard`.
 
 The messages go as those of a step do: two there over a stream, one back, of the sizes that 64 rows have, with nothing
 encoded and nothing done.

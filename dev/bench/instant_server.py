@@ -1,4 +1,4 @@
-"""`bridle serve` over a device that computes nothing: what remains is the front end and the engine's own Python.
+"""`bridle serve` over a device that computes nothing. The rest is the front end and the engine's own Python.
 
     python -m dev.bench.instant_server SECONDS FRONT_ENDS
 

@@ -1,6 +1,6 @@
 """The genuine LMQL, from the package index, unmodified, in a virtual environment of its own.
 
-It is from 2023 and does not say what it needs in versions of today: `PACKAGES` is a set that installs and works
+It is from 2023 and does not state its requirements in versions of today: `PACKAGES` is a set that installs and works
 together on Python 3.11. Nothing of it is ever imported here; it is run as a program.
 """
 

@@ -21,8 +21,8 @@ _PAUSE_SECONDS = 0.2
 
 
 class StreamingClient:
-    """One client. `times` are those of events with text, `resumed` those of reported losses; `faults` say what was
-    wrong with streams that broke."""
+    """One client. `times` are those of events with text, `resumed` those of reported losses; `faults` describe the
+    streams that broke."""
 
     def __init__(self, address: tuple[str, int], number: int, max_tokens: int, note: Callable[[], None]) -> None:
         self.is_told = number % 2 == 0
@@ -128,7 +128,7 @@ class StreamCrowd:
         self._tasks = [asyncio.create_task(client.run()) for client in self.clients]
 
     async def stop(self) -> None:
-        """All of them go away, in the middle of what they read."""
+        """Disconnect all of them, in the middle of a stream."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,7 +146,7 @@ class StreamCrowd:
 
 
 class Readiness:
-    """Looks at `/health/ready` many times a second. `changes` are moments and what it said from then on."""
+    """Looks at `/health/ready` many times a second. `changes` are moments and the answer from then on."""
 
     def __init__(self, address: tuple[str, int], period: float = 0.05) -> None:
         self._address = address

@@ -2,7 +2,7 @@
 
 The whole server over HTTP with the demo model: one shard, a group of two ranks, two replicas. For each loss: when the
 clients that asked for it received `resuming`, when readiness went and came back, and how long the stream that waited
-longest was without text. Afterwards, what is left of it all: KV blocks, memory, descriptors, wrong texts.
+longest was without text. Afterwards it checks for leaks and damage: KV blocks, memory, descriptors, wrong texts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The open models of 2025 and 2026 by name: the architecture of each in the library and in GGUF files. What is served
-follows from the survey of architectures and from the table of GGUF families."""
+"""The open models of 2025 and 2026 by name: the architecture of each in the library and in GGUF files. The served
+models follow from the survey of architectures and from the table of GGUF families."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def measure_own(model: str, folder: Path, length: int, settings: BenchSettings) -> PersistentRow:
-    """Measure bridle: the second server begins with what the first one has stored."""
+    """Measure bridle: the second server begins with the store of the first one."""
     store = ("--kv-store", str(folder / "kv"), "--kv-store-bytes", "16GiB")
     options = ("--control", "off", "--max-batch-total-tokens", str(length + _OTHER + _SPARE), *store)
     prompt, others = _prompt(length, 1), [_prompt(min(length, _OTHER), 10 + number) for number in range(_NUM_OTHERS)]

@@ -56,7 +56,7 @@ class Outcome:
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """Run both loads at both policies in turns, and print what became of them."""
+    """Run both loads at both policies in turns, and print the results."""
     figures = []
     for checkpoint in checkpoints(settings, phases):
         found = _measure_model(checkpoint, settings)

@@ -1,8 +1,8 @@
-"""Measures what steering gains: each recipe's cases, answered by the model alone, under a grammar in one request, by
+"""Measures the gain of steering: each recipe's cases, answered by the model alone, under a grammar in one request, by
 the recipe, and by llama-server under the same grammar.
 
-Cases are made from a seed that no recipe was developed with, or read from packages in FOLDER/packages. Results are
-kept in FOLDER/recipes.jsonl; what is there is not asked again.
+Cases are made from a seed that no recipe was developed with, or read from packages in FOLDER/packages. Results are kept
+in FOLDER/recipes.jsonl; existing ones are not computed again.
 """
 
 from __future__ import annotations

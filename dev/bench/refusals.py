@@ -57,7 +57,7 @@ _FIELDS = ("prompt", "inputs", "input", "messages", "stop", "logit_bias", "tools
 class Refusal:
     """One kind of body, over all routes. Times in seconds: the slowest refusal and the route that gave it, the most
     processor time of the server for one request, and the longest wait of the bystander. `served` of the requests were
-    no faults where they went, since unknown fields are ignored there: they took what generating takes."""
+    valid on their route, since unknown fields are ignored there: they took the time of generating."""
 
     kind: str
     requests: int

@@ -3,8 +3,8 @@
 Both executors run the same decode steps in turn, so that a busy machine slows both. `instant` is a device that computes
 nothing: all of its overhead shows, that of the sample rows too. `5 ms` is a device that is busy for that long without
 the CPU, like a GPU: the rows and their masks travel during the forward pass. The demo model computes on the CPU. Masked
-rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). What gRPC
-takes by itself, with the same messages and nothing done, is measured in the same run.
+rows carry a mask each, all different, over a vocabulary of 32,000 tokens (the demo model's own is smaller). The time of
+gRPC by itself, with the same messages and an empty handler, is measured in the same run.
 """
 
 from __future__ import annotations

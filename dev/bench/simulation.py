@@ -1,4 +1,5 @@
-"""Many replicas in virtual time: is the model of an engine true, and what is routing by prefix worth at what scale?
+"""Many replicas in virtual time: is the model of an engine true, and how much does routing by prefix gain at which
+scale?
 
 The first part runs one workload over real engines and over the model of them, and compares. The others use the model:
 load that grows until replicas are full, replicas that are lost more and more often, and a thousand replicas with a

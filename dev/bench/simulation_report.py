@@ -15,7 +15,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_report(figures: Figures, page: Path) -> None:
-    """Write the figures of the parts that have run, and what shows them. A page that is not there yet is begun."""
+    """Write the figures of the parts that have run, and their plots. A page that is not there yet is begun."""
     from dev.bench.simulation_plots import draw_all
 
     folder = page.with_suffix("")

@@ -365,7 +365,7 @@ def figures(found: SoakOutcome) -> dict[str, Any]:
 
 
 def print_outcome(found: SoakOutcome, console: Console) -> None:
-    """Print rounds with their recovery times, and what grew."""
+    """Print rounds with their recovery times, and the leaks."""
     from rich.table import Table
 
     table = Table("round", "times", "recovery, median s", "longest s")

@@ -224,7 +224,8 @@ def _figure(
 
 
 def _ratio(plain: Sequence[float], drafted: Sequence[float]) -> float:
-    """The median over rounds: what both runs of a round shared, a busy minute above all, falls out."""
+    """The median over rounds, so that disturbances that both runs of a round share, such as a busy minute, cancel
+    out."""
     return median(one / other for one, other in zip(plain, drafted, strict=True))
 
 

@@ -30,7 +30,7 @@ _LOAD_SECONDS, _STEP_SECONDS, _SEQUENCE_SECONDS = 3.0, 2e-3, 0.1e-3
 
 
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
-    """For each number of sequences: processor seconds without a trace, and what tracing adds."""
+    """For each number of sequences: processor seconds without a trace, and the cost of tracing."""
     from bridle import LLM
     from bridle.http.server.process_tuning import tune_process
 

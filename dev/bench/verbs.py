@@ -57,8 +57,8 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
-    """About how many seconds each part takes: steps of 20 sequences, programs in rounds, and what needs no model, as it
-    was measured."""
+    """Estimate how many seconds each part takes: steps of 20 sequences, programs in rounds, and parts without a model,
+    as measured."""
     checkpoint, is_quick = planned_checkpoint(_MODEL), settings.quick
     steps = 4 * (20 if is_quick else 3 * 60)
     program = _BRANCHES * (_JUDGE + _THINK + _FINAL + _ANSWER)

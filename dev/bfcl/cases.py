@@ -1,4 +1,4 @@
-"""Cases of the package `bfcl-eval`, and its own verdict on what a server answered.
+"""Cases of the package `bfcl-eval`, and its own verdict on a server's answers.
 
 The package is read where it was installed without its dependencies. Its checker asks a table of all models for one
 fact, whether dots in names became underscores, so a stand-in answers instead of the clients of thirty services.

@@ -4,8 +4,8 @@
     python -m dev.bfcl.run ask http://127.0.0.1:8080/v1 bridle results.jsonl --package /tmp/bfcl --cases 100
     python -m dev.bfcl.run table results.jsonl --package /tmp/bfcl
 
-Results are lines of JSON; what is in the file is not asked again. Modes: `unconstrained` lets a program without rules
-steer, so that no grammar applies (only bridle takes it); `non-strict` and `strict` differ in `function.strict`.
+Results are lines of JSON; cases that are in the file are not run again. Modes: `unconstrained` lets a program without
+rules steer, so that no grammar applies (only bridle takes it); `non-strict` and `strict` differ in `function.strict`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _accuracy(given: argparse.Namespace, rows: Sequence[dict[str, Any]], known: 
 
 
 def _calls(given: argparse.Namespace, row: dict[str, Any], known: dict[str, Case]) -> list[dict[str, str]]:
-    """The calls that the server found, or with `--read-content` those that bridle reads in what it took for text."""
+    """The calls that the server found, or with `--read-content` those that bridle reads in the content."""
     if row["calls"] or not given.read_content:
         return list(row["calls"])
     names = frozenset(tool["function"]["name"] for tool in known[row["id"]].tools(is_strict=False))

@@ -1,9 +1,9 @@
-"""`make controllers`: build the standard controllers from their pinned sources and compare them with what is shipped.
+"""`make controllers`: build the standard controllers from their pinned sources and compare them with the shipped ones.
 
 Every folder `sources/NAME` has a `build.py` with
 
 * `build(out: Path) -> None`: write the module to `out`, in a temporary place, leaving nothing behind;
-* `SOURCES: dict[str, str]`: what is downloaded, `NAME==VERSION` on a package registry with its SHA-256 (may be empty);
+* `SOURCES: dict[str, str]`: the downloads, `NAME==VERSION` on a package registry with its SHA-256 (may be empty);
 * `TOOLS: dict[str, str]`: the Python packages that build, with their versions;
 * maybe `precompile(wasm: bytes) -> dict[str, Code]`: machine code, by the settings that it is for.
 
@@ -38,7 +38,7 @@ _FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": _PRESET
 
 @dataclass(frozen=True, slots=True)
 class MachineCode:
-    """Machine code. `label` names its machine for people. `facts` is what the compiler found out, as JSON."""
+    """Machine code. `label` names its machine for people. `facts` has the compiler's findings, as JSON."""
 
     label: str
     code: bytes
@@ -145,7 +145,7 @@ def _digest(data: bytes) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, print a table, and with `--write` ship what is new. The exit code is 1 if something differs."""
+    """Build, print a table, and with `--write` ship new ones. The exit code is 1 if something differs."""
     parser = argparse.ArgumentParser(prog="make controllers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones; all if none is named")
     parser.add_argument("--write", action="store_true", help="ship what was built")

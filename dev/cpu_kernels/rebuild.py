@@ -1,4 +1,4 @@
-"""`make kernels`: compile the kernels for every instruction set and compare them with what is shipped.
+"""`make kernels`: compile the kernels for every instruction set and compare them with the shipped ones.
 
 The same sources and the same compiler give the same bytes, so anyone can rebuild a shipped object to verify it.
 """
@@ -55,7 +55,7 @@ def shipped_hashes() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, print a table, and with `--write` ship what is new. The exit code is 1 if something differs."""
+    """Build, print a table, and with `--write` ship new ones. The exit code is 1 if something differs."""
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="make kernels", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; or all")

@@ -1,4 +1,4 @@
-"""The C compiler in a Python package, needed only to build what is shipped.
+"""The C compiler in a Python package, needed only to build the shipped files.
 
 A build must give the same bytes everywhere, so the output must not depend on the machine: no paths, no dates, no debug
 names.

@@ -1,4 +1,4 @@
-"""The command: runs parsers and prints what it found. The exit status is 1 if there are findings."""
+"""The command: runs parsers and prints the findings. The exit status is 1 if there are findings."""
 
 from __future__ import annotations
 

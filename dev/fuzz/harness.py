@@ -99,7 +99,7 @@ def _noted(seeds: Iterable[int], file: BinaryIO) -> Iterator[int]:
 
 
 def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: Iterable[int]) -> Outcome:
-    """Run the inputs of these seeds until one is a finding: what that input leaves behind ends with its process."""
+    """Run the inputs of these seeds until one is a finding. Files and memory of that input end with its process."""
     outcome = Outcome()
     for seed in seeds:
         try:
@@ -116,7 +116,7 @@ def run_inputs(parser: Parser, examples: Sequence[bytes], parse: Parse, seeds: I
 
 @contextmanager
 def _timed() -> Iterator[None]:
-    """Bound the processor time of the block: what others compute meanwhile does not count."""
+    """Bound the processor time of the block: work of other processes does not count."""
 
     def stop(number: int, frame: object) -> None:
         raise TookTooLong(f"more than {CPU_SECONDS:g} s of processor time")

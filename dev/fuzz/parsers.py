@@ -21,8 +21,8 @@ Parse = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Parser:
-    """`examples` gives valid inputs, `open` what reads one, with a folder for its files. `refusals` are the
-    errors that are no finding."""
+    """`examples` gives valid inputs, `open` the function that reads one, with a folder for its files. `refusals` are
+    the errors that are no finding."""
 
     examples: Callable[[], list[bytes]]
     open: Callable[[Path], Parse]

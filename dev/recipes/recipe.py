@@ -21,7 +21,7 @@ Tool = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question and what is right. `form` is a constraint as plain data, a GBNF grammar or a JSON schema, so that
+    """A question and its right answer. `form` is a constraint as plain data, a GBNF grammar or a JSON schema, so that
     bridle and llama-server read the same one. `constants` replace those at the head of the script."""
 
     id: str

@@ -28,7 +28,7 @@ class Record:
 
 
 class Records:
-    """All records, in a file if there is one, so that a later run asks only what is missing."""
+    """All records, in a file if there is one, so that a later run computes only missing ones."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

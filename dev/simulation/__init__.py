@@ -2,8 +2,8 @@
 
     outcome = simulate(Scenario(Workload(num_requests=10_000, rate=50.0), num_replicas=25, cost=cost))
 
-Clients, admission, fairness, `ReplicaSet` and the router are those of a server. Only what takes time or memory is
-played: the network, the device, and with `core="quick"` the engine. Nothing reads a clock or sleeps, and everything
+Clients, admission, fairness, `ReplicaSet` and the router are those of a server. Only parts that take time or memory are
+simulated: the network, the device, and with `core="quick"` the engine. Nothing reads a clock or sleeps, and everything
 follows from the seed.
 """
 

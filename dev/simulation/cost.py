@@ -45,7 +45,7 @@ class SimulatedStepCost:
         return self.base + self.row * rows + self.token * tokens + self.context * context
 
     def error(self, steps: Iterable[tuple[StepSize, float]]) -> float:
-        """Mean deviation from measured steps, as a share of what they took."""
+        """Mean deviation from measured steps, as a share of their time."""
         ratios = [abs(self.seconds(*astuple(size)) / seconds - 1) for size, seconds in steps]
         return sum(ratios) / len(ratios)
 

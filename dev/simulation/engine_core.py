@@ -24,7 +24,7 @@ _PAUSE = 0.001
 
 
 class CountingExecutor:
-    """An `Executor` that computes nothing: steps take what they cost, by `clock`."""
+    """An `Executor` that computes nothing: steps take their estimated time, by `clock`."""
 
     def __init__(self, info: ExecutorInfo, cost: SimulatedStepCost, clock: LocalClock) -> None:
         self._info = info

@@ -52,7 +52,7 @@ def summarize(
     cpu_seconds: float,
     num_losses: int,
 ) -> Outcome:
-    """The outcome of a simulation. What clients saw is counted without the first `warm_up` of all requests."""
+    """The outcome of a simulation. The clients' results are counted without the first `warm_up` of all requests."""
     begins = sorted(records.began)
     since = begins[int(warm_up * len(begins))] if begins else 0.0
     counted = records.after(since)

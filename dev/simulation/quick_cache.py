@@ -82,7 +82,7 @@ class QuickCache:
             hold.num_own -= fresh
 
     def release(self, hold: Hold) -> None:
-        """The sequence ends; what can be found of it stays as long as there is room."""
+        """The sequence ends; its cached blocks stay as long as there is room."""
         self.num_held -= hold.num_own
         for key, _ in reversed(hold.chain):
             part = self._parts[key]

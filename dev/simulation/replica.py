@@ -27,8 +27,8 @@ class Timing:
 
 
 class SimulatedReplica:
-    """A `ReplicaConnection`, and what is behind it. `make_core` begins a life; `on_news(number, events)` is called
-    after the router received events, `on_loss(number)` after it learned of a loss."""
+    """A `ReplicaConnection`, and the simulated replica behind it. `make_core` begins a life; `on_news(number, events)`
+    is called after the router received events, `on_loss(number)` after it learned of a loss."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class SimulatedReplica:
             self._plan_end(end)
 
     def _work(self) -> None:
-        """The next stretch, with what has come in before it."""
+        """The next stretch, with the messages that arrived before it."""
         if self._inbox:
             self.core.take(self._inbox)
             self._inbox = []

@@ -1,4 +1,4 @@
-"""One simulation: what is simulated, and the putting together of real routers with simulated replicas."""
+"""One simulation: its settings, and the combination of real routers with simulated replicas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USUAL = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`core` says what replicas are: the real `engine`, or the `quick` model of it. Each is lost every `mean_life`
+    """`core` selects the replicas: the real `engine`, or the `quick` model of it. Each is lost every `mean_life`
     seconds on average (None: never), a share `hang_share` of the times by a hang. The service takes `crowd` times as
     many requests as can run at once. Nothing is counted of the first `warm_up` of all requests: caches are empty then.
     """
@@ -118,7 +118,8 @@ class Simulation:
         return EngineCore(scenario.info, scenario.cost, make_executor=self._make_executor)
 
     def run(self) -> Outcome:
-        """Run until every request has ended. Raises `InternalError` if one was lost, or got what it should not have."""
+        """Run until every request has ended. Raises `InternalError` if a token was lost, or a request got a wrong
+        one."""
         began, cpu_began = time.perf_counter(), time.process_time()
         self.router.start(self.scenario.num_replicas, 0)
         self.clients.start()

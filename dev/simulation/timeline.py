@@ -1,4 +1,4 @@
-"""Virtual time: what happens, in order of when it happens. Nothing waits; a day takes as long as what is done in it."""
+"""Virtual time: events, in order of their time. Nothing waits; a day takes as long as the work in it."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class SimulatedChat:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTurn:
-    """One request to be. `seed` decides what the answer says."""
+    """One request to be. `seed` decides the text of the answer."""
 
     id: str
     chat: SimulatedChat

@@ -2,8 +2,8 @@
 
     bridle run examples/recipes/calculator.py
 
-After each `=` the script reads what the model wants to calculate, and appends the result before the model can guess it.
-The model continues from the right number.
+After each `=` the script reads the model's formula, and appends the result before the model can guess it. The model
+continues from the right number.
 """
 
 import re

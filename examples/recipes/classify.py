@@ -31,7 +31,7 @@ def scores(llm: LLM, texts: Sequence[str], classes: Sequence[str] = CLASSES) -> 
 
 
 def calibrated(found: Sequence[Sequence[float]], unlabelled: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The probabilities of all classes for each text, without what the model prefers for any text."""
+    """The probabilities of all classes for each text, without the model's general preference."""
     mean = [sum(column) / len(unlabelled) for column in zip(*unlabelled, strict=True)]
     shares = [[exp(score - usual) for score, usual in zip(each, mean, strict=True)] for each in found]
     return [[share / sum(each) for share in each] for each in shares]

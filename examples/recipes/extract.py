@@ -1,4 +1,4 @@
-"""Dates, weights and amounts out of a text: the model says which one, code says what it is.
+"""Dates, weights and amounts out of a text: the model selects the words, and code converts them.
 
     bridle run examples/recipes/extract.py
 

@@ -34,7 +34,7 @@ def run(code: str) -> dict[str, Any]:
 
 
 def outcome(code: str) -> dict[str, Any]:
-    """What `run` returns, in this process."""
+    """The result of `run`, in this process."""
     space: dict[str, Any] = {"__name__": "program"}
     try:
         exec(compile(code, _NAME, "exec"), space)  # the process has no way out

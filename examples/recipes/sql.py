@@ -30,7 +30,7 @@ async def values_of(tables: list[str]) -> list[str]:
 
 
 async def mend(query: str, error: str, names: list[str], values: list[str], begin: aici.Label) -> str:
-    """Rewind to what is wrong, and write something else there. Gives the query up to it."""
+    """Rewind to the error, and write something else there. Gives the query up to it."""
     found = re.search(r"no such \w+: (?:\w+\.)?(.+)", error) or re.search(r'near "(.+?)"', error)
     wrong = found[1] if found else ""
     place = re.search(rf"(?<!\w){re.escape(wrong)}(?!\w)", query[7:])

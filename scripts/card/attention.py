@@ -111,7 +111,7 @@ def attention(
     rates: Rates,
     has_time: Callable[[], bool],
 ) -> Figures:
-    """Seconds of a call, and the share of what the memory gives; of FlashInfer's also how far the two differ."""
+    """Seconds of a call, and the share of the memory bandwidth; of FlashInfer's also how far the two differ."""
     has_peer = find_spec("flashinfer") is not None
     for scene in scenes:
         if not has_time():

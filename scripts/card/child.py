@@ -1,8 +1,8 @@
 """A part of the validation of a GPU: the process that measures it, and prints each figure as a line of JSON at once.
 
-Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while. What
-bridle warns of while it loads is that something computes in a slower way than it should: a failure here. On a CPU the
-same code runs in a tiny form (`--quick`), whose figures say nothing.
+Models are random numbers in well-known shapes, made on the device; only the server's lies in files, for a while.
+Warnings of bridle while it loads mean that something computes in a slower way than it should: a failure here. On a CPU
+the same code runs in a tiny form (`--quick`), whose figures say nothing.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Bench:
 
     @cached_property
     def rates(self) -> Rates:
-        """The device's, in this process: what figures are set against."""
+        """The device's rates, in this process, for comparison with figures."""
         from scripts.card.probe import probe
 
         return probe(self.device, self.dtype, quick=self.quick)[0]
 
 
 class Warnings(logging.Handler):
-    """Hands on what bridle warns of. A warning is printed as a failure."""
+    """Forwards bridle's warnings. A warning is printed as a failure."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(logging.WARNING)
@@ -229,7 +229,7 @@ def _lora(bench: Bench) -> Figures:
 
 
 def _small(bench: Bench, batch: int, num_steps: int) -> Any:
-    """The smaller model, with room for what control and adapters run."""
+    """The smaller model, with room for the control and adapter parts."""
     from scripts.card.models import make_executor
 
     name = "toy" if bench.quick else "0.6b"

@@ -1,4 +1,4 @@
-"""Estimates of decoding on a GPU, from counted bytes, launches and rounds: what a measurement is to be compared with.
+"""Estimates of decoding on a GPU, from counted bytes, launches and rounds, for comparison with measurements.
 
     python -m scripts.card.estimates                       # a table in Markdown
     python -m scripts.card.estimates --measured gpu.jsonl  # with a column of what `scripts/card-run` measured

@@ -38,7 +38,7 @@ _TAIL, _WIDTH = 2_000, 100
 
 @dataclass(slots=True)
 class Outcome:
-    """One part's end: `state` is ok, failed, died, late or left out. `failures` say what was not as it has to be."""
+    """One part's end: `state` is ok, failed, died, late or left out. `failures` describe unexpected results."""
 
     part: str
     state: str = "ok"
@@ -47,7 +47,7 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
     def take(self, figure: Mapping[str, Any]) -> None:
-        """A figure counts as a failure if it has an error, or what should compute on the device did not."""
+        """A figure counts as a failure if it has an error, or if something was not computed on the device."""
         self.num_figures += 1
         for key in ("error", "failed"):
             if figure.get(key):

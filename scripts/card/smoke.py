@@ -57,7 +57,7 @@ def _tried(name: str, trial: Callable[[], str | None]) -> dict[str, Any]:
 
 
 def _trials(device: torch.device, dtype: torch.dtype, *, quick: bool) -> dict[str, Callable[[], str | None]]:
-    """The families that this device has, by name; each trial gives what is wrong."""
+    """The families that this device has, by name; each trial returns the error."""
     geometry = Geometry(dict(enumerate((*_SHAPES, _SPECIAL))), 2)
     trials: dict[str, Callable[[], str | None]] = {
         "attention": lambda: self_test.find_problem(create_kernel("auto", device, dtype), geometry, dtype, device, 16),
@@ -104,7 +104,7 @@ def _adapters(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> Figures:
-    """What of a loaded model computes in kernels and graphs, and what the memory says of it."""
+    """Load a model, and report which parts use kernels and graphs, and its memory."""
     before, began = free_memory(device), time.perf_counter()
     executor = make_executor(name, device, dtype, num_tokens=8_192, num_seqs=64)[0]
     wait_for_device()
@@ -124,7 +124,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Figures:
 
 
 def ways(executor: LocalExecutor) -> dict[str, Any]:
-    """How each thing is computed. On CUDA everything has a kernel or graphs: what lacks them is a failure."""
+    """How each thing is computed. On CUDA everything has a kernel or graphs: a part without them is a failure."""
     runner = executor.runner
     kernel, sizes_of = runner.attention.kernel, getattr(runner.graphs, "sizes_of", lambda kind: ())
     found = {
@@ -148,7 +148,7 @@ def _version(name: str) -> str | None:
 
 
 def _clocks() -> str | None:
-    """Return what the driver says of the card; None where there is none."""
+    """Return the driver's data of the card; None where there is none."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ("nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader")

@@ -1,7 +1,7 @@
 """The packages that the validation of a GPU needs and the machine's image lacks: `scripts/card-wheels` fetches them.
 
-They follow from what bridle and its tests require, down to packages that the image has (`image.txt`, their names). The
-checkout and the wheels travel together, so both are bounded.
+They follow from the requirements of bridle and its tests, down to packages that the image has (`image.txt`, their
+names). The checkout and the wheels travel together, so both are bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def image() -> set[str]:
 
 
 def missing(roots: Iterable[str], there: set[str]) -> set[str]:
-    """`roots` and all that they require, down to what is `there`."""
+    """`roots` and all their requirements, down to packages that are `there`."""
     found: set[str] = set()
     left = [canonicalize_name(name) for name in roots]
     while left:
