@@ -33,9 +33,16 @@ def add(
 ) -> int:
     """Make a key and print it. Only its hash is stored, so it cannot be shown again.
 
-    Parameters ---------- user User that owns the key. A user may have several keys. admin Let the user manage
-    everything, such as every tag of controllers. group Group of users with whom this key may share prompt caches.
-    Default: none. keys File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
+    Parameters
+    ----------
+    user
+        User that owns the key. A user may have several keys.
+    admin
+        Let the user manage everything, such as every tag of controllers.
+    group
+        Group of users with whom this key may share prompt caches. Default: none.
+    keys
+        File of keys, for `bridle serve --keys FILE`. Default: keys.db in the user's data folder.
     """
     with _store(keys, makes=True) as (store, path):
         key = store.add(user, is_admin=admin, group=group)
