@@ -1,4 +1,4 @@
-"""AdapterKernel that computes many adapters with two Triton kernels per site. It is used on CUDA.
+"""Computes many adapters with two Triton kernels per site. It is used on CUDA.
 
 The first kernel multiplies rows by A, down to the ranks of their adapter. The second one multiplies the result by B and
 adds it to the output columns. Rows are cut into *tiles*, each of one adapter, and a program of a kernel computes a part

@@ -1,4 +1,4 @@
-"""AdapterKernel of adapters in plain torch: the way of CPUs, and the reference for `fused`.
+"""Computes adapters in plain torch: used on CPUs, and the reference for `fused`.
 
 A long segment is multiplied alone. Many short segments are multiplied as one product: their adapters' weights lie in a
 stack, and their rows are padded to one length. The stack is kept between steps and is changed only where a step has

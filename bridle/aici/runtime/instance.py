@@ -56,7 +56,7 @@ class Instance:
     def __init__(
         self, program: LoadedModule, surroundings: GuestEnvironment, argument: bytes, variables: Variables
     ) -> None:
-        """SharedChannels the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
+        """Link the program and run its start function. Raises `ControllerError`, `InvalidRequest`."""
         self.program = program
         self.surroundings = surroundings
         self.dialect, self.layout = program.facts.dialect, program.facts.layout
