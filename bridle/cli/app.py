@@ -65,7 +65,7 @@ _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (USING, "chat", "chat", "[MODEL]", "Talk to a model in the terminal."),
     (USING, "run-batch", "run_batch", "FILE", "Answer a file of requests in OpenAI's batch format, without a server."),
     (USING, "pull", "models", "[NAME]", "Download a model and print its folder."),
-    (USING, "show", "model_files", "NAME", "Show what a model on this machine is, without loading it."),
+    (USING, "show", "model_files", "NAME", "Show the properties of a model on this machine, without loading it."),
     (USING, "rm", "model_files", "NAME", "Delete a model from this machine."),
     (ASKING, "infer", "control", "PROMPT", "Continue a text on a server."),
     (ASKING, "lmtp", "lmtp", "MODEL [HOST:PORT]", "Type prompts to an LMTP server, bridle's or LMQL's."),
