@@ -27,12 +27,11 @@ _log = logging.getLogger(__name__)
 
 #: The limit holds this many segments, unless they would be larger than the second number.
 NUM_SEGMENTS, _MAX_SEGMENT_BYTES = 16, 256 << 20
-#: Number of small segments, left by restarts and full disks, that are kept beyond the limit of full ones: each is an
-#: open file.
+#: Number of small segments, left by restarts, that are kept beyond the limit of full ones: each is an open file.
 SMALL_FILES = 48
 #: A store takes nothing of the last bytes of a disk.
 RESERVE_BYTES = 1 << 30
-#: The part of the limit that one user's blocks may take in addition to those of others.
+#: The part of the limit that one user's blocks may take while other users have blocks.
 MAX_SHARE = 0.5
 #: The file whose lock is held while segments are begun or removed.
 LOCK = ".lock"

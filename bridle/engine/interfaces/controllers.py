@@ -92,6 +92,10 @@ class Answer:
     ahead: tuple[tuple[int, Answer], ...] = ()
 
 
+#: Samples as usual, with nothing to report: what most controllers answer in most steps. Nobody changes it.
+DRAWN = Answer(DRAW)
+
+
 #: A further ability of a pool. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
 #: `take_lookahead_output`), for controllers whose `is_pure`, if they have it, is true. `remote_lookahead`: it predicts
 #: only after tokens that came `ahead` with an ask, because its controllers are far away. `draft_masks`: it says how

@@ -156,7 +156,7 @@ class OverlapScheduler:
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
         """Record which placeholders became tokens of their sequences."""
-        rows = {draw.seq.id: draw.row for draw in last.branched.draws}
+        rows = {draw.seq.id: row_of(draw) for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
             if row is not None and not item.seq.is_finished:
