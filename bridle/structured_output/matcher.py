@@ -25,6 +25,8 @@ _LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
 State = tuple[str, tuple[int, ...]]
 #: The masks after at most so many tokens are remembered. Longer texts seldom come again.
 _MAX_REMEMBERED = 48
+#: The masks of grammars of at most so many characters are remembered, because their texts are kept with them.
+_MAX_GRAMMAR = 1 << 16
 
 
 class Matcher:
@@ -107,8 +109,9 @@ class Matcher:
 
     @property
     def state(self) -> State | None:
-        """What masks depend on; None after many tokens, whose state seldom comes again."""
-        return (self._grammar, tuple(self._tokens)) if len(self._tokens) <= _MAX_REMEMBERED else None
+        """Everything that masks depend on; None for a state that is not worth remembering."""
+        is_short = len(self._tokens) <= _MAX_REMEMBERED and len(self._grammar) <= _MAX_GRAMMAR
+        return (self._grammar, tuple(self._tokens)) if is_short else None
 
     def mask(self) -> bytes:
         """The bit row of the tokens that may come next, end tokens included where the text may end. Raises

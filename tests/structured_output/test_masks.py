@@ -24,6 +24,8 @@ from bridle.structured_output import (
     Substring,
     Yacc,
 )
+from bridle.structured_output import matcher as matchers
+from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from tests.structured_output.kit import EOS, generate, matcher, spell, text_vocabulary, tokens_of, vocabulary
 
@@ -354,3 +356,12 @@ def test_few_masks_are_remembered() -> None:
         walk.take("".join(text).encode())
         walk.mask()
     assert 0 < len(vocab.masks) <= 256
+
+
+def test_the_masks_of_a_large_grammar_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered is kept with the grammar's text, which a client chooses."""
+    vocab, small, large = vocabulary(PIECES), Choice(("ab",)), Choice(("ab" * 40,))
+    monkeypatch.setattr(matchers, "_MAX_GRAMMAR", len(grammar_of(small)))
+    for constraint in (small, large):
+        matcher(vocab, constraint).mask()
+    assert len(vocab.masks) == 1
