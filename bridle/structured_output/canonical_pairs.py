@@ -12,8 +12,7 @@ from typing import Protocol
 
 from bridle.engine.control.decision import Decision, mask_of
 from bridle.structured_output.bit_rows import few_tokens
-from bridle.structured_output.matcher import State
-from bridle.structured_output.remembered import Remembered
+from bridle.structured_output.remembered import Remembered, State
 
 #: A mask of more tokens is not filtered: a token that is sampled is tried instead.
 MAX_FILTERED = 128

@@ -14,6 +14,7 @@ from bridle.errors import ControllerError, InvalidRequest
 from bridle.structured_output.bit_rows import allowed_tokens, is_empty
 from bridle.structured_output.compile_worker import byte_tokenizer, reason
 from bridle.structured_output.limits import PARSER_LIMITS
+from bridle.structured_output.remembered import State
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
@@ -21,8 +22,6 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 _MAX_SHOWN = 120
 #: How llguidance says that one of its limits was reached; the text could go on if that were higher.
 _LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
-#: The text of a grammar, and the tokens that came: all that masks depend on.
-State = tuple[str, tuple[int, ...]]
 #: The masks after at most so many tokens are remembered. Longer texts seldom come again.
 _MAX_REMEMBERED = 48
 #: The masks of grammars of at most so many characters are remembered, because their texts are kept with them.

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+#: The text of a grammar, and the tokens that came: all that masks depend on.
+State = tuple[str, tuple[int, ...]]
 
 
 class Remembered(dict[K, V]):

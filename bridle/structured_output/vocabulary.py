@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridle.errors import UnsupportedFeature
-from bridle.structured_output.remembered import Remembered
+from bridle.structured_output.remembered import Remembered, State
 
 if TYPE_CHECKING:
     from bridle.structured_output.canonical_pairs import CanonicalPairs
@@ -45,7 +45,7 @@ class GrammarVocabulary:
         self.special = frozenset(token for token in special if token < self.size).union(ends)
         self._encode = encode
         #: The masks after texts of grammars, of up to 32 kB each.
-        self.masks = Remembered[tuple[str, tuple[int, ...]], bytes](_MAX_MASKS)
+        self.masks = Remembered[State, bytes](_MAX_MASKS)
         self.backend = load_llguidance().LLTokenizer(
             load_llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
         )
