@@ -344,7 +344,8 @@ class ToolExecutor:
             tell()
 
     async def _wind_up(self) -> None:
-        """End running calls, and close the tools."""
+        """End what is under way, and close the tools. What does not end in time is cancelled, so that it leaves no
+        process behind."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -352,6 +353,11 @@ class ToolExecutor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.gather(*tasks, *closing, return_exceptions=True)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in left:
+            each.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_PATIENCE)
 
     def close(self) -> None:
         """Cancel all calls and close the tools. Idempotent."""

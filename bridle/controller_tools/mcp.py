@@ -40,6 +40,7 @@ class McpTool:
     def __init__(self, name: str, server: McpServer, pause: float = _PAUSE) -> None:
         self._name, self._server, self._pause = name, server, pause
         self.life: _Life | None = None
+        self._ending: set[_Life] = set()  # earlier ones that may still have a process or a connection
         self._failed_at = -1e9
         self._failure = ""
         self.num_starts = 0
@@ -75,6 +76,7 @@ class McpTool:
         if life is None or life.is_over:
             if time.monotonic() - self._failed_at < self._pause:
                 raise ToolFailed(f"{self._name} could not be started a moment ago: {self._failure}")
+            self._ending = {each for each in (*self._ending, life) if each is not None and not each.has_ended}
             life = self.life = _Life(self._name, self._server)
             self.num_starts += 1
         try:
@@ -85,9 +87,9 @@ class McpTool:
         return life
 
     async def close(self) -> None:
-        """End the server, if it runs."""
-        if self.life is not None:
-            await self.life.close()
+        """End the server, if it runs, and wait for the ends of earlier ones."""
+        lives = self._ending if self.life is None else self._ending | {self.life}
+        await asyncio.gather(*(life.close() for life in lives))
 
 
 class _Forgotten(ToolFailed):
@@ -112,6 +114,11 @@ class _Life:
     def is_over(self) -> bool:
         """Return whether the connection takes no more calls."""
         return self._ended.done() or self._task.done()
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing is left of it."""
+        return self._task.done()
 
     def end(self, why: str) -> None:
         """Have it end."""

@@ -174,7 +174,7 @@ async def _speak(process: asyncio.subprocess.Process, to_say: Any) -> None:
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
     """End a process: it may see that nobody speaks to it any more; else it is killed."""
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:
         async with asyncio.timeout(1):
@@ -182,4 +182,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # with what it has started, as `npx` does
+        while await process.stdout.read(1 << 16):
+            pass  # `wait` waits for the end of what it wrote, too
         await process.wait()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bridle.controller_tools import Call, ToolExecutor, ToolLimits
@@ -30,6 +31,11 @@ class Lab:
     @property
     def num_starts(self) -> int:
         return len(list(self.folder.iterdir()))
+
+    def processes(self) -> list[psutil.Process]:
+        """The servers that run."""
+        children = psutil.Process().children()
+        return [child for child in children if str(self.folder) in child.cmdline()]
 
     def begin(self, name: str, timeout: float | None = None, **arguments: object) -> Call:
         return self.desk.begin(name, arguments, timeout)
@@ -75,6 +81,8 @@ def test_an_answer_of_100_mb_ends_the_server_unread(lab: Lab) -> None:
     assert huge.error == "it ended during the call: it sent a message of more than 165536 bytes (max_result_bytes)"
     assert lab.ask("it.echo").text == "{}"
     assert lab.num_starts == 2
+    lab.desk.close()
+    assert not lab.processes()  # the first has not ended when the second is asked
 
 
 def test_a_server_that_hangs_fails_its_calls_in_time(lab: Lab) -> None:
