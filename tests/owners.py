@@ -1,8 +1,9 @@
-"""Each thread, asyncio task and child process that a test starts ends with the test, or with its module's fixtures.
+"""Each thread, asyncio task and child process that a test starts ends with the test, or with the fixture that owns it.
 
-The check is made where one module of tests ends, which costs milliseconds. A fixture of the session owns what it
-starts. `_LIBRARIES` lists what libraries keep for the process, with the reason. It is switched on by
-`make test ARGS="-p tests.owners"`.
+Threads and tasks are looked for after each test, which costs microseconds; child processes, which cost milliseconds,
+after the last test of a module. A fixture of a class or module owns what starts while it is made, and what tests that
+use it start may be its own: both have to end with the module. A fixture of the session owns what it starts. What a
+thread starts belongs to its owner. `_LIBRARIES` lists what libraries keep for the process, with the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import psutil
@@ -29,36 +30,70 @@ _LIBRARIES = (
     "AnyIO worker thread",  # ends when the idle time of its pool is over
     "tokio",
 )
+#: Tasks that end with their loop, by their functions.
+_LIBRARY_TASKS = ("_shutdown_watcher",)  # sse_starlette's, which looks now and then whether the server ends
 #: How long threads and processes have to end by themselves.
-SECONDS = 20.0
+SECONDS = 60.0
+#: How long most of them take, in seconds.
+_MOMENT = 0.2
 
+_starters: weakref.WeakKeyDictionary[threading.Thread, threading.Thread] = weakref.WeakKeyDictionary()
 _first_seen: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
-_owned_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_owned_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by the session
+_lent_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # by the module
 _owned_children: set[int] = set()
 _open_tasks: list[str] = []
+_failed: set[str] = set()
 
 
 def pytest_sessionstart() -> None:
-    """Watch event loops, which cancel at their end what nobody has awaited."""
+    """Watch event loops, which cancel or drop at their end what nobody has awaited, and who starts threads."""
     runners: Any = asyncio.runners
-    cancel_all = runners._cancel_all_tasks
+    loops: Any = asyncio.BaseEventLoop
+    threads: Any = threading.Thread
+    runners._cancel_all_tasks = _noting_tasks(runners._cancel_all_tasks)
+    loops.close = _noting_tasks(loops.close)
+    start = threads.start
 
-    def watched(loop: asyncio.AbstractEventLoop) -> None:
-        _open_tasks.extend(_described(task) for task in asyncio.all_tasks(loop) if not _is_the_loops(task))
-        cancel_all(loop)
+    def started(thread: threading.Thread) -> None:
+        starter = threading.current_thread()
+        if starter is not threading.main_thread():
+            _starters[thread] = starter
+        start(thread)
 
-    runners._cancel_all_tasks = watched
+    threads.start = started
     _owned_threads.update(threading.enumerate())
+
+
+def _noting_tasks(end: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return the function that ends a loop, noting before which tasks are still open."""
+
+    def noting(loop: asyncio.AbstractEventLoop) -> None:
+        _open_tasks.extend(_described(task) for task in asyncio.all_tasks(loop) if not _is_owned(task))
+        end(loop)
+
+    return noting
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
+    if fixturedef.scope == "function":
+        return (yield)
     before = set(threading.enumerate())
     made = yield
+    started = set(threading.enumerate()) - before
     if fixturedef.scope in ("session", "package"):
-        _owned_threads.update(set(threading.enumerate()) - before)
+        _owned_threads.update(started)
         _owned_children.update(_children())
+    else:
+        _lent_threads.update(started)
     return made
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note the tests that failed: what they leave behind is no further fault."""
+    if report.failed:
+        _failed.add(report.nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -66,24 +101,40 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     for thread in _left_threads():
         _first_seen.setdefault(thread, item.nodeid)
     yield
-    if nextitem is not None and nextitem.path == item.path:
-        return
-    if lenders := sys.modules.get("tests.fakes.compile_children"):
-        lenders.end_spare_children()
-    if _left_threads() or _left_children():
-        gc.collect()  # what is owned by garbage ends with it
+    ends_module = nextitem is None or nextitem.path != item.path
+    if ends_module:
+        _lent_threads.clear()
+        if lenders := sys.modules.get("tests.fakes.compile_children"):
+            lenders.end_spare_children()
+    elif _shares_fixtures(item):
+        _lent_threads.update(_left_threads())
+    left = _left(with_children=ends_module, patience=0.0 if item.nodeid in _failed else SECONDS)
+    if left and item.nodeid not in _failed:
+        where = "module" if ends_module else "test"
+        pytest.fail(f"left behind by this {where}:\n" + "\n".join(left), pytrace=False)
+
+
+def _shares_fixtures(item: pytest.Item) -> bool:
+    """Return whether a test uses a fixture of its class or module."""
+    known = getattr(item, "_fixtureinfo", None)
+    definitions = () if known is None else known.name2fixturedefs.values()
+    return any(each[-1].scope in ("class", "module") for each in definitions)
+
+
+def _left(*, with_children: bool, patience: float) -> list[str]:
+    """Return a line for each thing without an owner, once it had time to end by itself; each is reported once."""
+
+    def is_left() -> bool:
+        return bool(_left_threads() or (with_children and _left_children()))
+
     with contextlib.suppress(AssertionError):
-        until(lambda: not (_left_threads() or _left_children()), seconds=SECONDS)
-    left = _report()
-    if left:
-        pytest.fail("left behind by this module:\n" + "\n".join(left), pytrace=False)
-
-
-def _report() -> list[str]:
-    """Return a line for each thing without an owner; each is reported once."""
-    threads = _left_threads()
+        until(lambda: not is_left(), seconds=min(_MOMENT, patience))
+    if is_left():
+        gc.collect()  # what is owned by garbage ends with it
+        with contextlib.suppress(AssertionError):
+            until(lambda: not is_left(), seconds=patience)
+    threads, children = _left_threads(), _left_children() if with_children else set()
     left = [f"thread {thread.name!r}, seen first in {_first_seen.get(thread, 'the end')}" for thread in threads]
-    children = _left_children()
     for child in children:
         with contextlib.suppress(psutil.Error):
             left.append(f"process {child}: {' '.join(psutil.Process(child).cmdline())[:200]}")
@@ -95,8 +146,15 @@ def _report() -> list[str]:
 
 
 def _left_threads() -> list[threading.Thread]:
-    threads = set(threading.enumerate()) - set(_owned_threads)
-    return [thread for thread in threads if not thread.name.startswith(_LIBRARIES)]
+    left = []
+    for thread in threading.enumerate():
+        starter = _starters.get(thread)
+        for owned in (_owned_threads, _lent_threads):
+            if starter in owned:
+                owned.add(thread)
+        if thread not in _owned_threads and thread not in _lent_threads and not thread.name.startswith(_LIBRARIES):
+            left.append(thread)
+    return left
 
 
 def _left_children() -> set[int]:
@@ -107,9 +165,13 @@ def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def _is_the_loops(task: asyncio.Task[Any]) -> bool:
-    """Return whether the loop itself made the task, to close an asynchronous generator that was left."""
-    return type(task.get_coro()).__name__.startswith("async_generator")
+def _is_owned(task: asyncio.Task[Any]) -> bool:
+    """Return whether somebody has cancelled the task a moment ago, or a library made it, or the loop, to close an
+    asynchronous generator that was left."""
+    if task.cancelling():
+        return True
+    name = getattr(task.get_coro(), "__qualname__", "")
+    return name in _LIBRARY_TASKS or type(task.get_coro()).__name__.startswith("async_generator")
 
 
 def _described(task: asyncio.Task[Any]) -> str:
