@@ -59,7 +59,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 
-pytest_plugins = ["tests.leftovers", "tests.asking"]
+pytest_plugins = ["tests.leftovers", "tests.asking", "tests.owners"]
 
 _seeds = random.Random()
 request_builder.new_seed = lambda: _seeds.getrandbits(53)
