@@ -29,6 +29,7 @@ _LIBRARIES = (
     "asyncio_waitpid",  # ends with its process, which is looked for itself
     "AnyIO worker thread",  # ends when the idle time of its pool is over
     "tokio",
+    "Dummy-",  # Python did not start it, and does not learn of its end
 )
 #: Tasks that end with their loop, by their functions.
 _LIBRARY_TASKS = ("_shutdown_watcher",)  # sse_starlette's, which looks now and then whether the server ends
