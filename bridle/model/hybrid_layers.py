@@ -1,5 +1,5 @@
 """Descriptions of decoder layers for the native kernels, of models that have recurrent ones: LFM2, Qwen3.5,
-Nemotron-H, Granite 4 H, Bamba and families with the same layers.
+Qwen3-Next, Nemotron-H, Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
 
 A layer is found by the names of its parts. What the kernels lack, such as a mixture of experts, stays a module of the
 library. A description is used only after a trial (`bridle.model.hybrid_model`).
@@ -8,20 +8,20 @@ library. A description is used only after a trial (`bridle.model.hybrid_model`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridle.cpu_kernels.kernels import Kernels, Matrix
-from bridle.cpu_kernels.layers import Heads, Layer
+from bridle.cpu_kernels.layers import ALONE, KEEPS, READS, Heads, Layer
 from bridle.cpu_kernels.linear import NativeWeight
 from bridle.cpu_kernels.mixers import Mixer
 from bridle.cpu_kernels.packing import pack_float32
-from bridle.model.dense_layer import is_close
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.gguf_matrix import ReorderedInputs
+from bridle.model.hybrid_mixers import CannotDescribe, delta_net, mamba, mamba2, norm_weight, reordered, taps_of
 from bridle.model.linear import MIN_NATIVE_SIZE
 from bridle.model.native_step import Parts
 
@@ -32,25 +32,28 @@ _NORMS = (
 )
 _MIXERS = ("linear_attn", "conv", "self_attn", "mamba")
 _NETWORKS = ("mlp", "feed_forward", "shared_mlp")
+#: The numbers by which a mixer's inputs are multiplied, and what it gives, in layers or mixers that have them.
+_MULTIPLIERS = {
+    "mamba": ("ssm_in_multiplier", "ssm_out_multiplier"),
+    "self_attn": ("attention_in_multiplier", "attn_out_multiplier"),
+}
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_linear", "output_linear"))
-_DELTA = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+_DELTAS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
 _SILU, _RELU2 = ("SiLU", "SiLUActivation"), ("ReLUSquaredActivation",)
 
 #: Rows [T, hidden] -> what they get, [T, hidden].
 Network = Callable[[Tensor], Tensor]
 
 
-class CannotDescribe(Exception):
-    """A layer has a part that kernels do not compute."""
-
-
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """A layer for the kernels, its linear layers, and the half that is computed by the library behind it."""
+    """A layer for the kernels, its linear layers, and the half that is computed by the library behind it. The results
+    of `inner` linear layers are within a mixer, where nothing can be added to them."""
 
     layer: Layer
     parts: Parts
     network: Network | None = None
+    inner: Sequence[Any] = ()
 
 
 def heads_of(geometry: Geometry) -> Heads:
@@ -72,51 +75,72 @@ class LayerReader:
         self._geometry, self._found, self._is_rotated = geometry, found, is_rotated
         self.heads = heads_of(geometry)
 
-    def read(self, layer: Any) -> HybridLayer:
-        """Raises `CannotDescribe`."""
+    def read(self, layer: Any) -> list[HybridLayer]:
+        """The layer, or its parts in order if several mixers read the same rows. Raises `CannotDescribe`."""
         names = next((pair for pair in _NORMS if all(hasattr(layer, name) for name in pair)), None)
         if names is None:
             raise CannotDescribe(f"{type(layer).__name__}: no norms under known names")
         first, second = (getattr(layer, name) for name in names)
-        mixer, network = _part(layer, _MIXERS), _part(layer, _NETWORKS)
-        if mixer is None:  # one half alone
-            mixer = getattr(layer, "mixer", None)
-            if not hasattr(mixer, "in_proj") and not hasattr(mixer, "q_proj"):
-                mixer, network = None, mixer
-        if mixer is None and network is None:
+        mixers, network = [name for name in _MIXERS if getattr(layer, name, None) is not None], _part(layer, _NETWORKS)
+        if not mixers:  # one half alone
+            alone = getattr(layer, "mixer", None)
+            if hasattr(alone, "in_proj") or hasattr(alone, "q_proj"):
+                mixers = ["mixer"]
+            else:
+                network = alone
+        if not mixers and network is None:
             raise CannotDescribe(f"{type(layer).__name__}: no mixer under a known name")
+        if len(mixers) < 2:
+            return [self._read(layer, mixers, first, network, second)]
+        places = [KEEPS, *[READS] * (len(mixers) - 1)]
+        beside = [self._read(layer, [name], first, None, second, at) for name, at in zip(mixers, places, strict=True)]
+        return [*beside, self._read(layer, [], first, network, second)]
+
+    def _read(
+        self, layer: Any, mixers: Sequence[str], norm: nn.Module, network: Any, second: nn.Module, beside: int = ALONE
+    ) -> HybridLayer:
+        """A layer of at most one of `mixers`, behind `norm`, and a network behind the second norm."""
         fields: dict[str, Any] = dict.fromkeys(("out", "down", "norm", "mlp_norm", "head_norm"))
-        fields |= {"qkv": (), "gate_up": (), "eps": 0.0, "mlp_eps": 0.0, "activation": "silu"}
-        fields["share"] = float(getattr(layer, "residual_multiplier", 1.0))
+        fields |= {"qkv": (), "gate_up": (), "eps": 0.0, "mlp_eps": 0.0, "activation": "silu", "beside": beside}
+        fields["share"] = _number("residual_multiplier", layer)
         parts: list[Sequence[Any]] = [(), ()]
-        if mixer is not None:
+        for name in mixers:
+            mixer = getattr(layer, name)
             parts = [*self._mixer(mixer, fields)]
-            fields["norm"], fields["eps"] = norm_weight(first)
-        experts = getattr(layer, "block_sparse_moe", None)
+            fields["norm"], fields["eps"] = norm_weight(norm)
+            given, gives = _MULTIPLIERS.get(name, ("", ""))
+            fields["share"] *= _number(gives, layer)
+            fields["factors"] = _factors(mixer, parts[0], _number(given, layer, mixer))
+        experts = None if beside else getattr(layer, "block_sparse_moe", None)
         if experts is None:
             parts += self._network(network, second, fields)
         else:
             parts += [(), ()]
             fields["network"] = _library_part((experts, network), second, fields["share"])
-        return HybridLayer(_layer(fields), tuple(parts), fields.get("network"))  # type: ignore[arg-type]
+        network, inner = fields.pop("network", None), fields.pop("inner", ())
+        return HybridLayer(_layer(fields), tuple(parts), network, inner)  # type: ignore[arg-type]
 
     # -- first halves ----------------------------------------------------------------------------------------------
 
     def _mixer(self, module: Any, fields: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Its linear layers; what is known of them goes into `fields`."""
+        delta = next((names for names in _DELTAS if all(hasattr(module, name) for name in names)), None)
         if hasattr(module, "q_proj"):
             first = self._attention(module, fields)
-        elif all(hasattr(module, name) for name in (*_DELTA, "conv1d", "A_log")):
-            first, fields["mixer"] = [getattr(module, name) for name in _DELTA], delta_net(module)
-        elif hasattr(module, "A_log") and hasattr(getattr(module, "norm", None), "group_size"):
+        elif delta is not None and hasattr(module, "conv1d") and hasattr(module, "A_log"):
+            first, fields["mixer"] = [getattr(module, name) for name in delta], delta_net(module)
+        elif hasattr(module, "A_log") and hasattr(module, "n_groups"):
             first, fields["mixer"] = [module.in_proj], mamba2(module)
+        elif hasattr(module, "A_log") and hasattr(module, "x_proj"):
+            first, fields["inner"] = [module.in_proj], (module.x_proj, module.dt_proj)
+            fields["mixer"] = mamba(module, [self._matrix(each) for each in fields["inner"]])
         elif isinstance(getattr(module, "conv", None), nn.Conv1d) and not hasattr(module, "A_log"):
-            first, fields["mixer"] = [module.in_proj], Mixer("short_convolution", *_taps(module.conv))
+            first, fields["mixer"] = [module.in_proj], Mixer("short_convolution", *taps_of(module.conv))
         else:
             raise CannotDescribe(f"{type(module).__name__}: another recurrence")
         last = getattr(module, "o_proj", None) or module.out_proj
         if isinstance(last, ReorderedInputs):  # of GGUF files
-            fields["mixer"], last = _reordered(fields.get("mixer"), last), last.linear
+            fields["mixer"], last = reordered(fields.get("mixer"), last), last.linear
         fields["qkv"], fields["out"] = [self._matrix(each) for each in first], self._matrix(last)
         return first, [last]
 
@@ -147,6 +171,11 @@ class LayerReader:
         if found is None or not all(isinstance(each, nn.Module) for each in found):
             fields["network"] = _library_part((module,), norm, fields["share"])
             return [(), ()]
+        fields["share"] *= _number("down_multiplier", module)
+        if hasattr(module, "gate_multiplier"):
+            widths = [each.out_features for each in found[:-1]]
+            fields["factors"] = torch.ones(sum(widths))
+            fields["factors"][: widths[0]] = float(module.gate_multiplier)
         fields["activation"] = "relu2" if activation in _RELU2 else "silu"
         fields["gate_up"], fields["down"] = [self._matrix(each) for each in found[:-1]], self._matrix(found[-1])
         fields["mlp_norm"], fields["mlp_eps"] = norm_weight(norm)
@@ -165,15 +194,32 @@ class LayerReader:
 
 
 def _layer(fields: dict[str, Any]) -> Layer:
-    known = {name: value for name, value in fields.items() if name != "network"}
     defaults: dict[str, Any] = {"rotation": 0, "scale": 1.0, "window": None, "head_eps": 0.0}
     fixed: dict[str, Any] = dict.fromkeys(("last_norm", "mlp_last_norm", "softcap", "sinks"))
-    return Layer(**{**defaults, **fixed, "is_norm_of_all_heads": False, **known})
+    return Layer(**{**defaults, **fixed, "is_norm_of_all_heads": False, **fields})
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
     """The part of a module that has one of `names`; None if there is none."""
     return next((part for name in names if (part := getattr(module, name, None)) is not None), None)
+
+
+def _number(name: str, *owners: Any) -> float:
+    """The number of that name which one of `owners` has, or 1."""
+    return next((float(getattr(owner, name)) for owner in owners if hasattr(owner, name)), 1.0)
+
+
+def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
+    """What multiplies the results of the `first` linear layers of a mixer whose inputs are multiplied by `given`."""
+    if given != 1.0 and any(getattr(each, "bias", None) is not None for each in first):
+        raise CannotDescribe("a bias that is not multiplied as its inputs are")
+    widths = [each.out_features for each in first]
+    factors = torch.full((sum(widths),), given)
+    if hasattr(mixer, "mup_vector"):
+        factors *= mixer.mup_vector.detach().float().flatten()
+    if hasattr(mixer, "key_multiplier"):
+        factors[widths[0] : sum(widths[:2])] *= float(mixer.key_multiplier)
+    return None if bool((factors == 1.0).all()) else factors
 
 
 def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Network:
@@ -187,79 +233,3 @@ def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Netw
         return out.view(rows.shape) * share
 
     return compute
-
-
-def norm_weight(norm: Any) -> tuple[Tensor, float]:
-    """The weight of an RMS norm, which the module may add to 1, and its epsilon. Raises `CannotDescribe` if it is
-    another norm."""
-    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
-    if isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float):
-        rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0))
-        normed = rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)
-        with torch.inference_mode():
-            want = norm(rows)
-        for each in (weight.detach().float(), weight.detach().float() + 1.0):
-            if is_close(want, normed * each):
-                return each.contiguous(), eps
-    raise CannotDescribe(f"a norm {type(norm).__name__}")
-
-
-def _reordered(mixer: Mixer | None, last: ReorderedInputs) -> Mixer:
-    """A delta net whose heads' outputs go to other places, as the matrix behind it wants them."""
-    if mixer is None or mixer.kind != "delta_net":
-        raise CannotDescribe("columns in another order")
-    blocks = last.inputs.view(mixer.heads, mixer.columns)  # of each place
-    heads = blocks[:, 0] // mixer.columns
-    if not torch.equal(blocks, heads[:, None] * mixer.columns + torch.arange(mixer.columns)):
-        raise CannotDescribe("columns of heads in another order")
-    return replace(mixer, places=heads.argsort().to(torch.int32))
-
-
-# -- mixers ------------------------------------------------------------------------------------------------------------
-
-
-def _taps(conv: Any) -> tuple[Tensor, Tensor | None]:
-    return _floats(conv.weight.squeeze(1)), None if conv.bias is None else _floats(conv.bias)
-
-
-def _floats(weight: Tensor) -> Tensor:
-    return weight.detach().float().contiguous()
-
-
-def _check_activation(module: Any) -> None:
-    if module.activation not in ("silu", "swish"):
-        raise CannotDescribe(f"an activation {module.activation!r}")
-
-
-def delta_net(module: Any) -> Mixer:
-    """Describe Qwen3.5's gated delta net."""
-    _check_activation(module)
-    return Mixer(
-        "delta_net",
-        *_taps(module.conv1d),
-        *(int(module.num_k_heads), int(module.num_v_heads), int(module.head_k_dim), int(module.head_v_dim)),
-        shift=_floats(module.dt_bias),
-        fall=-_floats(module.A_log).exp(),
-        norm=_floats(module.norm.weight),
-        eps=float(module.norm.variance_epsilon),
-    )
-
-
-def mamba2(module: Any) -> Mixer:
-    """Describe the mixer of Nemotron-H and others with Mamba 2."""
-    _check_activation(module)
-    heads, columns = int(module.num_heads), int(module.head_dim)
-    if module.norm.group_size * module.n_groups != heads * columns:
-        raise CannotDescribe(f"norms of {module.norm.group_size} values")
-    least, most = module.time_step_limit
-    return Mixer(
-        "mamba2",
-        *_taps(module.conv1d),
-        *(int(module.n_groups), heads, int(module.ssm_state_size), columns),
-        shift=_floats(module.dt_bias),
-        fall=-_floats(module.A_log).exp(),
-        skip=_floats(module.D),
-        norm=_floats(module.norm.weight),
-        eps=float(module.norm.variance_epsilon),
-        limits=(float(least), float(most)),
-    )

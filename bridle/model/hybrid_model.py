@@ -20,7 +20,8 @@ from bridle.model.dense_layer import Rotation, rotation
 from bridle.model.dense_model import as_embedding
 from bridle.model.forward_context import attention_handler
 from bridle.model.geometry import Geometry
-from bridle.model.hybrid_layers import CannotDescribe, LayerReader
+from bridle.model.hybrid_layers import LayerReader
+from bridle.model.hybrid_mixers import CannotDescribe
 from bridle.model.kernels.native import NativeKernel
 from bridle.model.kv_cache import KVCache
 from bridle.model.layer_taps import LayerTap, decoder_layers, hooked
@@ -34,8 +35,8 @@ _log = logging.getLogger(__name__)
 _LAST_NORMS = ("norm", "embedding_norm", "norm_f", "final_layernorm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
-#: Largest error of a layer, relative to what it adds. Rows are rounded to 8 bits before quantized products, to other
-#: ones after the slightest difference.
+#: Error of a layer, relative to what it adds. Rows are rounded to 8 bits before quantized products, to other ones after
+#: the slightest difference, which the largest number of a row decides. So errors are root mean squares.
 _TOLERANCE, _ROUNDED_TOLERANCE = 1e-4, 1e-2
 #: The same relative to its outputs.
 _ROUNDING = 1e-6
@@ -50,17 +51,23 @@ class HybridModel:
             raise CannotDescribe("no kernels for this processor" if found is None else "no attention")
         self._lookup = as_embedding(model.get_input_embeddings())
         self._embedding_scale = float(getattr(body, "embedding_multiplier", 1.0))
-        self._logits_scale = float(getattr(model.config, "logits_scaling", 1.0))
+        scale = float(getattr(model.config, "logits_scaling", 1.0))
+        self._logits_scale = scale / float(getattr(body, "lm_head_multiplier", 1.0))
         self._rotary: Any = next((getattr(body, name) for name in _ROTARIES if hasattr(body, name)), None)
         self._norm: nn.Module = next(getattr(body, name) for name in _LAST_NORMS if hasattr(body, name))
         reader = LayerReader(geometry, found, self._rotary is not None)
         if not reader.heads.fit(found.lanes):
             raise CannotDescribe(f"{reader.heads}")
-        layers = [reader.read(layer) for layer in decoder_layers(model)]
+        found_in = [reader.read(layer) for layer in decoder_layers(model)]
+        layers = [part for parts in found_in for part in parts]
+        numbers = [number for number, parts in enumerate(found_in) for _ in parts]
+        ends = {number: part for part, number in enumerate(numbers)}
+        self._ends = {part: number for number, part in ends.items()}
+        self._inner = [vars(module) for each in layers for module in each.inner]
         self._networks = {number: each.network for number, each in enumerate(layers) if each.network is not None}
         described, parts = [each.layer for each in layers], [each.parts for each in layers]
         turned = self.rotations(torch.zeros(1, 1, dtype=torch.long))[0][0].shape[-1]
-        self.native = NativeStep(found, range(len(layers)), parts, described, reader.heads, turned)
+        self.native = NativeStep(found, numbers, parts, described, reader.heads, turned)
         head = model.get_output_embeddings()
         self._head = as_function(head)
         self.vocab_size = int(getattr(head, "out_features", 0))  # 0: unknown
@@ -68,6 +75,8 @@ class HybridModel:
 
     def fits(self, attention: PagedAttention) -> bool:
         """Return whether steps can be computed this way now."""
+        if any("forward" in state for state in self._inner):
+            return False
         return attention.kernel.name == "native" and attention.states is not None and self.native.fits(attention.cache)
 
     @property
@@ -104,7 +113,7 @@ class HybridModel:
         assert attend.step is not None
         rows = self.embed(input_ids[0])
         rows = rows if look is None else look(rows)
-        after = self._with_networks(tap) if self._networks else tap
+        after = self._after(tap) if self._networks or tap is not None else None
         with attention_handler(attend):
             hidden = self.native.advance(
                 rows, position_ids, self.rotations, attend.cache, attend.step, after, attend.states
@@ -117,13 +126,13 @@ class HybridModel:
         logits: Tensor = self._head(hidden)
         return logits if self._logits_scale == 1.0 else logits / self._logits_scale
 
-    def _with_networks(self, tap: LayerTap | None) -> LayerTap:
-        def after(number: int, hidden: Tensor) -> None:
-            network = self._networks.get(number)
+    def _after(self, tap: LayerTap | None) -> LayerTap:
+        def after(part: int, hidden: Tensor) -> None:
+            network = self._networks.get(part)
             if network is not None:
                 hidden.add_(network(hidden))
-            if tap is not None:
-                tap(number, hidden)
+            if tap is not None and part in self._ends:
+                tap(self._ends[part], hidden)
 
         return after
 
@@ -151,19 +160,22 @@ def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
 
     def check(number: int, rows: Tensor) -> None:
         want = inputs[number + 1]
-        change = limit * (want - inputs[number]).abs().max() + _ROUNDING * want.abs().max()
-        _check(f"layer {number}", rows, want, float(change))
+        _check(f"layer {number}", rows, want, limit * _size(want - inputs[number]) + _ROUNDING * _size(want))
         rows.copy_(want)
 
     step, attention = _trial(geometry)
     have = short.logits(short.run_layers(ids, positions, step.logits_rows, attention, tap=check))
-    _check("the head", have, logits, limit * float(logits.abs().max()))
+    _check("the head", have, logits, limit * _size(logits))
 
 
 def _check(what: str, have: Tensor, want: Tensor, limit: float) -> None:
-    error = float((have - want).abs().max())
+    error = _size(have - want)
     if not error <= limit:
         raise CannotDescribe(f"{what} differs by {error:.2g}, more than {limit:.2g}")
+
+
+def _size(rows: Tensor) -> float:
+    return float(rows.square().mean().sqrt())
 
 
 def _trial(geometry: Geometry) -> tuple[PackedStep, PagedAttention]:

@@ -27,7 +27,7 @@ from bridle.lora import AdapterPool, open_adapter, require_device
 from bridle.model import hybrid_layers, hybrid_model
 from bridle.model.executor import LocalExecutor
 from bridle.model.geometry import Geometry
-from bridle.model.hybrid_layers import CannotDescribe, norm_weight
+from bridle.model.hybrid_mixers import CannotDescribe, norm_weight
 from bridle.model.hybrid_model import HybridModel
 from bridle.model.loading import load_executor
 from bridle.multimodal import open_reader
@@ -45,12 +45,30 @@ from tests.waiting import PATIENCE
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no kernels for this processor")
 
 _SCALES = {"residual_multiplier": 0.5, "embedding_multiplier": 2.0, "logits_scaling": 4.0, "attention_multiplier": 0.3}
-#: Granite 4 H with experts, and without.
-GRANITES = {
+#: What families need beside the usual fields, and variants: without experts, or with a norm of what mixers give.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_d_head": 16},
     "granitemoehybrid": {"mamba_d_head": 16, **_SCALES},
     "granitemoehybrid dense": {"mamba_d_head": 16, **_SCALES, "num_local_experts": 0},
+    "qwen3_next dense": {"mlp_only_layers": [0, 1, 2]},
+    "jamba dense": {"num_experts": 1, "num_local_experts": 1},
+    "falcon_h1": {
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 0.25,
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.6,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.8,
+        "ssm_multipliers": [0.5, 0.7, 1.1, 1.3, 0.9],
+        "mlp_multipliers": [0.8, 0.4],
+    },
+    "falcon_h1 normed": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
 }
-FAMILIES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", "bamba", *GRANITES)
+FAMILIES = (
+    *("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "nemotron_h", "jamba"),
+    *VARIANTS,
+)
 #: Heads that kernels of any width read.
 WIDE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16}
 BLOCK = 4
@@ -60,8 +78,7 @@ _executors: dict[tuple[str, str], LocalExecutor] = {}
 
 
 def checkpoint_of(family: str) -> Path:
-    fields = {"mamba_d_head": 16} if family == "bamba" else GRANITES.get(family, {})
-    return tiny_checkpoints.cached_checkpoint(family.split()[0], **WIDE, **fields)
+    return tiny_checkpoints.cached_checkpoint(family.split()[0], **WIDE, **VARIANTS.get(family, {}))
 
 
 def executor_of(family: str, quantization: Any = "none") -> LocalExecutor:
@@ -137,7 +154,9 @@ def mixers_of(short: HybridModel) -> list[Any]:
 
 
 @pytest.mark.parametrize("quantization", ["none", "q8_0"])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "nemotron_h"])
+@pytest.mark.parametrize(
+    "family", ["lfm2", "qwen3_5_text", "nemotron_h", "qwen3_next dense", "falcon_h1", "jamba dense"]
+)
 @settings(max_examples=examples(3), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: int) -> None:
@@ -186,12 +205,13 @@ def load_short(config: ModelConfig) -> LocalExecutor:
 # -- what is beside the layers -----------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["lfm2", "qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.fixture(params=["lfm2", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "falcon_h1", "jamba"])
 def adapted(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[LocalExecutor]:
     executor = executor_of(request.param)
     device = require_device(executor)
     pool = AdapterPool(device, item_size=4, device_memory=1 << 30, host_memory=1 << 30)
     wanted = ("in_proj", "in_proj_a", "in_proj_z", "q_proj", "w2", "w3", "out_proj", "up_proj", "down_proj")
+    wanted += ("in_proj_qkvz", "in_proj_ba", "x_proj", "dt_proj")  # the last two are within Jamba's mixer
     names = {name.rpartition(".")[2] for name in device.layers}
     targets = tuple(name for name in wanted if name in names)
     files = open_adapter(write_adapter(tmp_path, device.layers, targets=targets, rank=4, seed=1))
@@ -223,7 +243,7 @@ def test_adapters_add_to_the_products_of_their_own_rows(adapted: LocalExecutor) 
     torch.testing.assert_close(mine, want, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "nemotron_h"])
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "nemotron_h", "falcon_h1"])
 def test_taps_see_every_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = executor_of(family)
     runner, short = executor.runner, executor.runner.hybrid
@@ -275,7 +295,7 @@ def test_a_form_that_gives_other_logits_is_not_used(changed: str, monkeypatch: p
     executor.close()
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "olmo_hybrid", "falcon_h1", "jamba", "mamba2"])
+@pytest.mark.parametrize("family", ["olmo_hybrid", "kimi_linear", "mamba2", "zamba"])
 def test_other_layers_stay_the_librarys(family: str) -> None:
     path = tiny_checkpoints.cached_checkpoint(family)
     executor = load_executor(ModelConfig(str(path), dtype="float32", num_blocks=16, block_size=BLOCK))
