@@ -63,6 +63,12 @@ class StatePool:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot source to slot target in every layer, for each (source, target) of `pairs`; all are read before any
         is written."""
+        if self._device.type == "cpu" and {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
+            for number, parts in self.layers.items():
+                for key in parts:
+                    for source, target in pairs:
+                        self.save(number, source, target, key)  # without a copy of all sources between
+            return
         sources, targets = upload(np.array(pairs, np.int64), self._device).unbind(1)
         for layer in self.layers.values():
             for part in layer.values():
