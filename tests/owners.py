@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import forked_modules
 from tests.waiting import until
 
 #: Threads that live as long as the process, by the beginning of their names.
@@ -163,7 +164,7 @@ def _left_children() -> set[int]:
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children()}
+    return {child.pid for child in psutil.Process().children()} - forked_modules.pids
 
 
 def _is_owned(task: asyncio.Task[Any]) -> bool:
