@@ -22,7 +22,7 @@ SHORT = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = make_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"))
-    with LLM(str(folder), sampling=SHORT) as loaded:
+    with LLM(str(folder), sampling=SHORT, num_blocks=256) as loaded:
         yield loaded
 
 

@@ -36,7 +36,7 @@ HI = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = str(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
-    with LLM(folder, max_num_seqs=4, kv_memory=8 << 20) as loaded:
+    with LLM(folder, max_num_seqs=4, num_blocks=256) as loaded:
         yield loaded
 
 

@@ -23,7 +23,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", kv_memory=32 << 20, sampling=GREEDY) as loaded:
+    with LLM("demo", num_blocks=256, sampling=GREEDY) as loaded:
         yield loaded
 
 

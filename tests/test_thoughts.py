@@ -22,7 +22,7 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}A: "
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", kv_memory=16 << 20) as loaded:
+    with LLM("demo", num_blocks=256) as loaded:
         yield loaded
 
 

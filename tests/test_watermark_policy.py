@@ -29,7 +29,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def marked(key_file: Path) -> Any:
     policy = {"name": "mark", "kind": "watermark", "key_file": str(key_file), "delta": 12.0}
-    with LLM("demo", policies={"policy": [policy]}, max_model_len=512) as llm:
+    with LLM("demo", policies={"policy": [policy]}, max_model_len=512, num_blocks=256) as llm:
         yield llm
 
 

@@ -24,7 +24,7 @@ CONSTRAINTS: list[dict[str, Any]] = [{}, {"regex": "[a-z]{1,3}|[a-z ]{30,60}"}, 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", kv_memory=16 << 20) as made:
+    with LLM("demo", num_blocks=256) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ CUT = "My favorite col"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", max_model_len=256) as loaded:
+    with LLM("demo", max_model_len=256, num_blocks=256) as loaded:
         yield loaded
 
 
