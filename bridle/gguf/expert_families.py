@@ -48,6 +48,32 @@ EXPERT_FAMILIES = (
         fields=(Field("expert_shared_feed_forward_length", "shared_intermediate_size"),),
     ),
     GgufFamily(
+        "granite_swa",
+        "granitemoe_swa",
+        (
+            *PAIRED,
+            layer("self_attn.sinks", "attn_sinks"),
+            layer("block_sparse_moe.router", "ffn_gate_inp"),
+            layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_up_exps"),
+            layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
+            layer("shared_mlp.input_linear", "ffn_up_shexp"),
+            layer("shared_mlp.output_linear", "ffn_down_shexp"),
+        ),
+        reads=("biases", "multipliers", "experts", "window in some", "layers with a rotation"),
+        fields=(Field("expert_shared_feed_forward_length", "shared_intermediate_size", 0),),
+    ),
+    GgufFamily(
+        "phimoe",
+        "phimoe",
+        (
+            *PLAIN,
+            layer("mlp.router", "ffn_gate_inp"),
+            layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+            layer("mlp.experts.down_proj", "ffn_down_exps"),
+        ),
+        reads=("experts", "attention bias", "bias of the head", "no window"),
+    ),
+    GgufFamily(
         "mellum",
         "mellum",
         (*PLAIN, *head_norms(), *GATED, *EXPERTS),

@@ -7,6 +7,8 @@ from __future__ import annotations
 from bridle.gguf.expert_families import EXPERT_FAMILIES
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
+from bridle.gguf.latent_families import LATENT_FAMILIES
+from bridle.gguf.older_families import OLDER_FAMILIES
 from bridle.gguf.recurrent_families import RECURRENT_FAMILIES
 from bridle.gguf.rules import (
     ALTERED,
@@ -16,10 +18,8 @@ from bridle.gguf.rules import (
     GATED,
     GEMMA_NORMS,
     HEAD,
-    INDEXER,
     LATE_HEAD_NORMS,
     LATE_NORMS,
-    LATENT,
     MIDDLE_NORMS,
     MIXED,
     PAIRED,
@@ -35,12 +35,6 @@ from bridle.gguf.rules import (
     layer,
     listed,
     top,
-)
-
-_INDEX = (
-    Field("attention.indexer.head_count", "index_n_heads"),
-    Field("attention.indexer.key_length", "index_head_dim"),
-    Field("attention.indexer.top_k", "index_topk"),
 )
 
 FAMILIES = (
@@ -118,6 +112,18 @@ FAMILIES = (
             layer("mlp.down_proj", "ffn_down"),
         ),
         reads=("attention bias",),
+    ),
+    GgufFamily(
+        "chatglm",
+        "glm",
+        (*PLAIN, layer("mlp.gate_up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down")),
+        reads=("attention bias", "half rotated"),
+    ),
+    GgufFamily(
+        "granite_swa",
+        "granite_swa",
+        (*PAIRED, layer("self_attn.sinks", "attn_sinks"), *GATED),
+        reads=("biases", "multipliers", "window in some", "layers with a rotation"),
     ),
     GgufFamily(
         "phi2",
@@ -243,40 +249,11 @@ FAMILIES = (
         (*PLAIN, *LATE_HEAD_NORMS, *EXPERTS, *SHARED_MLP),
         reads=("attention bias", "experts like layers", "shared like layers"),
     ),
-    GgufFamily(
-        "deepseek2",
-        "deepseek_v2",
-        (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
-        reads=("draft layers", "shared experts", "softmax"),
-        layout="latent",
-    ),
-    GgufFamily(
-        "deepseek2",
-        "deepseek_v3",
-        (*top(), *LATENT, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
-        reads=("draft layers", "shared experts", "sigmoid"),
-        layout="latent",
-    ),
-    GgufFamily(
-        "deepseek32",
-        "deepseek_v32",
-        (*top(), *LATENT, *INDEXER, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
-        reads=("draft layers", "shared experts", "sigmoid"),
-        fields=_INDEX,
-        layout="latent",
-    ),
-    GgufFamily(
-        "glm-dsa",
-        "glm_moe_dsa",
-        (*top(), *LATENT, *INDEXER, *TWO_NORMS, *GATED, *EXPERTS, *SHARED_EXPERTS),
-        reads=("draft layers", "shared experts", "sigmoid", "index types"),
-        fields=_INDEX,
-        kinds=(("indexer_types", (("indexer.attn_q_b.weight", "full"), ("attn_output.weight", "shared"))),),
-        layout="latent",
-    ),
+    *LATENT_FAMILIES,
     GgufFamily("ernie4_5", "ernie4_5", (*PLAIN, *GATED), reads=("one bias",)),
     *EXPERT_FAMILIES,
     *RECURRENT_FAMILIES,
+    *OLDER_FAMILIES,
     # The texts of models that see: three numbers of a position are the same for each of their tokens.
     GgufFamily("qwen2vl", "qwen2", (*PLAIN, *GATED), reads=("three positions",), is_alias=True),
     GgufFamily("qwen3vl", "qwen3", (*PLAIN, *head_norms(), *GATED), reads=("three positions",), is_alias=True),

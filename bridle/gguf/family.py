@@ -10,7 +10,7 @@ from bridle.gguf.rules import TensorRule
 
 #: How files describe attention: as usual; as one vector per token, see `bridle.gguf.mla`; with sizes that differ from
 #: layer to layer, see `bridle.gguf.mixed_layers` and `bridle.gguf.varied_layers`; or not at all, if a model has none.
-Layout = Literal["", "latent", "mixed", "varied", "paired kinds", "none"]
+Layout = Literal["", "latent", "mixed", "varied", "paired kinds", "whole latent", "none"]
 #: A field with the kind of each layer, and the tensors by which kinds are known.
 Kinds = tuple[str, tuple[tuple[str, str], ...]]
 

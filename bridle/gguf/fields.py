@@ -25,6 +25,15 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def key_heads(config: Any) -> int:
+    """Heads of keys, which older families call differently, or of which they have as many as of queries."""
+    if getattr(config, "new_decoder_architecture", False):
+        return int(config.num_kv_heads)
+    if getattr(config, "multi_query", False):
+        return 1
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def has(model: GgufModel, name: str) -> bool:
     """Return whether some layer has a tensor of that name."""
     return f"blk.0.{name}" in model.tensors or any(

@@ -25,7 +25,7 @@ def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ..
     if rule.change == "slice":
         return tensor[int(rule.model.rpartition(".")[2])].clone()
     change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
-    if change in ("turned", "woven") and tensor.dim() == 3:
+    if _is_turned(change, tensor):
         return tensor.mT.contiguous()
     if change == "offset":
         return tensor - 1
@@ -34,6 +34,10 @@ def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ..
     if change in ("line", "conv", "column", "groups", "decay", "decays", "rise"):
         return tensor.reshape(shape)
     return tensor
+
+
+def _is_turned(change: str, tensor: Tensor) -> bool:
+    return (tensor.dim() == 3 and change in ("turned", "woven")) or (tensor.dim() == 2 and change == "turned")
 
 
 def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
@@ -62,7 +66,7 @@ def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Se
     change = "" if suffix == ".bias" and rule.change in _OF_WEIGHTS else rule.change
     if change == "latent":
         return cut_latent(tensor, config)
-    if change in ("turned", "woven") and tensor.dim() == 3:
+    if _is_turned(change, tensor):
         tensor = tensor.mT
     if change == "woven":
         return [tensor[:, part :: len(rule.file)] for part in range(len(rule.file))]

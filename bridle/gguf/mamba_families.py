@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
-from bridle.gguf.rules import EMBEDDING, HEAD, TWO_NORMS, TensorRule, attention, layer, top
+from bridle.gguf.rules import EMBEDDING, HEAD, TWO_NORMS, TensorRule, attention, layer, moved, top
 
 _LINEAR = "linear_attention"
 _FULL = "full_attention"
@@ -53,10 +53,6 @@ _BACKBONE = (
     HEAD,
 )
 _ALONE = frozenset({"feed_forward_length", "attention.head_count"})
-
-
-def _in_backbone(rules: tuple[TensorRule, ...]) -> tuple[TensorRule, ...]:
-    return tuple(rule._replace(model=rule.model.replace("model.", "backbone.", 1)) for rule in rules)
 
 
 _NORM = layer("norm", "attn_norm")
@@ -176,7 +172,7 @@ MAMBA_FAMILIES = (
         GgufFamily(
             "mamba",
             name,
-            (*_BACKBONE, *_in_backbone((_NORM, *_first_mamba("mixer")))),
+            (*_BACKBONE, *moved((_NORM, *_first_mamba("mixer")), "model", "backbone")),
             norm_field="layer_norm_epsilon",
             reads=("mamba", "norms of steps"),
             lacks=_ALONE,
@@ -187,7 +183,7 @@ MAMBA_FAMILIES = (
     GgufFamily(
         "mamba2",
         "mamba2",
-        (*_BACKBONE, *_in_backbone((_NORM, *_mamba("mixer")))),
+        (*_BACKBONE, *moved((_NORM, *_mamba("mixer")), "model", "backbone")),
         norm_field="layer_norm_epsilon",
         reads=("mamba 2",),
         lacks=_ALONE,

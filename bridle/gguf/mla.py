@@ -21,7 +21,8 @@ def read_latent(model: GgufModel, arch: str, config: Config) -> None:
     """Sizes of heads. Files from before the matrix was cut say them under other names."""
     key = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
     key = model.integer(f"{arch}.attention.key_length_mla", key, 1, MAX_SIDE)
-    value = model.integer(f"{arch}.attention.value_length", low=1, high=MAX_SIDE)
+    value = config["hidden_size"] // config["num_attention_heads"]  # of MiniCPM 3, which says none
+    value = model.integer(f"{arch}.attention.value_length", value, 1, MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count", low=1, high=MAX_SIDE)
     if rotated >= key:
         raise UnsupportedModel(f"{model.path} rotates {rotated} numbers of keys of {key}, which is not read")
@@ -48,6 +49,15 @@ def write_latent(config: Any, put: Put) -> None:
     put("attention.kv_lora_rank", rank)
     if getattr(config, "q_lora_rank", None):
         put("attention.q_lora_rank", int(config.q_lora_rank))
+
+
+def write_whole_latent(config: Any, put: Put) -> None:
+    """The same of a family whose files have the matrix as the library has it."""
+    put("attention.head_count_kv", int(config.num_key_value_heads))
+    put("attention.key_length", int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim))
+    put("attention.value_length", int(config.v_head_dim))
+    put("attention.kv_lora_rank", int(config.kv_lora_rank))
+    put("attention.q_lora_rank", int(config.q_lora_rank))
 
 
 def joined_latent(keys: Tensor, values: Tensor) -> Tensor:

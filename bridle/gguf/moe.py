@@ -118,6 +118,17 @@ def _write_softmax(config: Any, put: Put) -> None:
     put("expert_gating_func", SOFTMAX)
 
 
+def _read_clamped_experts(model: GgufModel, arch: str, config: Config) -> None:
+    limits = {float(each) for each in model.numbers(f"{arch}.swiglu_clamp_exp")[: config["num_hidden_layers"]]}
+    if len(limits) != 1 or 0.0 in limits:
+        raise UnsupportedModel(f"{model.path}: {arch}.swiglu_clamp_exp has not one limit for all layers")
+    config["swiglu_limit"] = limits.pop()
+
+
+def _write_clamped_experts(config: Any, put: Put) -> None:
+    put("swiglu_clamp_exp", [float(config.swiglu_limit)] * config.num_hidden_layers)
+
+
 def _method(num_groups: int) -> str:
     return "group_limited_greedy" if num_groups > 1 else "greedy"
 
@@ -223,6 +234,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "draft layers": (_read_nothing, _write_nothing),
     "shared experts": (_read_shared_experts, _write_shared_experts),
     "softmax": (_read_softmax, _write_softmax),
+    "clamped experts": (_read_clamped_experts, _write_clamped_experts),
     "sigmoid": (_read_sigmoid, _write_sigmoid),
     "shared like layers": (_read_shared_like_layers, _write_shared_like_layers),
     "clamped gates": (_read_nothing, _write_clamped_gates),

@@ -142,7 +142,9 @@ def read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def write_two_scalings(config: Any, put: Put) -> None:
-    rope, trained = config.rope_parameters, int(config.original_max_position_embeddings)
+    rope = config.rope_parameters
+    trained = getattr(config, "original_max_position_embeddings", None) or rope.get("original_max_position_embeddings")
+    trained = int(trained or config.max_position_embeddings)
     put("rope.scaling.original_context_length", trained)
     if rope.get("rope_type") != "longrope":
         return

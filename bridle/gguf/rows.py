@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bridle.gguf.fields import key_heads
 from bridle.gguf.rules import Order
 
 
@@ -23,6 +24,8 @@ def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
     if order in ("query", "key"):
         heads = config.num_attention_heads if order == "query" else config.num_key_value_heads
         return _runs(num_rows, int(heads), 2).view(int(heads), -1, 2).transpose(1, 2).reshape(-1)
+    if order == "by head":
+        return _groups(num_rows, int(config.num_attention_heads), key_heads(config))
     keys, values = int(config.linear_num_key_heads), int(config.linear_num_value_heads)
     if order == "values":
         return _runs(num_rows, values // keys, keys).transpose(0, 1).reshape(-1)
@@ -40,6 +43,16 @@ def _runs(num_rows: int, *sides: int) -> Tensor:
     if not sides[0]:
         raise ValueError("there are fewer heads of values than of keys")
     return torch.arange(num_rows).view(*sides, -1)
+
+
+def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
+    """All queries, keys and values, where the library has those of one key head after another."""
+    size = num_rows // (heads + 2 * keys)
+    if heads % keys or num_rows != size * (heads + 2 * keys):
+        raise ValueError(f"{num_rows} rows cannot be divided into {heads} queries and {keys} keys")
+    rows = torch.arange(num_rows)
+    queries, rest = rows[: heads * size], rows[heads * size :].view(2, keys, size)
+    return torch.cat((queries.view(keys, -1), rest[0], rest[1]), 1).reshape(-1)
 
 
 def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:

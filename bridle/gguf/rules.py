@@ -7,6 +7,7 @@ in another order. Gemma's norms are stored with the 1 that transformers adds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 #: How the library's form of a tensor is made, see `bridle.gguf.forms`: unchanged; minus one; flattened to a line; with
@@ -29,7 +30,7 @@ Change = Literal[
     "slice",
 ]
 #: Rows in another order, see `bridle.gguf.rows`.
-Order = Literal["", "query", "key", "values", "late values", "by key head"]
+Order = Literal["", "query", "key", "values", "late values", "by key head", "by head"]
 
 
 class TensorRule(NamedTuple):
@@ -66,6 +67,11 @@ def layer(model: str, file: str, change: Change = "", order: Order = "", columns
 def listed(model: str, key: str) -> TensorRule:
     """One number of each layer, which a file has in a list of its metadata called `key`."""
     return TensorRule(_LAYER + model, (key,), "listed")
+
+
+def moved(rules: Iterable[TensorRule], old: str, new: str) -> tuple[TensorRule, ...]:
+    """The same rules for a library's model that has `new` in place of `old`."""
+    return tuple(rule._replace(model=rule.model.replace(old, new, 1)) for rule in rules)
 
 
 def top(offset: bool = False) -> tuple[TensorRule, ...]:

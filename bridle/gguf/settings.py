@@ -13,9 +13,9 @@ from typing import Any
 from bridle.errors import UnsupportedModel
 from bridle.gguf.families import BY_MODEL_TYPE, FAMILIES, known_architectures
 from bridle.gguf.family import GgufFamily
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim, one_of
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim, key_heads, one_of
 from bridle.gguf.mixed_layers import read_mixed, write_mixed
-from bridle.gguf.mla import read_latent, write_latent
+from bridle.gguf.mla import read_latent, write_latent, write_whole_latent
 from bridle.gguf.moe import SIGMOID, read_draft_layers
 from bridle.gguf.rope import read_rotation, write_rotation
 from bridle.gguf.shards import GgufModel
@@ -52,6 +52,7 @@ _CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
     "granitemoe": lambda model, arch: (
         "granitemoeshared" if model.integer(f"{arch}.expert_shared_feed_forward_length", 0) else "granitemoe"
     ),
+    "granite_swa": lambda model, arch: "granitemoe_swa" if model.integer(f"{arch}.expert_count", 0) else "granite_swa",
     "granitehybrid": lambda model, arch: "granitemoehybrid" if f"{arch}.embedding_scale" in model.metadata else "bamba",
     "mamba": lambda model, arch: "falcon_mamba" if model.flag(f"{arch}.ssm.dt_b_c_rms", False) else "mamba",
 }
@@ -142,7 +143,7 @@ def _read_heads(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _write_heads(config: Any, put: Put) -> None:
-    put("attention.head_count_kv", int(config.num_key_value_heads or config.num_attention_heads))
+    put("attention.head_count_kv", key_heads(config))
     put("attention.key_length", head_dim(config))
     put("attention.value_length", head_dim(config))
 
@@ -159,6 +160,7 @@ def _write_none(config: Any, put: Put) -> None:
 _LAYOUTS: dict[str, tuple[Reader, Writer]] = {
     "": (_read_heads, _write_heads),
     "latent": (read_latent, write_latent),
+    "whole latent": (read_latent, write_whole_latent),
     "mixed": (read_mixed, write_mixed),
     "varied": (read_varied, write_varied),
     "paired kinds": (read_paired_kinds, write_paired_kinds),

@@ -7,8 +7,10 @@ from math import inf
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
+
 from bridle.errors import UnsupportedModel
-from bridle.gguf import moe, recurrent, sliding_window
+from bridle.gguf import joined_heads, moe, recurrent, sliding_window
 from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim
 from bridle.gguf.rope import (
     read_temperature,
@@ -193,8 +195,16 @@ def _write_logit_scale(config: Any, put: Put) -> None:
     put("rope.scaling.type", "none")
 
 
-def _write_residual(config: Any, put: Put) -> None:
+def _write_query_bias(config: Any, put: Put) -> None:
     _write_no_head_norms(config, put)
+    _write_residual(config, put)
+
+
+def _read_residual(model: GgufModel, arch: str, config: Config) -> None:
+    config["use_parallel_residual"] = model.flag(f"{arch}.use_parallel_residual", True)
+
+
+def _write_residual(config: Any, put: Put) -> None:
     put("use_parallel_residual", bool(config.use_parallel_residual))
 
 
@@ -235,17 +245,41 @@ def _write_altered_inputs(config: Any, put: Put) -> None:
     put("activation_sparsity_scale", [normal.inv_cdf(share) if share else -inf for share in shares])
 
 
+def _read_rotated_layers(model: GgufModel, arch: str, config: Config) -> None:
+    """Granite's with windows, of which a file may list the layers that rotate."""
+    count = config["num_hidden_layers"]
+    rotates = model.metadata.get(f"{arch}.attention.rope_pattern", [True] * count)
+    if not isinstance(rotates, (list, np.ndarray)) or len(rotates) < count:
+        raise UnsupportedModel(f"{model.path}: {arch}.attention.rope_pattern is no list of its {count} layers")
+    base = config["rope_parameters"]["rope_theta"]
+    config["layer_rope_theta"] = [base if each else 0.0 for each in rotates[:count]]
+
+
+def _write_rotated_layers(config: Any, put: Put) -> None:
+    bases = [float(base) for base in config.layer_rope_theta]
+    if set(bases) - {0.0, float(config.rope_parameters["rope_theta"])}:
+        raise UnsupportedModel("bases of positions that differ from layer to layer cannot be written to a GGUF file")
+    put("attention.rope_pattern", [base > 0 for base in bases])
+
+
+def _read_bias_of_head(model: GgufModel, arch: str, config: Config) -> None:
+    config["lm_head_bias"] = "output.bias" in model.tensors
+
+
 def _write_index_types(config: Any, put: Put) -> None:
     put("attention.indexer.types", [kind == "full" for kind in config.indexer_types])
 
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {
     "index types": (_read_nothing, _write_index_types),
+    "layers with a rotation": (_read_rotated_layers, _write_rotated_layers),
+    "bias of the head": (_read_bias_of_head, _nothing),
     "two rotations": (read_two_rotations, write_two_rotations),
     "altered inputs": (_read_altered_inputs, _write_altered_inputs),
     "routed experts": (_read_routed_experts, _write_routed_experts),
     "biases": (_read_biases, _nothing),
-    "query bias": (_read_query_bias, _write_residual),
+    "query bias": (_read_query_bias, _write_query_bias),
+    "residual": (_read_residual, _write_residual),
     "output bias": (_read_output_bias, _nothing),
     "experts": (_read_experts, _write_experts),
     "expert sizes": (_read_expert_sizes, _write_expert_sizes),
@@ -277,6 +311,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "two scalings": (read_two_scalings, write_two_scalings),
     "temperature": (read_temperature, write_temperature),
     "whole ramp": (read_whole_ramp, write_whole_ramp),
+    **joined_heads.TRAITS,
     **moe.TRAITS,
     **recurrent.TRAITS,
 }

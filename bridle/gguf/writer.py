@@ -210,7 +210,7 @@ def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
     """The type of one tensor. Norms, biases, convolutions and the tensors that choose experts are not quantized:
     llama.cpp computes them in floats only."""
     _, usual, careful, head = FILE_TYPES[file_type]
-    is_float = any(part in name for part in ("ffn_gate_inp", "conv", "norm")) or not name.endswith(".weight")
+    is_float = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "hc_")) or not name.endswith(".weight")
     if len(source.shape) < 2 or is_float:
         return "F32"
     kind = usual

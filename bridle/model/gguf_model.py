@@ -35,6 +35,7 @@ from bridle.model.embedding import QuantizedEmbedding
 from bridle.model.gguf_matrix import ReorderedInputs, packed_matrix
 from bridle.model.gguf_tower import fill_tower
 from bridle.model.language_model import LanguageModel, attention_names
+from bridle.model.own_attention import LIBRARY_ATTENTION
 from bridle.model.plain_config import PlainConfig
 from bridle.model.plain_decoder import PlainDecoder
 from bridle.model.quantized_experts import PackedExperts
@@ -99,7 +100,8 @@ def _library_model(settings: PreTrainedConfig, dtype: torch.dtype, sees: bool = 
 
     attention.register()
     kind: Any = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
-    names: Any = attention_names(settings) if sees else attention.ATTENTION_NAME
+    own = LIBRARY_ATTENTION.get(settings.model_type, attention.ATTENTION_NAME)
+    names: Any = attention_names(settings) if sees else own
     with making_model, torch.device("meta"):
         return kind.from_config(settings, attn_implementation=names, dtype=dtype)
 

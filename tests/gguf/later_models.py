@@ -51,6 +51,16 @@ _SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
 _MIMO_ROPE = {"rope_type": "default", "partial_rotary_factor": 0.5}
+_MINICPM3: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "head_dim": None,
+    "tie_word_embeddings": True,
+}
 #: The same of families with experts, and of Apertus.
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v32": ("deepseek_v32", {}),
@@ -139,6 +149,18 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm": ("glm", {"head_dim": 8}),
+    "granite_swa": (
+        "granite_swa",
+        {**_SLIDING, "logits_scaling": 2.0, "layer_rope_theta": [10_000.0, 0.0, 10_000.0], "attention_multiplier": 0.3},
+    ),
+    "granitemoe_swa": ("granitemoe_swa", {**_SLIDING, "num_local_experts": 4, "shared_intermediate_size": 48}),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "hidden_size": 32},
+    ),
+    "minicpm3": ("minicpm3", _MINICPM3),
+    "hy_v4": ("hy_v4", {"swiglu_limit": 0.5, "index_topk": 64}),
     "jais2": ("jais2", {"num_key_value_heads": 4}),
     "gemma3n": (
         "gemma3n_text",
@@ -167,4 +189,23 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size_mlp": 48,
         },
     ),
+}
+
+#: The same of earlier families, whose queries, keys and values are one matrix.
+OLDER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "pythia_halves": (
+        "gpt_neox",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.5},
+            "use_parallel_residual": False,
+        },
+    ),
+    "falcon": ("falcon", {"ffn_hidden_size": 128}),
+    "falcon_11b": ("falcon", {"ffn_hidden_size": 128, "num_ln_in_parallel_attn": 1}),
+    "falcon_7b": ("falcon", {"new_decoder_architecture": False, "num_kv_heads": None}),
+    "bloom": ("bloom", {}),
+    "mpt": ("mpt", {}),
 }

@@ -403,7 +403,7 @@ def test_the_vision_tower_next_to_a_model_is_not_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("gpt2", {}, "model type 'gpt2' cannot be written"),
+        ("gptj", {}, "model type 'gptj' cannot be written"),
         ("olmo3", {"layer_types": ["full_attention"] * 3}, "slides in all layers but one of 4"),
         ("olmoe", {"norm_topk_prob": True}, "norm_topk_prob True"),
         ("phi", {"qk_layernorm": True}, "q_layernorm.weight' has no place"),

@@ -19,13 +19,13 @@ from bridle.serving.models.export import quantize_model
 from tests.covering import slow_but
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import folder, load, logits, pair, rewritten
-from tests.gguf.later_models import EXPERTS, RECURRENT
+from tests.gguf.later_models import EXPERTS, OLDER, RECURRENT
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 def _pair(name: str, kind: str = "F32", **sizes: Any) -> tuple[Path, Path]:
-    family, fields = (RECURRENT | EXPERTS)[name]
+    family, fields = (RECURRENT | EXPERTS | OLDER)[name]
     return pair(family, kind, **{**fields, **sizes})
 
 
@@ -36,10 +36,11 @@ def _numbers(file: Path, name: str) -> Tensor:
 
 #: Each kind of recurrence, latent and indexed attention, kinds of experts.
 KINDS = {"lfm2", "qwen3_next", "qwen3_5", "nemotron_h_moe", "falcon_h1", "jamba", "mamba2", "kimi_linear", "ling"}
+KINDS |= {"gpt2", "falcon", "mpt", "hy_v4", "granitemoe_swa", "minicpm3"}
 KINDS |= {"deepseek_v32", "gemma3n", "llama4", "apertus", "mimo_v2_flash", "granitemoeshared"}
 
 
-@pytest.mark.parametrize("name", slow_but(KINDS, [*RECURRENT, *EXPERTS]))
+@pytest.mark.parametrize("name", slow_but(KINDS, [*RECURRENT, *EXPERTS, *OLDER]))
 def test_a_file_gives_the_logits_of_the_folder(name: str) -> None:
     original, file = _pair(name)
     want = logits(load(original))
@@ -90,6 +91,30 @@ def test_rows_of_qwen3_next_lie_where_llamacpp_has_them() -> None:
     joined = torch.cat([half[part] for part in (slice(8), slice(8, 16), slice(16, 32)) for half in (first, second)])
     assert torch.equal(_numbers(file, "blk.0.attn_qkv.weight"), joined)
     assert torch.equal(_numbers(file, "blk.0.attn_gate.weight"), torch.cat((first[32:], second[32:])))
+
+
+def test_rows_of_falcon_lie_where_llamacpp_has_them() -> None:
+    """The library has two queries, a key and a value of eight rows for each of two key heads."""
+    original, file = _pair("falcon")
+    weight = load(original).transformer.h[0].self_attention.query_key_value.weight  # type: ignore[union-attr]
+    first, second = weight[:32], weight[32:]
+    parts = (slice(16), slice(16, 24), slice(24, 32))
+    joined = torch.cat([half[part] for part in parts for half in (first, second)])
+    assert torch.equal(_numbers(file, "blk.0.attn_qkv.weight"), joined)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "reason"),
+    [
+        ("gpt2", "gpt2.feed_forward_length", 64, "not four times the hidden size"),
+        ("bloom", "bloom.attention.head_count_kv", 2, "2 heads of keys of 8 numbers are not read for bloom"),
+        ("mpt", "mpt.attention.max_alibi_bias", 0.0, "max_alibi_bias is 0.0; must be a whole number"),
+        ("hy_v4", "hy_v4.swiglu_clamp_exp", [0.5, 0.0, 0.5], "swiglu_clamp_exp has not one limit"),
+    ],
+)
+def test_older_forms_that_are_not_read(name: str, key: str, value: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(rewritten(_pair(name)[1], "other", metadata={key: value}))
 
 
 def test_a_mamba_layer_as_llamacpp_has_it() -> None:
@@ -167,11 +192,14 @@ def test_damaged_files_are_refused() -> None:
     [
         ("falcon_h1", {"key_multiplier": 0.5}, "key_multiplier 0.5 of this family cannot be stored"),
         ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate True"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query False"),
+        ("gpt2", {"n_inner": 64}, "not four times as wide"),
+        ("granite_swa", {"layer_rope_theta": [1e4, 5e4, 1e4]}, "bases of positions that differ"),
         ("granite_h", {"num_local_experts": 0, "num_experts": 0}, "without experts cannot be written"),
     ],
 )
 def test_what_a_file_cannot_say_is_refused(name: str, changes: dict[str, Any], reason: str) -> None:
-    family, fields = RECURRENT[name]
+    family, fields = (RECURRENT | EXPERTS | OLDER)[name]
     original = tiny_checkpoints.cached_checkpoint(family, **{**fields, **changes})
     with pytest.raises(UnsupportedModel, match=reason):
         quantize_model(str(original), folder() / "never.gguf", "F32")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fakes import tiny_checkpoints
 from tests.gguf.kit import NEEDED, load, logits
-from tests.gguf.later_models import EXPERTS, RECURRENT
+from tests.gguf.later_models import EXPERTS, OLDER, RECURRENT
 
 SOURCES = Path(os.environ.get("BRIDLE_LLAMACPP_SOURCES", os.devnull))
 #: The converter knows tokenizers by the tokens of a text, and not the tiny one.
@@ -42,10 +42,12 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_rotary_emb": 4},
     "deepseek_v3": {"scoring_func": "sigmoid"},
     "exaone_moe": {"scoring_func": "sigmoid"},
+    "glm": {"layernorm_epsilon": 1.5625e-07},
+    "granite_swa": {"no_rope_layers": [1, 0, 1]},
 }
-_MODELS = {name: (name, NEEDED.get(name, {})) for name in _CONVERTED} | RECURRENT | EXPERTS
+_MODELS = {name: (name, NEEDED.get(name, {})) for name in _CONVERTED} | RECURRENT | EXPERTS | OLDER
 #: Those of which a published checkpoint has other names of weights or layers than the library saves.
-_LEFT_OUT = frozenset({"granite_h", "kimi_linear", "ling", "mimo_v2_flash"})
+_LEFT_OUT = frozenset({"hy_v4", "mpt", "phimoe", "granite_h", "kimi_linear", "ling", "mimo_v2_flash"})
 NAMES = sorted(_MODELS.keys() - _LEFT_OUT)
 
 
