@@ -14,7 +14,7 @@ from bridle.compat.vendor_fields import TEXT, VENDORS
 
 _CONTROLLER = "a controller decides about each token: `controller` names a sandboxed one, or a class of the operator's"
 _SAMPLER = "this server has no such sampler; docs/sampling.md lists those that are here"
-_TOP = "its entries are fields of the body itself here: write them beside `model`"
+_TOP = "its entries are fields of the body itself here: write them next to `model`"
 _ORDER = "the order is fixed: penalties, temperature, then the filters"
 _WEBUI = "text-generation-webui"
 _BEAMS = "beams are searched on /v1/completions and /v1/chat/completions, in batch files and by `LLM.beam_search`"
@@ -93,7 +93,7 @@ _FIELDS: tuple[CompatField, ...] = (
     named("TGI", "adapter_id", "adapter", "an-adapter"),
     optional("TGI", "do_sample", False, (True,)),
     neutral("TGI", "details", "`usage` and `logprobs` tell them"),
-    neutral("TGI", "decoder_input_details", "`prompt_logprobs` tells them"),
+    neutral("TGI", "decoder_input_details", "`prompt_logprobs` returns them"),
     neutral("TGI", "top_n_tokens", "`logprobs` counts them", 2),
     named(_WEBUI, "mirostat_mode", "mirostat", 2),
     named(_WEBUI, "grammar_string", "ebnf", 'root ::= "a"'),
@@ -179,7 +179,7 @@ _FIELDS: tuple[CompatField, ...] = (
         "vLLM", "spaces_between_special_tokens", "special tokens are shown as the tokenizer has them", False, (True,)
     ),
     absent("vLLM", "prompt_embeds", TEXT, "x"),
-    absent("llama.cpp", "image_data", "pictures are parts of messages, as `image_url`", ["x"]),
+    absent("llama.cpp", "image_data", "images are parts of messages, as `image_url`", ["x"]),
     absent("SGLang", "input_embeds", TEXT, ["x"]),
     # Bodies of other shapes.
     absent("SGLang", "sampling_params", _TOP, {"regex": "a"}),
@@ -199,11 +199,11 @@ _FIELDS: tuple[CompatField, ...] = (
     neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "return_tokens_as_token_ids", "log-probabilities name each token"),
     neutral("vLLM", "kv_transfer_params", _SPEED, {"a": 1}),
-    neutral("vLLM", "mm_processor_kwargs", "pictures are prepared as the checkpoint says", {"a": 1}),
-    neutral("vLLM", "guided_decoding_backend", "there is one, llguidance", "xgrammar"),
-    neutral("vLLM SGLang", "include_reasoning", "thoughts are told apart in a field of their own"),
-    neutral("SGLang", "separate_reasoning", "thoughts are told apart in a field of their own"),
-    neutral("SGLang", "stream_reasoning", "thoughts are streamed like the answer"),
+    neutral("vLLM", "mm_processor_kwargs", "images are prepared as the checkpoint says", {"a": 1}),
+    neutral("vLLM", "guided_decoding_backend", "the only backend is llguidance", "xgrammar"),
+    neutral("vLLM SGLang", "include_reasoning", "reasoning is returned in a field of its own"),
+    neutral("SGLang", "separate_reasoning", "reasoning is returned in a field of its own"),
+    neutral("SGLang", "stream_reasoning", "reasoning is streamed like the answer"),
     neutral("SGLang", "rid", "the header `x-request-id` is here", "x"),
     neutral("SGLang", "return_hidden_states", "/v1/embeddings gives the last one"),
     neutral("SGLang", "return_logprob", "`logprobs` is here"),
@@ -229,8 +229,8 @@ _FIELDS: tuple[CompatField, ...] = (
     neutral("llama.cpp", "return_tokens", "log-probabilities name each token"),
     neutral("llama.cpp", "post_sampling_probs", "log-probabilities are those of the model"),
     neutral("llama.cpp", "response_fields", "answers have all of their fields", ["content"]),
-    neutral("llama.cpp", "reasoning_format", "thoughts are told apart in a field of their own", "deepseek"),
-    neutral("llama.cpp", "parse_tool_calls", "calls are always told apart"),
+    neutral("llama.cpp", "reasoning_format", "reasoning is returned in a field of its own", "deepseek"),
+    neutral("llama.cpp", "parse_tool_calls", "calls are always separated"),
 )
 
 

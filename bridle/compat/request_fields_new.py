@@ -7,7 +7,7 @@ from bridle.compat.schema import CompatField, absent, named, neutral, optional, 
 _SPEED = "how a server computes changes no text"
 _WHOLE = "answers have all of their fields"
 _TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "ab"}}
-_PICTURES = "pictures are prepared as the checkpoint says"
+_PICTURES = "images are prepared as the checkpoint says"
 
 NEWER: tuple[CompatField, ...] = (
     *same("vLLM SGLang", "instructions previous_response_id reasoning"),
@@ -29,10 +29,10 @@ NEWER: tuple[CompatField, ...] = (
     absent("vLLM", "truncation_side", "`truncate_prompt_tokens` cuts at the beginning", "right", ("left",)),
     absent("vLLM", "logprob_token_ids", "`logprobs` counts the likeliest tokens", [1]),
     absent(
-        "vLLM", "previous_input_messages", "`previous_response_id` stands for them, or send the whole `input`", ["x"]
+        "vLLM", "previous_input_messages", "`previous_response_id` refers to them, or send the whole `input`", ["x"]
     ),
-    absent("vLLM", "multi_modal_data", "pictures are parts of messages, as `image_url`", {"image": "x"}),
-    absent("vLLM", "mm_payload", "pictures are parts of messages, as `image_url`", {"a": 1}),
+    absent("vLLM", "multi_modal_data", "images are parts of messages, as `image_url`", {"image": "x"}),
+    absent("vLLM", "mm_payload", "images are parts of messages, as `image_url`", {"a": 1}),
     absent("vLLM", "trace_decode_token_ids", "`score` and `echo` tell log-probabilities of a given text", [1]),
     absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the likeliest tokens", [[1]]),
     absent("vLLM", "prompt_logprob_start", "`LLM` has `prompt_logprobs_start` for `prompt_logprobs`", 3, (0,)),
@@ -48,7 +48,7 @@ NEWER: tuple[CompatField, ...] = (
     absent("SGLang", "multi_item_delimiter_indices", "/v1/score takes a list of texts", [1]),
     absent("SGLang", "token_indices_to_pool", "the model's folder decides what pools", [1]),
     absent("SGLang", "task", "conversations follow the checkpoint's template", "x"),
-    absent("SGLang", "use_audio_in_video", "of a video the frames are read; its sound is a part of its own"),
+    absent("SGLang", "use_audio_in_video", "only the frames of a video are read; send its sound as a separate part"),
     absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
     absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's template renders tools", "x"),
@@ -64,8 +64,8 @@ NEWER: tuple[CompatField, ...] = (
     neutral("vLLM", "return_weight_versions", "a model is one version here, under a name of its own"),
     neutral("vLLM", "routed_experts_prompt_start", "answers do not say which experts computed them", 3),
     neutral("vLLM SGLang", "stream_interval", "tokens are sent as they come", 3),
-    neutral("vLLM", "detokenize", "a text is always made; its token ids are beside it", False),
-    neutral("vLLM", "output_kind", "`stream` tells pieces as they come, any other call the whole text", 1),
+    neutral("vLLM", "detokenize", "the text is always returned, with its token ids", False),
+    neutral("vLLM", "output_kind", "`stream` sends pieces of the text, any other call returns the whole text", 1),
     neutral("vLLM", "output_text_buffer_length", "what may become a stop string is held back by itself", 3),
     neutral("vLLM", "flat_logprobs", "log-probabilities have one shape"),
     neutral("vLLM", "skip_reading_prefix_cache", _SPEED),
@@ -104,8 +104,8 @@ NEWER: tuple[CompatField, ...] = (
     neutral("SGLang", "sampling_logprobs_mode", "log-probabilities are those of the model", "x"),
     neutral("llama.cpp", "backend_sampling", _SPEED),
     neutral("llama.cpp", "n_cache_reuse", "blocks are found by what is in them", 3),
-    neutral("llama.cpp", "grammar_type", "notations of grammars are told apart by themselves", "x"),
-    neutral("llama.cpp", "reasoning_control", "`thinking_budget` says beforehand how long thoughts are"),
+    neutral("llama.cpp", "grammar_type", "the server recognizes the notation of a grammar", "x"),
+    neutral("llama.cpp", "reasoning_control", "`thinking_budget` limits the length of reasoning"),
     neutral("llama.cpp", "sse_ping_interval", "--ping-interval says it for all", 5),
     neutral("llama.cpp", "verbose", "`bridle explain` and traces tell more"),
 )

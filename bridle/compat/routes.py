@@ -134,7 +134,7 @@ ROUTES: tuple[Route, ...] = (
     *_routes("SGLang", "/load_lora_adapter /unload_lora_adapter", "/v1/load_lora_adapter and /v1/unload_lora_adapter"),
     *_routes("SGLang", "/load_lora_adapter_from_tensors", "adapters are read from folders and the hub"),
     *_routes(
-        "SGLang", "/parse_function_call /separate_reasoning", "/v1/chat/completions tells calls and thoughts apart"
+        "SGLang", "/parse_function_call /separate_reasoning", "/v1/chat/completions separates calls and reasoning"
     ),
     *_routes("SGLang", "/open_session /close_session", "send the whole conversation: its KV is found again"),
     *_routes("SGLang", "/abort_request /slow_down", _LEAVES),

@@ -8,12 +8,12 @@ from __future__ import annotations
 from bridle.compat.schema import CompatField, absent, neutral, same
 
 #: What no model here does.
-TEXT = "models here read text, pictures, sounds and videos, and write text"
+TEXT = "models here read text, images, sounds and videos, and write text"
 JUDGED = "no model judges texts; docs/policies.md has what an operator can demand of them"
 _EFFORT = "`reasoning.effort` says how much a model thinks"
 _KEPT = "no messages are kept here: send the whole conversation"
 _MEMORY = "clients keep their conversations themselves"
-_WHOLE = "thoughts are given whole"
+_WHOLE = "reasoning is returned in full"
 
 VENDORS: tuple[CompatField, ...] = (
     *same("OpenAI", "conversation dimensions encoding_format", dimensions=8, encoding_format="base64"),
@@ -27,7 +27,7 @@ VENDORS: tuple[CompatField, ...] = (
     absent(
         "OpenAI",
         "reasoning.context",
-        "the checkpoint's template says which thoughts of earlier turns it shows",
+        "the checkpoint's template decides which reasoning of earlier turns it shows",
         "all_turns",
         ("auto",),
     ),
@@ -38,7 +38,10 @@ VENDORS: tuple[CompatField, ...] = (
     absent("OpenAI", "web_search_options", "this server looks nothing up; offer a tool that does", {}),
     absent("OpenAI", "moderation", JUDGED, {"model": "x"}),
     absent(
-        "Anthropic", "mcp_servers", "none that a request names is called; offer its tools in `tools`", [{"url": "x"}]
+        "Anthropic",
+        "mcp_servers",
+        "no server that a request names is called; offer its tools in `tools`",
+        [{"url": "x"}],
     ),
     absent("Anthropic", "container", "this server runs no code for models", "x"),
     absent("Anthropic", "compaction", "a message can ask for a summary", {"type": "enabled"}),
@@ -55,12 +58,12 @@ VENDORS: tuple[CompatField, ...] = (
             ("service_tier", "`priority` is here", "auto"),
             ("prompt_cache_key", "prefixes are always cached", "x"),
             ("prompt_cache_retention", "prefixes are cached while there is room", "24h"),
-            ("include", "thoughts are always included; log-probabilities are those of the other routes", ["x"]),
+            ("include", "reasoning is always included; log-probabilities are those of the other routes", ["x"]),
             ("models", "the one that `model` names answers", ["x"]),
             ("max_tool_calls", "it counts tools of OpenAI's own", 3),
-            ("access_programs", "there are none: who has a key may ask", {"cyber": "standard"}),
+            ("access_programs", "there are none: every user with a key may send requests", {"cyber": "standard"}),
             ("background_options", "an answer is computed while its client waits", {"completion_window": "soonest"}),
-            ("image", "pictures are prepared as the checkpoint says", {"context_compression": "auto"}),
+            ("image", "images are prepared as the checkpoint says", {"context_compression": "auto"}),
             ("reasoning.summary", _WHOLE, "auto"),
             ("reasoning.generate_summary", _WHOLE, "auto"),
             ("stream_options.include_obfuscation", "events are not padded", True),
@@ -77,7 +80,7 @@ VENDORS: tuple[CompatField, ...] = (
             ("fallbacks", "the one that `model` names answers", "default"),
             ("inference_geo", "a model answers where its server is", "eu"),
             ("speed", "how a server computes changes no text", "fast"),
-            ("thinking.block_binding", "thoughts that are sent back are taken as they are", {"on_failure": "drop"}),
+            ("thinking.block_binding", "reasoning that is sent back is used unchanged", {"on_failure": "drop"}),
             ("thinking.display", _WHOLE, "omitted"),
             ("user_profile_id", "API keys identify users", "x"),
             ("workspace_id", "API keys identify users", "x"),

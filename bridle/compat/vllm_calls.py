@@ -10,7 +10,7 @@ _RUNNING = "traces of requests, `LLM.statistics` and `bridle top` are what there
 _ROOM = "what is cached is dropped when room is needed"
 _WHOLE = "close it, and load it again"
 _BEAMS = "its fields are keywords: `beam_width=`, `max_tokens=`, `length_penalty=`"
-_PREPARED = "prompts and pictures are prepared as the checkpoint says"
+_PREPARED = "prompts and images are prepared as the checkpoint says"
 
 
 def _words(names: str, why: str = "", *, members: str = "", keywords: str = "") -> LibrarySymbol:

@@ -25,7 +25,7 @@ GUIDANCE: tuple[LibrarySymbol, ...] = (
     LibrarySymbol("guidance", "gen(stop=)", ("stop",)),
     LibrarySymbol("guidance", "gen(stop_regex=)", ("stopping_criteria",), why="or a regex that ends so"),
     LibrarySymbol("guidance", "gen(temperature=), gen(top_p=), gen(n=)", ("temperature", "top_p", "n")),
-    LibrarySymbol("guidance", "gen(suffix=)", ("constraint",), why="`Concat` of what is drawn and what follows"),
+    LibrarySymbol("guidance", "gen(suffix=)", ("constraint",), why="`Concat` of the sampled part and the suffix"),
     LibrarySymbol(
         "guidance", "gen(tools=), gen(tool_choice=), gen(hide_tool_call=), Tool", (), ("chat",), why="`tools=`"
     ),
@@ -67,7 +67,7 @@ GUIDANCE: tuple[LibrarySymbol, ...] = (
     ),
     LibrarySymbol("guidance", "guidance", ("controller",), why="functions of it that decide as they go"),
     LibrarySymbol("guidance", "role, system, user, assistant", (), ("chat", "session")),
-    LibrarySymbol("guidance", "image", (), ("chat",), why="pictures are parts of messages: `docs/pictures.md`"),
+    LibrarySymbol("guidance", "image", (), ("chat",), why="images are parts of messages: `docs/pictures.md`"),
     LibrarySymbol("guidance", "audio, video", (), ("chat",), why=MEDIA),
     LibrarySymbol("guidance", "gen_audio, gen_image, gen_video", why=TEXT),
 )
@@ -111,7 +111,7 @@ OUTLINES: tuple[LibrarySymbol, ...] = (
         exports="LLM",
     ),
     words("outlines", "from_dottxt from_gemini from_mistral", "services of others"),
-    words("outlines", "Image Vision", "pictures are parts of messages: `docs/pictures.md`", members="chat"),
+    words("outlines", "Image Vision", "images are parts of messages: `docs/pictures.md`", members="chat"),
     words("outlines", "Audio Video", MEDIA, members="chat"),
     words("outlines", "Template", "Python's own, or Jinja's"),
     words("outlines", "Application", "a function of your own around `LLM.parse`"),

@@ -60,7 +60,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
     _pie("forward-pass.sampler", "Branch.sampling", why="for one draw"),
     _pie("forward-pass.adapter", why="a request names its `adapter`; it is the same for the whole text"),
     _pie("forward-pass.attention-mask", why=_ENGINE_OWNS),
-    _pie("forward-pass.input-image", why="pictures are parts of messages; a controller adds none"),
+    _pie("forward-pass.input-image", why="images are parts of messages; a controller adds none"),
     _pie("forward-pass.input-audio", why="sounds are parts of messages; a controller adds none"),
     _pie("sampler.multinomial sampler.top-k sampler.top-p sampler.min-p sampler.top-k-top-p", "Branch.sampling"),
     _pie("sampler.dist sampler.logprob sampler.logprobs", "Branch.top_logprobs", "SequenceView.candidates"),
@@ -98,7 +98,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
         "adapter.create adapter.destroy adapter.fork adapter.save zo.adapter-seed zo.initialize zo.update",
         why="nothing is trained here",
     ),
-    _pie("image.from-bytes", why="pictures are parts of messages: `docs/pictures.md`"),
+    _pie("image.from-bytes", why="images are parts of messages: `docs/pictures.md`"),
     _pie("video.from-bytes audio.from-bytes", why=MEDIA),
     _pie("speech.generate", why=TEXT),
     _pie(
@@ -106,7 +106,7 @@ INFERLETS: tuple[LibrarySymbol, ...] = (
         members=("chat", "session"),
         why="the chat routes render and read templates; a controller sees tokens",
     ),
-    _pie("reasoning.create-decoder", why="chats tell thoughts apart, within `thinking_budget`"),
+    _pie("reasoning.create-decoder", why="chats return reasoning separately, within `thinking_budget`"),
     _pie(
         "tool-use.equip tool-use.answer tool-use.format tool-use.create-decoder tool-use.create-matcher",
         why="chats take `tools`; strict ones are valid by constraint",

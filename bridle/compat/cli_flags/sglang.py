@@ -112,7 +112,7 @@ SGLANG: tuple[Flag, ...] = (
             # What requests ask for.
             "--constrained-json-*": "a `constraint` has `whitespace`, fixed or flexible",
             "--disable-outlines-disk-cache": (
-                "what is compiled is kept in memory; there is one engine of constraints, llguidance"
+                "compiled constraints are kept in memory; the only backend is llguidance"
             ),
             "--enable-custom-logit-processor": "--controller-class: a class that decides about each token",
             "--enable-watermark": "a policy of kind `watermark` marks all outputs: [policies.md](policies.md)",

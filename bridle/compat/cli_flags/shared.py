@@ -96,12 +96,12 @@ SHARED: tuple[Flag, ...] = (
     *same("TGI", "--speculate"),
     # What requests ask for.
     *refused("vLLM", "--enable-auto-tool-choice", reasons.ALWAYS),
-    *taken("vLLM SGLang", "--tool-call-parser", "--tool-format", "the chat template tells it"),
-    *taken("vLLM SGLang", "--reasoning-parser", "--reasoning-format", "the chat template tells it"),
+    *taken("vLLM SGLang", "--tool-call-parser", "--tool-format", "the default is read from the chat template"),
+    *taken("vLLM SGLang", "--reasoning-parser", "--reasoning-format", "the default is read from the chat template"),
     *refused(
         "vLLM SGLang", "--tool-server", "--tools FILE names servers of the Model Context Protocol (docs/tools.md)"
     ),
-    *refused("SGLang", "--grammar-backend", "there is one, llguidance"),
+    *refused("SGLang", "--grammar-backend", "the only backend is llguidance"),
     # Who may ask, and what is seen of it.
     *taken("TGI", "--hostname", "--host"),
     *refused("vLLM SGLang TGI llama.cpp", "--api-key", reasons.KEYS),

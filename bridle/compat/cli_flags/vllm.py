@@ -65,7 +65,7 @@ VLLM: tuple[Flag, ...] = (
             # Devices, processes, other machines.
             "--distributed-* --cpu-distributed-timeout-seconds --data-parallel-* -dpn -dpr -dpl -dpa -dpp -dpb -dph "
             "-dpe -dpm --ray-workers-use-nsight --dp-*": reasons.RAY,
-            "--headless": "one process answers; the engines beside it are --replicas",
+            "--headless": "one process answers; further engines are --replicas",
             "--prefill-context-parallel-size -pcp --cp-* --enable-hc-sp --enable-batch-sharded-sampling": reasons.PARTS,
             "--enable-expert-parallel -ep --enable-ep-weight-filter --all2all-backend --enable-dbo --dbo-* "
             "--disable-nccl-for-dp-synchronization --expert-placement-strategy": reasons.EXPERTS,
@@ -104,7 +104,7 @@ VLLM: tuple[Flag, ...] = (
             "--spec-method --per-request-spec-decode-metrics": reasons.DRAFTS,
             # What requests ask for.
             "--structured-outputs-config "
-            "--reasoning-config": "constraints and thoughts are always there; each request says what it wants",
+            "--reasoning-config": "constraints and reasoning are always available; each request chooses",
             "--chat-template-content-format --response-role --reasoning-effort-map": reasons.TEMPLATE,
             "--exclude-tools-when-tool-choice-none "
             "--tool-strict-level --cohere-* --anthropic-disabled-thinking-effort": reasons.TOLD,
