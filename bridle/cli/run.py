@@ -51,7 +51,7 @@ _WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (None: those of the process, which is ours then) name; gives its exit code."""
+    """Run the command of `arguments` and return its exit code. None means the process's own arguments."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         signals.listen()

@@ -233,8 +233,8 @@ KINDS: dict[str, type[Record]] = {
 class TraceHeader:
     """Request of a trace, complete enough to repeat it. `sampling` has the parameters that are not the default, the
     seed always; `controller` is its plain form, or its name alone if it is code of one process. `chat_format` is how
-    the model writes calls and reasoning, where that was found out. The trace of a control `runtime` says how that was
-    started, and then has exchanges alone."""
+    the model writes calls and reasoning, where that was found out. The trace of a control `runtime` has the settings
+    of its start, and then only exchanges."""
 
     request_id: str
     version: int = VERSION
