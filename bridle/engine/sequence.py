@@ -265,8 +265,8 @@ class Sequence:
         return row
 
     def _num_scored_logits(self, num_tokens: int, is_drawn: bool) -> int:
-        """Return how many of the last scheduled positions must give logits: those that predict a token to be scored,
-        and the last one if the next token is sampled from it (`is_drawn`)."""
+        """Return how many of the last scheduled positions must give logits. These are the positions that predict a
+        token to be scored, and the last one if the next token is sampled from it (`is_drawn`)."""
         start = self.kv.num_computed
         end = start + num_tokens
         first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score

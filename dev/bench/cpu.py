@@ -3,7 +3,7 @@
 Models have real shapes and random weights, made on the spot. bridle's forms are compared with llama.cpp, behind the
 same engine over the very same files, where `llama-cpp-python` is installed, and with transformers' `generate`. Peers of
 a part take turns, and memory and arithmetic units are measured in between. Above the engine it measures HTTP with 16
-streams, compared with the same engine without it, the cost of controllers, and LMTP compared with LMQL's own server,
+streams, compared with the same engine without it, and the cost of controllers. It compares LMTP with LMQL's own server,
 where that is installed.
 
 Parts are measured one by one, and with `folder` each is saved when it is done.

@@ -110,7 +110,7 @@ def _print_tables(console: Console, figures: dict[str, Any]) -> None:
 
 def neighbours(executor: Executor, pool: RuntimePool, *, quick: bool) -> list[dict[str, Any]]:
     """Inter-token latency of 19 sequences next to one that samples, forces 5 tokens in each step, or forces 3,000 at
-    once; the last also under a budget of 64 tokens a step."""
+    once. The last case also runs under a budget of 64 tokens a step."""
     five, many = guests.splice([400, 401, 402, 403, 404]), guests.splice(prompt_of(99, 3_000))
     num_steps = 20 if quick else 60
     at_once = [*[guests.SAMPLE] * 4, many, guests.SAMPLE]

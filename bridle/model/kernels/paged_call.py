@@ -26,7 +26,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, int]) -> Blocks:
-    """Block sizes for heads as wide as `dim`, of values of the given number of bytes, so that they fit into registers
+    """Return block sizes for heads as wide as `dim`, of values of the given number of bytes. They fit into registers
     and shared memory on a GPU of this capability."""
     wide = dim > 128
     if item_size == 4:  # float32 is multiplied without tensor cores

@@ -1,7 +1,7 @@
 """Encoders whose attention knows how far tokens are apart (MPNet, DeBERTa), made fit for packed passes.
 
-Their own attention takes a row for one text. Here it is replaced by a module that projects all tokens at once, and
-reports to the handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the
+Their own attention takes a row for one text. Here it is replaced by a module that projects all tokens at once. The
+module reports to the handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the
 library's own attention computes, as before.
 """
 
