@@ -62,7 +62,7 @@ _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 
 forked_modules.install()
 
-pytest_plugins = ["tests.leftovers", "tests.asking"]
+pytest_plugins = ["tests.leftovers", "tests.asking", "tests.owners"]
 
 _seeds = random.Random()
 request_builder.new_seed = lambda: _seeds.getrandbits(53)
