@@ -71,7 +71,7 @@ EXPERT_FAMILIES = (
             layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
             layer("mlp.experts.down_proj", "ffn_down_exps"),
         ),
-        reads=("experts", "attention bias", "bias of the head", "no window"),
+        reads=("experts", "attention bias", "bias of the head", "no window", "unscaled"),
     ),
     GgufFamily(
         "mellum",

@@ -266,6 +266,11 @@ def _read_bias_of_head(model: GgufModel, arch: str, config: Config) -> None:
     config["lm_head_bias"] = "output.bias" in model.tensors
 
 
+def _read_unscaled(model: GgufModel, arch: str, config: Config) -> None:
+    if "rope_factors_long.weight" in model.tensors:
+        raise UnsupportedModel(f"{model.path}: positions of {arch} with a factor for each frequency are not read")
+
+
 def _write_index_types(config: Any, put: Put) -> None:
     put("attention.indexer.types", [kind == "full" for kind in config.indexer_types])
 
@@ -273,6 +278,7 @@ def _write_index_types(config: Any, put: Put) -> None:
 TRAITS: dict[str, tuple[Reader, Writer]] = {
     "index types": (_read_nothing, _write_index_types),
     "layers with a rotation": (_read_rotated_layers, _write_rotated_layers),
+    "unscaled": (_read_unscaled, _nothing),
     "bias of the head": (_read_bias_of_head, _nothing),
     "two rotations": (read_two_rotations, write_two_rotations),
     "altered inputs": (_read_altered_inputs, _write_altered_inputs),

@@ -117,6 +117,13 @@ def test_older_forms_that_are_not_read(name: str, key: str, value: Any, reason: 
         load(rewritten(_pair(name)[1], "other", metadata={key: value}))
 
 
+def test_factors_of_frequencies_are_not_left_out_silently() -> None:
+    """They would be unused tensors, and positions would be wrong."""
+    factors = {"rope_factors_long.weight": torch.ones(4)}
+    with pytest.raises(UnsupportedModel, match="positions of phimoe with a factor for each frequency are not read"):
+        load(rewritten(_pair("phimoe")[1], "factors", tensors=factors))
+
+
 def test_a_mamba_layer_as_llamacpp_has_it() -> None:
     original, file = _pair("mamba2")
     mixer: Any = load(original).backbone.layers[1].mixer  # type: ignore[union-attr]

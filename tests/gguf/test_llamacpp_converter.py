@@ -44,10 +44,11 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "exaone_moe": {"scoring_func": "sigmoid"},
     "glm": {"layernorm_epsilon": 1.5625e-07},
     "granite_swa": {"no_rope_layers": [1, 0, 1]},
+    "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 _MODELS = {name: (name, NEEDED.get(name, {})) for name in _CONVERTED} | RECURRENT | EXPERTS | OLDER
 #: Those of which a published checkpoint has other names of weights or layers than the library saves.
-_LEFT_OUT = frozenset({"hy_v4", "mpt", "phimoe", "granite_h", "kimi_linear", "ling", "mimo_v2_flash"})
+_LEFT_OUT = frozenset({"hy_v4", "phimoe", "granite_h", "kimi_linear", "ling", "mimo_v2_flash"})
 NAMES = sorted(_MODELS.keys() - _LEFT_OUT)
 
 
