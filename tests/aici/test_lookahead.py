@@ -24,6 +24,7 @@ from bridle.aici.runtime.limits import DEFAULT_LIMITS
 from bridle.aici.runtime.lookahead import Lookahead
 from bridle.aici.runtime.module_loader import Sandbox
 from bridle.aici.runtime.wasm import Ticker
+from bridle.engine.control import controller_output
 from bridle.outputs import FinishReason, Log, Rewind, Stored, TokenEvent
 from bridle.sampling import AUTO_DRAFTS
 from tests.aici.conftest import VOCAB_SIZE
@@ -45,6 +46,12 @@ def pool(tokenizer: Path, store: Path) -> Iterator[RuntimePool]:
     group = pool.runtime_pid
     pool.shutdown()
     until(lambda: group is None or not members(group))
+
+
+@pytest.fixture(autouse=True)
+def _waits_for_last_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is."""
+    monkeypatch.setattr(controller_output, "LAST_WORDS", 60.0)
 
 
 def steer(pool: RuntimePool) -> Steered:

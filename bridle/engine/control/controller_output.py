@@ -14,8 +14,8 @@ from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sequence import Sequence
 from bridle.outputs import Finished, FinishReason, Log, Stored
 
-#: So many seconds the end of an output waits for its controller's last words.
-_LAST_WORDS = 0.25
+#: Seconds that the end of an output waits for the last log of its controller.
+LAST_WORDS = 0.25
 
 
 class ControllerOutputs:
@@ -49,7 +49,7 @@ class ControllerOutputs:
             return False
         if not control.final_ask_sent:
             self.pending_final_asks.append(seq)
-        self.held[seq.id] = seq, event, self._clock() + _LAST_WORDS
+        self.held[seq.id] = seq, event, self._clock() + LAST_WORDS
         return True
 
     def hear(self, seq_id: int, answer: Answer) -> None:
