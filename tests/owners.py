@@ -77,6 +77,11 @@ def _noting_tasks(end: Callable[[Any], None]) -> Callable[[Any], None]:
     return noting
 
 
+def pytest_collection_finish() -> None:
+    """Note the threads that imports of test modules have started."""
+    _owned_threads.update(threading.enumerate())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
     if fixturedef.scope == "function":
