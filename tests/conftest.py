@@ -34,7 +34,6 @@ from hypothesis import HealthCheck, settings
 
 from bridle.engine.spec_decode import speculation
 from bridle.serving.requests import request_builder
-from tests import forked_modules
 from tests.waiting import PATIENCE
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -60,9 +59,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
 
-forked_modules.install()
-
-pytest_plugins = ["tests.leftovers", "tests.asking", "tests.owners"]
+pytest_plugins = ["tests.leftovers", "tests.asking"]
 
 _seeds = random.Random()
 request_builder.new_seed = lambda: _seeds.getrandbits(53)

@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import forked_modules
 from tests.waiting import until
 
 #: Threads that live as long as the process, by the beginning of their names.
@@ -169,7 +168,7 @@ def _left_children() -> set[int]:
 
 
 def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children()} - forked_modules.pids
+    return {child.pid for child in psutil.Process().children()}
 
 
 def _is_owned(task: asyncio.Task[Any]) -> bool:

@@ -16,7 +16,6 @@ from bridle.launch.launcher import LaunchedShard
 from bridle.launch.supervised_process import SupervisedProcess
 from bridle.outputs import Event, Finished, FinishReason, Resuming, TokenEvent
 from bridle.sampling import SamplingParams
-from tests import forked_modules
 from tests.launch.scripted_shard import make_executor
 from tests.waiting import PATIENCE
 
@@ -141,4 +140,4 @@ def await_spare(child: SupervisedProcess) -> int:
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)} - forked_modules.pids
+    return {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
