@@ -29,7 +29,7 @@ _HEAD = 32
 #: Texts that must come if one of their beginnings does, each with whether what follows does not change its tokens.
 Chains = tuple[tuple[bytes, bool], ...]
 #: Texts around a pair between whose tokens a tokenizer may split before it merges.
-_AROUND = (
+AROUND = (
     *((left, "") for left in ("", "`", "~", "*", "=", "(", " ", "a")),
     ("", "a"),
     ("", "1"),
@@ -37,7 +37,7 @@ _AROUND = (
     ("", "-" * 28),
 )
 #: These do where two tokens meet inside a word, since nothing but letters changes where a word is split.
-_IN_WORDS = (("", ""), ("a", ""), ("", "a"))
+IN_WORDS = (("", ""), ("a", ""), ("", "a"))
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -137,7 +137,7 @@ class CanonicalPairs:
             head, tail = (self._vocabulary.text_of((token,)).decode() for token in (first, second))
         except UnicodeDecodeError:
             return True  # a part of a character has no text of its own
-        around = _IN_WORDS if _is_inside_word(head, tail) else _AROUND
+        around = IN_WORDS if _is_inside_word(head, tail) else AROUND
         return any(self._is_written(first, second, left + head, tail + right) for left, right in around)
 
     def _is_written(self, first: int, second: int, head: str, tail: str) -> bool:

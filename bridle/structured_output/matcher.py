@@ -25,7 +25,7 @@ _LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
 #: The masks after at most so many tokens are remembered. Longer texts seldom come again.
 _MAX_REMEMBERED = 48
 #: The masks of grammars of at most so many characters are remembered, because their texts are kept with them.
-_MAX_GRAMMAR = 1 << 16
+MAX_GRAMMAR = 1 << 16
 
 
 class Matcher:
@@ -109,7 +109,7 @@ class Matcher:
     @property
     def state(self) -> State | None:
         """Everything that masks depend on; None for a state that is not worth remembering."""
-        is_short = len(self._tokens) <= _MAX_REMEMBERED and len(self._grammar) <= _MAX_GRAMMAR
+        is_short = len(self._tokens) <= _MAX_REMEMBERED and len(self._grammar) <= MAX_GRAMMAR
         return (self._grammar, tuple(self._tokens)) if is_short else None
 
     def mask(self) -> bytes:
@@ -117,13 +117,14 @@ class Matcher:
         `ControllerError` with an explanation if there are none."""
         state = self.state
         if state is None or self.is_failed:
-            return self._mask()
+            return self.compute_mask()
         known = self.vocabulary.masks.get(state)
         if known is None:
-            known = self.vocabulary.masks[state] = self._mask()
+            known = self.vocabulary.masks[state] = self.compute_mask()
         return known
 
-    def _mask(self) -> bytes:
+    def compute_mask(self) -> bytes:
+        """Do as `mask`, without what is remembered."""
         row: bytes = self.backend.compute_bitmask()
         if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)

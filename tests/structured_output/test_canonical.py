@@ -115,7 +115,7 @@ def test_inside_a_word_only_letters_around_it_matter(monkeypatch: pytest.MonkeyP
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
     few = CanonicalPairs(vocab)
     found = [few.has(*pair) for pair in known]
-    monkeypatch.setattr(canonical_pairs, "_IN_WORDS", canonical_pairs._AROUND)
+    monkeypatch.setattr(canonical_pairs, "IN_WORDS", canonical_pairs.AROUND)
     many = CanonicalPairs(vocab)
     assert found == [many.has(*pair) for pair in known] and len(set(found)) == 2
 

@@ -339,7 +339,7 @@ def test_remembered_masks_are_those_that_are_computed() -> None:
         walk = rng.choice(starts).copy()
         for _ in range(6):
             mask = walk.mask()
-            assert walk.copy().mask() is mask == walk.copy()._mask()
+            assert walk.copy().mask() is mask == walk.copy().compute_mask()
             allowed = sorted(tokens_of(mask) - {EOS})
             if not allowed:
                 break
@@ -361,7 +361,7 @@ def test_few_masks_are_remembered() -> None:
 def test_the_masks_of_a_large_grammar_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered is kept with the grammar's text, which a client chooses."""
     vocab, small, large = vocabulary(PIECES), Choice(("ab",)), Choice(("ab" * 40,))
-    monkeypatch.setattr(matchers, "_MAX_GRAMMAR", len(grammar_of(small)))
+    monkeypatch.setattr(matchers, "MAX_GRAMMAR", len(grammar_of(small)))
     for constraint in (small, large):
         matcher(vocab, constraint).mask()
     assert len(vocab.masks) == 1
