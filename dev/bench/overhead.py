@@ -7,6 +7,7 @@ says "sample" is asked for every token.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ _STEP_SECONDS, _SEQUENCE_SECONDS = 100e-6, 15e-6  # roughly, as `MachineLimits.p
 def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[str, Any]:
     """Milliseconds of processor time per step for each variant and number of sequences: the median over the steps."""
     num_steps = _num_steps(settings)
+    gc.freeze()  # garbage collections skip what was imported, as in a server
     figures = []
     for batch in settings.batches or _BATCHES:
         for variant, make in _VARIANTS.items():
