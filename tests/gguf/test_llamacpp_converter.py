@@ -37,18 +37,22 @@ with torch.inference_mode():
 """
 #: Earlier families that need no further fields.
 _CONVERTED = ("llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "granite", "gpt_oss", "deepseek_v3", "olmo2")
-#: Fields that published configurations have and the library leaves out when it saves one.
+#: Fields that published configurations of a family, or of one model, have and the library leaves out when it saves one.
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_rotary_emb": 4},
     "deepseek_v3": {"scoring_func": "sigmoid"},
     "exaone_moe": {"scoring_func": "sigmoid"},
+    "falcon_7b": {"num_kv_heads": 1},
     "glm": {"layernorm_epsilon": 1.5625e-07},
+    "gpt2": {"n_ctx": 512},
     "granite_swa": {"no_rope_layers": [1, 0, 1]},
     "mpt": {"architectures": ["MPTForCausalLM"]},
 }
 _MODELS = {name: (name, NEEDED.get(name, {})) for name in _CONVERTED} | RECURRENT | EXPERTS | OLDER
-#: Those of which a published checkpoint has other names of weights or layers than the library saves.
-_LEFT_OUT = frozenset({"hy_v4", "phimoe", "granite_h", "kimi_linear", "ling", "mimo_v2_flash"})
+#: Those of which a published checkpoint has other names of weights, layers or fields than the library saves.
+_LEFT_OUT = frozenset(
+    {"hy_v4", "phimoe", "gpt_neox", "pythia_halves", "granite_h", "kimi_linear", "ling", "mimo_v2_flash"}
+)
 NAMES = sorted(_MODELS.keys() - _LEFT_OUT)
 
 
@@ -60,7 +64,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         family, fields = _MODELS[name]
         folder = Path(shutil.copytree(tiny_checkpoints.cached_checkpoint(family, **fields), root / name))
-        config = json.loads((folder / "config.json").read_text()) | _PUBLISHED.get(family, {})
+        config = json.loads((folder / "config.json").read_text()) | _PUBLISHED.get(name, _PUBLISHED.get(family, {}))
         (folder / "config.json").write_text(json.dumps(config))
     folders = json.dumps([str(root / name) for name in NAMES])
     command = [sys.executable, "-c", _SCRIPT, str(SOURCES), folders]
