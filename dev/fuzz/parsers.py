@@ -115,7 +115,7 @@ _TEMPLATES = [
     b"{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n * 3 ** 2 }}",
     b"{% macro f(x) %}{{ x | tojson }}{% endmacro %}{{ f(messages[0:1]) }}{{ 'a' * 20 }}",
     b"{{ '%d' % 3 }}{{ ''.join(['a', 'b']) }}{{ messages | map(attribute='role') | list | length }}",
-    b"{%- if messages and 'a' not in messages[0] -%}{{ raise_exception('no') }}{%- endif -%}",
+    b"{%- if not messages or 'a' in messages[0] -%}{{ raise_exception('no') }}{%- endif -%}{{ messages[0].role }}",
 ]
 
 
