@@ -82,6 +82,7 @@ def chat(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     name = name or default_model()
+    model.check_backend(name)
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()

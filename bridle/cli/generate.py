@@ -81,6 +81,7 @@ def generate(
     from bridle.cli.loading import adapter_specs, loaded_model
 
     name, prompt = _model_and_prompt(words)
+    model.check_backend(name)
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
     sampling.to_params()  # what is wrong with it is said before the model is loaded
     steering.named()

@@ -116,6 +116,12 @@ class ModelOptions:
         check_names(self.tool_format, self.reasoning_format)
         return ModelConfig(model, warm_up=warm_up, **vars(self))
 
+    def check_backend(self, model: str) -> None:
+        """Refuse settings that the backend does not take, before the model is looked for."""
+        from bridle.backends import check_backend
+
+        check_backend(self.to_config(model))
+
 
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)

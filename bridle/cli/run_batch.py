@@ -97,6 +97,7 @@ def run_batch(
     from bridle.logs import configure_logs
 
     batch.check()
+    options.check_backend(model)
     check_models(model, options.draft_model, options.tokenizer, revision=options.revision)
     configure_logs("auto", "warning")
     with ExitStack() as stack:

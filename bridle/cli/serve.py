@@ -262,6 +262,7 @@ def serve(
         Default: smollm2.
     """
     check_address(server.host, server.port)
+    model.check_backend(names[0] if names else "demo")
     check_models(*(name for name in names if name != "auto"), revision=model.revision)
     check_models(model.draft_model, model.tokenizer)
     _begin_early(names, model.backend)

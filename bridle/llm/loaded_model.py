@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from bridle.backends import check_backend
 from bridle.chat.chat_format import learn
 from bridle.chat.tool_parsers.presets import check_names
 from bridle.config import EngineConfig, ModelConfig
@@ -219,6 +220,7 @@ def _load(
     config = model if isinstance(model, ModelConfig) else ModelConfig(str(model), **of_model)
     engine = engine_config or EngineConfig(**of_engine)
     check_names(config.tool_format, config.reasoning_format)
+    check_backend(config)
     check_available(config.model, config.revision)  # says which name may be meant; a server's clients are not told
     if has_adapters or engine.adapter_memory is not None:
         from bridle.model.memory_estimate import settle_adapters

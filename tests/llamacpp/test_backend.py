@@ -248,11 +248,11 @@ def test_what_llama_cpp_refuses_is_an_error_of_ours() -> None:
     from gguf import GGUFWriter
 
     path = folder() / "no-weights.gguf"
-    writer = GGUFWriter(path, "falcon")
-    writer.add_uint32("falcon.context_length", 64)
-    writer.add_uint32("falcon.block_count", 1)
-    writer.add_uint32("falcon.embedding_length", 32)
-    writer.add_uint32("falcon.attention.head_count", 4)
+    writer = GGUFWriter(path, "plamo")
+    writer.add_uint32("plamo.context_length", 64)
+    writer.add_uint32("plamo.block_count", 1)
+    writer.add_uint32("plamo.embedding_length", 32)
+    writer.add_uint32("plamo.attention.head_count", 4)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("falcon")
     writer.add_token_list(["a", "b", "</s>"])
@@ -264,7 +264,7 @@ def test_what_llama_cpp_refuses_is_an_error_of_ours() -> None:
     writer.close()
     with pytest.raises(UnsupportedModel, match=r"cannot be loaded by llama\.cpp"):
         load_executor(ModelConfig(str(path), backend="llamacpp"))
-    with pytest.raises(UnsupportedModel, match="of the architecture 'falcon'; known are"):
+    with pytest.raises(UnsupportedModel, match="of the architecture 'plamo'; known are"):
         LLM(str(path))
     # A server measures a model before it loads it, also one that no other backend could load.
     assert weights_of(ModelConfig(str(path), backend="llamacpp")) == 0

@@ -227,8 +227,8 @@ def test_settings_are_refused_before_a_model_is_looked_for(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("the model was looked for")
 
-    for place in ("bridle.model.resolve_model", "bridle.model.memory_estimate.resolve_model"):
-        monkeypatch.setattr(place, never)
+    for place in ("resolve_model", "hub_lookup.resolve_model", "memory_estimate.folder_of"):
+        monkeypatch.setattr(f"bridle.model.{place}", never)
     for verb in (["generate", "owner/model", "x"], ["serve", "owner/model", "--port", "0"]):
         assert main([*verb, "--backend", "llamacpp", *flags]) == 2
         assert words in capsys.readouterr().err.replace("\n", " ")
