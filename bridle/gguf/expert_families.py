@@ -24,7 +24,7 @@ COUNTS = (
     Field("expert_used_count", "num_experts_per_tok"),
     Field("expert_feed_forward_length", "moe_intermediate_size"),
 )
-_GROUPS = (Field("expert_group_count", "n_group", 1), Field("expert_group_used_count", "topk_group", 1))
+GROUPS = (Field("expert_group_count", "n_group", 1), Field("expert_group_used_count", "topk_group", 1))
 _NORMED = Field("expert_weights_norm", "norm_topk_prob", False, bool)
 
 _GRANITE = (
@@ -110,7 +110,7 @@ EXPERT_FAMILIES = (
         reads=("draft layers", "window in some", "sigmoid", "dense first", "shared width"),
         fields=(
             *COUNTS,
-            *_GROUPS,
+            *GROUPS,
             _NORMED,
             Field("expert_shared_count", "num_shared_experts", 1),
             Field("expert_weights_scale", "routed_scaling_factor", 1.0, float),
@@ -207,7 +207,7 @@ EXPERT_FAMILIES = (
         fields=(
             Field("expert_count", "n_routed_experts"),
             *COUNTS[1:],
-            *_GROUPS,
+            *GROUPS,
             Field("expert_weights_norm", "norm_topk_prob", True, bool),
             Field("expert_weights_scale", "routed_scaling_factor", 1.0, float),
             Field("attention.value_scale", "attention_value_scale", 1.0, float),

@@ -25,6 +25,14 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def read_nothing(model: GgufModel, arch: str, config: Config) -> None:
+    """The reader of a property that a file does not have."""
+
+
+def write_nothing(config: Any, put: Put) -> None:
+    """The writer of a property that is read from fields which others write."""
+
+
 def key_heads(config: Any) -> int:
     """Heads of keys, which older families call differently, or of which they have as many as of queries."""
     if getattr(config, "new_decoder_architecture", False):

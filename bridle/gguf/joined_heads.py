@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, key_heads
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, key_heads, write_nothing
 from bridle.gguf.shards import GgufModel
-
-
-def _nothing(config: Any, put: Put) -> None:
-    return None
 
 
 def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> None:
@@ -82,7 +78,7 @@ def _write_biased_positions(config: Any, put: Put) -> None:
 
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {
-    "equal heads": (_read_equal_heads, _nothing),
+    "equal heads": (_read_equal_heads, write_nothing),
     "one key head": (_read_one_key_head, _write_one_key_head),
     "groups of heads": (_read_groups, _write_groups),
     "four times as wide": (_read_four_times, _write_four_times),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridle.gguf.expert_families import DENSE_OR_SPARSE
+from bridle.gguf.expert_families import COUNTS, DENSE_OR_SPARSE, GROUPS
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
 from bridle.gguf.rules import EXPERTS, GATED, INDEXER, LATENT, SHARED_EXPERTS, TWO_NORMS, TensorRule, layer, top
@@ -72,11 +72,9 @@ LATENT_FAMILIES = (
         fields=(
             *_INDEX,
             Field("expert_count", "n_routed_experts"),
-            Field("expert_used_count", "num_experts_per_tok"),
-            Field("expert_feed_forward_length", "moe_intermediate_size"),
+            *COUNTS[1:],
             Field("expert_shared_count", "n_shared_experts"),
-            Field("expert_group_count", "n_group", 1),
-            Field("expert_group_used_count", "topk_group", 1),
+            *GROUPS,
             Field("expert_weights_scale", "routed_scaling_factor", 1.0, float),
             Field("expert_weights_norm", "norm_topk_prob", False, bool),
             Field("hyper_connection.count", "hc_mult"),

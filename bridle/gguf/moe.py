@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, read_nothing, write_nothing
 from bridle.gguf.shards import GgufModel
 
 
@@ -22,14 +22,6 @@ def _read_like_layers(model: GgufModel, arch: str, config: Config) -> None:
 
 def _write_like_layers(config: Any, put: Put) -> None:
     put("expert_feed_forward_length", int(config.intermediate_size))
-
-
-def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    return None
-
-
-def _write_nothing(config: Any, put: Put) -> None:
-    return None
 
 
 def _write_clamped_gates(config: Any, put: Put) -> None:
@@ -223,19 +215,19 @@ def _write_llama_4(config: Any, put: Put) -> None:
 
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {
-    "dense first": (_read_nothing, _write_dense_first),
-    "shared width": (_read_nothing, _write_shared_width),
+    "dense first": (read_nothing, _write_dense_first),
+    "shared width": (read_nothing, _write_shared_width),
     "shared by width": (_read_shared_by_width, _write_shared_width),
     "even weights": (_read_even_weights, _write_even_weights),
-    "to the last layer": (_read_nothing, _write_to_the_last),
+    "to the last layer": (read_nothing, _write_to_the_last),
     "average of experts": (_read_average, _write_average),
     "llama 4": (_read_llama_4, _write_llama_4),
     "experts like layers": (_read_like_layers, _write_like_layers),
-    "draft layers": (_read_nothing, _write_nothing),
+    "draft layers": (read_nothing, write_nothing),
     "shared experts": (_read_shared_experts, _write_shared_experts),
     "softmax": (_read_softmax, _write_softmax),
     "clamped experts": (_read_clamped_experts, _write_clamped_experts),
     "sigmoid": (_read_sigmoid, _write_sigmoid),
     "shared like layers": (_read_shared_like_layers, _write_shared_like_layers),
-    "clamped gates": (_read_nothing, _write_clamped_gates),
+    "clamped gates": (read_nothing, _write_clamped_gates),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from bridle.errors import UnsupportedModel
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has
+from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, has, read_nothing, write_nothing
 from bridle.gguf.shards import GgufModel
 
 
@@ -57,10 +57,6 @@ def _write_channel_delta(config: Any, put: Put) -> None:
         raise UnsupportedModel("a GGUF file of this family has as many heads in all layers; this model differs")
     put("kda.head_dim", int(config.linear_head_dim))
     put("ssm.conv_kernel", int(config.linear_conv_kernel_dim))
-
-
-def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    return None
 
 
 def _write_unrotated_part(config: Any, put: Put) -> None:
@@ -151,10 +147,6 @@ def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
     for what, tensor in (("attn", "attn_q"), ("expert", "ffn_gate_inp")):
         found = [f"blk.{layer}.{tensor}.weight" in model.tensors for layer in layers]
         config[f"{what}_layer_period"], config[f"{what}_layer_offset"] = _period(model, what, found)
-
-
-def _nothing(config: Any, put: Put) -> None:
-    return None
 
 
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
@@ -253,20 +245,20 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "granite experts": (_read_granite_experts, _write_granite_experts),
     "rotated or not": (_read_rotated, _write_rotated),
     "norm of mamba": (_read_norm_of_mamba, _write_norm_of_mamba),
-    "norms of steps": (_read_nothing, _write_norms_of_steps),
+    "norms of steps": (read_nothing, _write_norms_of_steps),
     "delta rule": (_read_delta, _write_delta),
     "delta rule by channel": (_read_channel_delta, _write_channel_delta),
-    "unrotated part": (_read_nothing, _write_unrotated_part),
+    "unrotated part": (read_nothing, _write_unrotated_part),
     "mamba 2 of granite": _mamba(_GRANITE),
     "mamba 2 of falcon": _mamba(_GRANITE._replace(inner="mamba_d_ssm")),
     "mamba 2 of nemotron": _mamba(_NEMOTRON),
     "mamba 2": _mamba(_MAMBA_2),
     "mamba of jamba": _mamba(_JAMBA),
     "mamba": _mamba(_MAMBA),
-    "periods": (_read_periods, _nothing),
-    "attention layers": (_read_attention_layers, _nothing),
+    "periods": (_read_periods, write_nothing),
+    "attention layers": (_read_attention_layers, write_nothing),
     "widths": (_read_widths, _write_widths),
     "experts between": (_read_between, _write_between),
-    "both epsilons": (_read_nothing, _write_both_epsilons),
+    "both epsilons": (read_nothing, _write_both_epsilons),
     "adjusted width": (_read_adjusted_width, _write_adjusted_width),
 }

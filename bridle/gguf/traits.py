@@ -11,7 +11,18 @@ import numpy as np
 
 from bridle.errors import UnsupportedModel
 from bridle.gguf import joined_heads, moe, recurrent, sliding_window
-from bridle.gguf.fields import MAX_SIDE, Config, Put, Reader, Writer, by_layer, has, head_dim
+from bridle.gguf.fields import (
+    MAX_SIDE,
+    Config,
+    Put,
+    Reader,
+    Writer,
+    by_layer,
+    has,
+    head_dim,
+    read_nothing,
+    write_nothing,
+)
 from bridle.gguf.rope import (
     read_temperature,
     read_two_scalings,
@@ -22,14 +33,6 @@ from bridle.gguf.rope import (
 )
 from bridle.gguf.shards import GgufModel
 from bridle.gguf.varied_layers import read_two_rotations, write_two_rotations
-
-
-def _nothing(config: Any, put: Put) -> None:
-    return None
-
-
-def _read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    return None
 
 
 def _read_biases(model: GgufModel, arch: str, config: Config) -> None:
@@ -276,30 +279,30 @@ def _write_index_types(config: Any, put: Put) -> None:
 
 
 TRAITS: dict[str, tuple[Reader, Writer]] = {
-    "index types": (_read_nothing, _write_index_types),
+    "index types": (read_nothing, _write_index_types),
     "layers with a rotation": (_read_rotated_layers, _write_rotated_layers),
-    "unscaled": (_read_unscaled, _nothing),
-    "bias of the head": (_read_bias_of_head, _nothing),
+    "unscaled": (_read_unscaled, write_nothing),
+    "bias of the head": (_read_bias_of_head, write_nothing),
     "two rotations": (read_two_rotations, write_two_rotations),
     "altered inputs": (_read_altered_inputs, _write_altered_inputs),
     "routed experts": (_read_routed_experts, _write_routed_experts),
-    "biases": (_read_biases, _nothing),
+    "biases": (_read_biases, write_nothing),
     "query bias": (_read_query_bias, _write_query_bias),
     "residual": (_read_residual, _write_residual),
-    "output bias": (_read_output_bias, _nothing),
+    "output bias": (_read_output_bias, write_nothing),
     "experts": (_read_experts, _write_experts),
     "expert sizes": (_read_expert_sizes, _write_expert_sizes),
     "plain experts": (_read_plain_experts, _write_plain_experts),
     "clip": (_read_clip, _write_clip),
-    "one bias": (_read_one_bias, _nothing),
-    "three positions": (_read_nothing, _write_three_positions),
-    "head norms or none": (_read_head_norms_or_none, _nothing),
-    "half rotated": (_read_half_rotated, _nothing),
-    "attention bias": (_read_attention_bias, _nothing),
+    "one bias": (_read_one_bias, write_nothing),
+    "three positions": (read_nothing, _write_three_positions),
+    "head norms or none": (_read_head_norms_or_none, write_nothing),
+    "half rotated": (_read_half_rotated, write_nothing),
+    "attention bias": (_read_attention_bias, write_nothing),
     "no head norms": (_read_no_head_norms, _write_no_head_norms),
     "one rotation": (_read_one_rotation, _write_one_rotation),
     "one in four": (sliding_window.read_one_in_four, sliding_window.write_one_in_four),
-    "even experts": (_read_even_experts, _nothing),
+    "even experts": (_read_even_experts, write_nothing),
     "shared expert": (_read_shared_expert, _write_shared_expert),
     "some unrotated": (_read_some_unrotated, _write_some_unrotated),
     "multipliers": (_read_multipliers, _write_multipliers),
@@ -312,7 +315,7 @@ TRAITS: dict[str, tuple[Reader, Writer]] = {
     "every other": (sliding_window.read_every_other, sliding_window.write_every_other),
     "one in six": (sliding_window.read_one_in_six, sliding_window.write_one_in_six),
     "fewer multipliers": (_read_fewer_multipliers, _write_multipliers),
-    "read scalings": (read_two_scalings, _nothing),
+    "read scalings": (read_two_scalings, write_nothing),
     "logit scale": (_read_logit_scale, _write_logit_scale),
     "two scalings": (read_two_scalings, write_two_scalings),
     "temperature": (read_temperature, write_temperature),
