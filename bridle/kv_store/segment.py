@@ -101,6 +101,11 @@ class SegmentWriter:
         self.size = position + len(header) + len(block)
         return position
 
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the file was deleted, so that no reader can open it."""
+        return os.fstat(self._file).st_nlink == 0
+
     def close(self) -> None:
         """Release the lock. A segment without records is removed."""
         if not self.size:

@@ -174,7 +174,8 @@ class SegmentStore:
     def _has_segment_for(self, size: int) -> bool:
         """Begin a segment if the one that is written has no room. After a failure that one continues once there is
         room again on disk, because each segment costs a descriptor."""
-        if self._writer is None or self._writer.size + size > self.segment_bytes:
+        writer = self._writer
+        if writer is None or writer.size + size > self.segment_bytes or (self._has_failed and writer.is_lost):
             self._writer = self._begin_segment()
         elif self._has_failed:
             with _locked(self.folder):

@@ -232,6 +232,18 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_record_leaves_none(
     assert len(list(list_segments(tmp_path))) == 1
 
 
+def test_a_segment_that_somebody_deletes_costs_its_blocks_alone(tmp_path: Path) -> None:
+    target = SegmentStore(tmp_path, "model", LIMIT)
+    fill(target, range(2))
+    for path, _, _ in list(list_segments(tmp_path)):
+        path.unlink()
+    target.refresh()
+    for _ in range(2):  # the first finds that the file is gone
+        target.append(key_of(2), tag(""), block_of(2))
+    assert found_in(target, range(3)) == {2}
+    assert found_in(SegmentStore(tmp_path, "model", LIMIT), range(3)) == {2}
+
+
 _WRITER = """
 import sys
 from pathlib import Path
