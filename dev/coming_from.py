@@ -174,7 +174,7 @@ def names(kept: dict[str, Any], kind: str) -> list[str]:
 
 
 def versions(system: System, kind: str) -> Iterator[str]:
-    """Whose names the tables of a system have."""
+    """Yield a line with the versions of a system whose names the tables list."""
     kept = listed(system)
     version = kept.get("version", "")
     if version:

@@ -134,7 +134,7 @@ class SteeringOptions(ConstraintOptions):
 
 @lru_cache(maxsize=4)
 def _problem(form: Constraint) -> InvalidRequest | None:
-    """Why a constraint cannot be used; None if it can."""
+    """The reason why a constraint cannot be used; None if it can."""
     from bridle.structured_output.validation import check_usable
 
     try:

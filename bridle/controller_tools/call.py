@@ -43,7 +43,7 @@ class Call:
 
     @property
     def error(self) -> str | None:
-        """Why there is no answer; None if there is one, or if it is not known yet."""
+        """The reason why there is no answer; None if there is one, or if it is not known yet."""
         return self._error if self.is_done else None
 
     @property

@@ -76,7 +76,7 @@ class PromptSpec:
 
 
 def serving_of(model: LoadedModel, how: RunOptions) -> InProcessServing:
-    """Whose the requests of a call are, when their turn is, and how long they may take."""
+    """Return how a call's requests are served: for which user, with which priority and time limits."""
     return InProcessServing(
         model,
         user=how.get("tenant", ""),

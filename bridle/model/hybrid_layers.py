@@ -210,7 +210,8 @@ def _number(name: str, *owners: Any) -> float:
 
 
 def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
-    """What multiplies the results of the `first` linear layers of a mixer whose inputs are multiplied by `given`."""
+    """Return the factors of the outputs of a mixer's `first` linear layers, or None if all are 1. Their inputs are
+    multiplied by `given`."""
     if given != 1.0 and any(getattr(each, "bias", None) is not None for each in first):
         raise CannotDescribe("a bias that is not multiplied as its inputs are")
     widths = [each.out_features for each in first]

@@ -79,7 +79,7 @@ def delta_net(module: Any) -> Mixer:
 
 
 def _runs_by_key_head(module: Any) -> Tensor:
-    """Where queries, keys, values, gates, rates and decays are in rows that have them key head by key head."""
+    """Return the runs of queries, keys, values, gates, rates and decays in rows that have them key head by key head."""
     keys, copies = int(module.head_k_dim), int(module.num_v_heads) // int(module.num_k_heads)
     values = copies * int(module.head_v_dim)
     runs, base = [], 0

@@ -185,7 +185,7 @@ class Matcher:
 
     @property
     def failure(self) -> str:
-        """Why the matcher failed, in a few words."""
+        """The reason why the matcher failed, in a few words."""
         return reason(self.backend)
 
     @property

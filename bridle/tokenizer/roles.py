@@ -58,9 +58,9 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """What a template takes. `system` says which system messages count; a template `needs_user` if it refuses or drops
-    instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no content in a message
-    with calls."""
+    """The roles and parts that a template takes. `system` says which system messages count; a template `needs_user` if
+    it refuses or drops instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no
+    content in a message with calls."""
 
     has_developer: bool = False
     system: Literal["all", "first", "none"] = "all"

@@ -113,8 +113,8 @@ def _adapter(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class SoakOutcome:
-    """What a run found. `samples` are states after each round; `slopes` are changes per minute over the second half.
-    `recovery` has the seconds of each round until the right answer came."""
+    """The findings of a run. `samples` are states after each round; `slopes` are changes per minute over the second
+    half. `recovery` has the seconds of each round until the right answer came."""
 
     rounds: Counter[str] = field(default_factory=Counter)
     statuses: Counter[str] = field(default_factory=Counter)

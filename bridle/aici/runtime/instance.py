@@ -138,8 +138,8 @@ class Instance:
         return self._overdue() is not None
 
     def _overdue(self) -> ControllerError | None:
-        """Why the running callback should not continue, or None. Only its own processor time counts, since a busy
-        machine is not its fault."""
+        """The reason why the running callback should not continue, or None. Only its own processor time counts, since
+        a busy machine is not its fault."""
         if self._cancelled is not None:
             return self._cancelled
         used = time.thread_time()

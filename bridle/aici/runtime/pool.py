@@ -125,7 +125,7 @@ class WorkerPool:
         return self._spawn(request, alone)
 
     def _full(self, alone: bool) -> str | None:
-        """Why no further process of this kind can be started, or None."""
+        """The reason why no further process of this kind can be started, or None."""
         count = sum((worker.owner is not None) == alone for worker in self.workers)
         limit = self._limits.max_processes if alone else self._limits.max_workers
         return f"all {limit} {'processes' if alone else 'workers'} are busy" if count >= limit else None

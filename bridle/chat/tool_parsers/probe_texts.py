@@ -71,7 +71,8 @@ def _ordinary_end(prober: Prober) -> str:
 
 
 def _end_of_turn(tail: str, ordinary: str, ends: tuple[str, ...]) -> int:
-    """Where in `tail`, the text behind the last argument, the calls are over and the turn's end begins."""
+    """Return the place in `tail`, the text after the last argument, where the calls have ended and the end of the turn
+    begins."""
     places = [tail.find(each) for each in (*ends, ordinary.strip()) if each and each in tail]
     if not places and (found := _END_MARK.search(tail)) and not _closes_calls(found[0]):
         places.append(found.start())
