@@ -4,7 +4,8 @@
     bridle run examples/recipes/code.py
 
 The tool compiles the program and runs the examples of its docstring, in a process of its own with limits. The line
-of an error is written again, with all that follows. A wrong result has no line, so the whole body is written again.
+of an error is written again, with all that follows. A wrong result has no line, so the whole body is written again. If
+no attempt passes, the first one stays: the example may be wrong.
 """
 
 import pyaici.server as aici
@@ -16,24 +17,27 @@ PROGRAM = '''def last_two(word: str) -> str:
     'bc'
     """
 '''
-MAX_TRIES = 4
+MAX_TRIES = 6
 
 
 async def main() -> None:
     if len(await aici.GetPrompt()) < 2:  # a request may bring its own conversation
         await aici.chat(f"Complete this function in Python.\n\n```python\n{PROGRAM}```")
     await aici.FixedTokens(f"```python\n{PROGRAM}")
-    begin, kept = aici.Label(), ""
+    begin, kept, first = aici.Label(), "", ""
     for attempt in range(MAX_TRIES):
         await aici.FixedTokens(kept, following=begin)
         rest = await aici.gen_text(stop_at="```", max_tokens=300, temperature=0.6 if attempt else 0.0)
+        first = first or rest
         code = PROGRAM + (kept + rest).partition("```")[0]
         result = await aici.tool("python", {"code": code}).json()
         if result["error"] is None:
             break
         print(f"line {result['line']}: {result['error']}")
-        first, wrong = PROGRAM.count("\n"), (result["line"] or 1) - 1
-        kept = "".join(code.splitlines(keepends=True)[first:wrong])
+        given, wrong = PROGRAM.count("\n"), (result["line"] or 1) - 1
+        kept = "".join(code.splitlines(keepends=True)[given:wrong])
+    else:
+        await aici.FixedTokens(first, following=begin)
 
 
 aici.start(main())

@@ -2,24 +2,33 @@
 
     python examples/recipes/interpreter.py < PROGRAM
 
+Examples are those of `doctest`, and lines such as `last_two("abc") == "bc"`, `=> "bc"` or `returns "bc"`.
+
 The process has two seconds of processor time and 512 MB. Before it compiles the program it gives up files, the network
 and other programs (Linux: Landlock and seccomp).
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import doctest
 import json
+import re
 import resource
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bridle import os_sandbox
 
 _SECONDS, _PATIENCE, _MEMORY = 2, 30, 512 << 20
 _NAME = "<program>"
+#: What stands between a call and its result in a line that is not a doctest, and what may follow the result.
+_GIVES = re.compile(r"\s*(?:==?>?|➞|[-=]+>|returns?|should (?:return|be))\s*(.+?)\s*[.,;]?\s*(?:#.*)?")
+_WORDS = {"true": True, "false": False, "null": None}
 
 
 def run(code: str) -> dict[str, Any]:
@@ -42,20 +51,80 @@ def outcome(code: str) -> dict[str, Any]:
         return {"error": str(error), "line": error.lineno}
     except BaseException as error:
         return _failure(error)
-    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.FAIL_FAST)
+    own = [each for each in list(space.values()) if callable(each) and getattr(each, "__module__", None) == "program"]
+    return _doctests(own, space) or _plain_examples(own) or {"error": None, "line": None}
+
+
+class Checker(doctest.OutputChecker):
+    """Compares literals by value. An example without a result may be a comparison, which has to be true."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        if super().check_output(want or "True\n", got, optionflags) or want == got:
+            return True
+        with contextlib.suppress(ValueError, SyntaxError):
+            return bool(ast.literal_eval(want) == ast.literal_eval(got))
+        return False
+
+
+def _doctests(functions: list[Callable[..., Any]], space: dict[str, Any]) -> dict[str, Any] | None:
+    """The first doctest that fails."""
+    runner = doctest.DocTestRunner(Checker(), verbose=False, optionflags=doctest.FAIL_FAST)
     runner.report_start = lambda *_: None  # type: ignore[method-assign]
     failures: list[dict[str, Any]] = []
     runner.report_failure = lambda out, test, example, got: failures.append(  # type: ignore[method-assign]
-        {"error": f"{example.source.strip()} gave {got.strip()}, not {example.want.strip()}", "line": None}
+        _difference(example.source.strip(), got.strip(), example.want.strip() or "True")
     )
     runner.report_unexpected_exception = lambda out, test, example, exc_info: failures.append(  # type: ignore[method-assign]
         _failure(exc_info[1])
     )
-    for value in list(space.values()):
-        if callable(value) and getattr(value, "__doc__", None) and getattr(value, "__module__", None) == "program":
-            for test in doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=space, module=False):
+    finder = doctest.DocTestFinder(recurse=False)
+    for each in functions:
+        with contextlib.suppress(ValueError):  # a docstring with lines that are no doctest
+            for test in finder.find(each, each.__name__, globs=space, module=False) if each.__doc__ else ():
                 runner.run(test)
-    return failures[0] if failures else {"error": None, "line": None}
+    return failures[0] if failures else None
+
+
+def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | None:
+    """The first example that fails among the lines that show a call and its result."""
+    for each in functions:
+        for call, given, wanted in plain_examples(each.__name__, each.__doc__ or ""):
+            try:
+                got = each(*given)
+            except BaseException as error:
+                return _failure(error)
+            if got != wanted:
+                return _difference(call, repr(got), repr(wanted))
+    return None
+
+
+def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]:
+    """Calls of a function in a text, their arguments and results. All values must be literals; others are passed over."""
+    for line in text.splitlines():
+        begin = -1 if ">>>" in line else line.find(f"{name}(")
+        for end in (at + 1 for at, char in enumerate(line) if begin >= 0 and char == ")" and at > begin):
+            given, found = _arguments(line[begin:end]), _GIVES.fullmatch(line[end:])
+            if given is not None and found:
+                with contextlib.suppress(ValueError, SyntaxError):
+                    yield line[begin:end], given, _literal(found[1])
+                break
+
+
+def _arguments(call: str) -> list[Any] | None:
+    """The arguments of a call whose arguments are literals."""
+    with contextlib.suppress(ValueError, SyntaxError):
+        parsed = ast.parse(call, mode="eval").body
+        if isinstance(parsed, ast.Call) and not parsed.keywords:
+            return [ast.literal_eval(each) for each in parsed.args]
+    return None
+
+
+def _literal(text: str) -> Any:
+    return _WORDS[text] if text in _WORDS else ast.literal_eval(text)
+
+
+def _difference(call: str, got: str, wanted: str) -> dict[str, Any]:
+    return {"error": f"{call} gave {got}, not {wanted}"[:300], "line": None}
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -19,7 +19,7 @@ async def main() -> None:
     begin = aici.Label()
     while True:
         end = aici.Label()
-        part = await aici.gen(regex=r"\n?[^.!?\n]+[.!?\n]", max_tokens=2 * BUDGET)
+        part = await aici.gen(regex=r"\n?[^.!?\n]+[.!?]", max_tokens=2 * BUDGET)
         is_complete = part.text.rstrip().endswith((".", "!", "?"))
         if ANSWER in part.text or not is_complete or len(begin.text_since().split()) > BUDGET:
             break

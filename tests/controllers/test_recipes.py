@@ -174,7 +174,11 @@ def test_sentences_are_written_until_they_keep_the_style(run: Run) -> None:
 def test_code_is_rewound_to_the_line_that_fails(run: Run) -> None:
     output = run("code.py")
     assert "```python\ndef last_two" in output.text
-    assert output.usage.rewound_tokens > 0 and "line " in output.outputs[0].logs  # the demo model knows no Python
+    logs = output.outputs[0].logs
+    assert (
+        output.usage.rewound_tokens > 0 and len(re.findall(r"(?m)^line ", logs)) == 6
+    )  # the demo model knows no Python
+    assert output.text == run("code.py", **{"MAX_TRIES = 6": "MAX_TRIES = 1"}).text  # the first attempt stays
 
 
 def test_classes_are_printed_with_their_probability(capsys: pytest.CaptureFixture[str]) -> None:

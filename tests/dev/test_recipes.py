@@ -134,6 +134,27 @@ def test_a_program_is_run_apart(body: str, line: int | None, word: str | None) -
     assert result["error"] is None if word is None else word in result["error"]
 
 
+@pytest.mark.parametrize(
+    ("example", "is_right"),
+    [
+        ("double(2) == 4", True),
+        ("double(2) => 5", False),
+        ("For example double('a') returns \"aa\".", True),
+        ("double([1]) ➞ [1]  # too short", False),
+        ("double(True) -> true", False),
+        ("double(a) == 5", True),  # no literals: it is passed over
+        ("double(2) is even", True),
+        (">>> double(2) == 4", True),
+        (">>> double(2) == 5", False),
+        (">>> double('a')\n    \"aa\"", True),  # another spelling of the same value
+        ('>>> double("a\n  b")', True),  # no doctest
+    ],
+)
+def test_examples_may_be_plain_lines(example: str, is_right: bool) -> None:
+    result = interpreter.run(f'def double(x):\n    """Twice.\n\n    {example}\n    """\n    return x + x\n')
+    assert (result["error"] is None) == is_right, result
+
+
 def test_a_database_is_only_read() -> None:
     assert database.run("shop", "SELECT name FROM products WHERE id = 2") == {"rows": [("chair",)]}
     assert "not authorized" in database.run("shop", "DROP TABLE products")["error"]

@@ -69,7 +69,15 @@ def test_nearly_every_query_runs(llm: LLM) -> None:
 def test_every_thought_ends_with_a_sentence(llm: LLM) -> None:
     thoughts = [text.partition("\nThe answer is") for _, text in answers(llm, "thinking", "steering")]
     assert all(mark and len(thought.split()) <= 40 for thought, mark, _ in thoughts)
-    assert all(not thought or thought.rstrip()[-1] in ".!?\n" for thought, _, _ in thoughts)
+    assert all(thought.rstrip()[-1:] in (".", "!", "?") for thought, _, _ in thoughts)
+
+
+def test_a_thought_without_a_full_stop_gets_one(llm: LLM) -> None:
+    question = {"role": "user", "content": "What is 4 * 9 + 20?"}
+    shown = {"role": "assistant", "content": "4 * 9 + 20 = 56\nThe answer is 56."}
+    case = Case("1", [question, shown, question], None, {}, {"BUDGET": 40})
+    (answer,) = in_process("steering", recipe("thinking"), llm, [case])
+    assert answer.text == "4 * 9 + 20 = 56.\nThe answer is 56."
 
 
 def test_a_program_passes_its_examples(llm: LLM) -> None:
