@@ -99,7 +99,7 @@ def _plain_examples(functions: list[Callable[..., Any]]) -> dict[str, Any] | Non
 
 
 def plain_examples(name: str, text: str) -> Iterator[tuple[str, list[Any], Any]]:
-    """Calls of a function in a text, their arguments and results. All values must be literals; others are passed over."""
+    """Calls of a function in a text, their arguments and results. Only calls whose values are all literals count."""
     for line in text.splitlines():
         begin = -1 if ">>>" in line else line.find(f"{name}(")
         for end in (at + 1 for at, char in enumerate(line) if begin >= 0 and char == ")" and at > begin):
