@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose modules, by their names in it, define these names."""
-    homes = {name: f"{package}.{module}" for module, found in names.items() for name in found}
+def lazy_names(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """Return a package's `__getattr__` and `__all__` from the names that its modules define, separated by spaces."""
+    homes = {name: f"{package}.{module}" for module, found in names.items() for name in found.split()}
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -19,4 +19,4 @@ def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[st
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    return load, sorted(homes)

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from bridle.aici.client.reference import WasmController as WasmController
     from bridle.aici.runner import Runner as Runner
 else:
-    __getattr__ = lazy_names(
+    __getattr__, __all__ = lazy_names(
         __name__,
-        {"runner": ["Runner"], "client.process": ["RuntimeConfig"], "client.reference": ["WasmController"]},
+        {
+            "runner": "Runner",
+            "client.process": "RuntimeConfig",
+            "client.reference": "WasmController",
+        },
     )
-
-__all__ = ["Runner", "RuntimeConfig", "WasmController"]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from bridle.control_vectors.store import ControlVectorInfo as ControlVectorInfo
     from bridle.control_vectors.store import ControlVectors as ControlVectors
 else:
-    __getattr__ = lazy_names(
+    __getattr__, __all__ = lazy_names(
         __name__,
-        {"files": ["Directions", "read_vector", "write_vector"], "store": ["ControlVectorInfo", "ControlVectors"]},
+        {
+            "files": "Directions read_vector write_vector",
+            "store": "ControlVectorInfo ControlVectors",
+        },
     )
-
-__all__ = ["ControlVectorInfo", "ControlVectors", "Directions", "read_vector", "write_vector"]

@@ -11,6 +11,4 @@ if TYPE_CHECKING:
     from bridle.controllers.python import Controller as Controller
     from bridle.controllers.python import SequenceView as SequenceView
 else:
-    __getattr__ = lazy_names(__name__, {"pool": ["PythonControllerPool"], "python": ["Controller", "SequenceView"]})
-
-__all__ = ["Controller", "PythonControllerPool", "SequenceView"]
+    __getattr__, __all__ = lazy_names(__name__, {"pool": "PythonControllerPool", "python": "Controller SequenceView"})

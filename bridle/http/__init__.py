@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from bridle.http.settings import HttpSettings as HttpSettings
     from bridle.http.settings import ServeSettings as ServeSettings
 else:
-    __getattr__ = lazy_names(
-        __name__, {"settings": ["HttpSettings", "ServeSettings"], "app": ["create_app"], "server.run": ["serve"]}
+    __getattr__, __all__ = lazy_names(
+        __name__,
+        {
+            "settings": "HttpSettings ServeSettings",
+            "app": "create_app",
+            "server.run": "serve",
+        },
     )
-
-__all__ = ["HttpSettings", "ServeSettings", "create_app", "serve"]

@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from bridle.model.loading import load_executor as load_executor
     from bridle.model.parity import ParityReport as ParityReport
 else:
-    __getattr__ = lazy_names(
+    __getattr__, __all__ = lazy_names(
         __name__,
         {
-            "check": ["check_model"],
-            "executor": ["LocalExecutor"],
-            "hub_lookup": ["resolve_model"],
-            "loading": ["load_executor"],
-            "parity": ["ParityReport"],
+            "check": "check_model",
+            "executor": "LocalExecutor",
+            "hub_lookup": "resolve_model",
+            "loading": "load_executor",
+            "parity": "ParityReport",
         },
     )
-
-__all__ = ["LocalExecutor", "ParityReport", "check_model", "load_executor", "resolve_model"]

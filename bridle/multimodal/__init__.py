@@ -23,33 +23,16 @@ if TYPE_CHECKING:
     from bridle.multimodal.sources import read_url as read_url
     from bridle.multimodal.sources import source_of as source_of
 else:
-    __getattr__ = lazy_names(
+    __getattr__, __all__ = lazy_names(
         __name__,
         {
-            "families": ["FAMILIES"],
-            "image_decoding": ["check_picture", "open_picture"],
-            "limits": ["MediaLimits"],
-            "media_fetcher": ["ImageHosts"],
-            "modalities": ["reads"],
-            "placeholders": ["Picture"],
-            "reader": ["MediaReader", "open_reader"],
-            "sources": ["Source", "has_remote", "read_base64", "read_url", "source_of"],
+            "families": "FAMILIES",
+            "image_decoding": "check_picture open_picture",
+            "limits": "MediaLimits",
+            "media_fetcher": "ImageHosts",
+            "modalities": "reads",
+            "placeholders": "Picture",
+            "reader": "MediaReader open_reader",
+            "sources": "Source has_remote read_base64 read_url source_of",
         },
     )
-
-__all__ = [
-    "FAMILIES",
-    "ImageHosts",
-    "MediaLimits",
-    "MediaReader",
-    "Picture",
-    "Source",
-    "check_picture",
-    "has_remote",
-    "open_picture",
-    "open_reader",
-    "read_base64",
-    "read_url",
-    "reads",
-    "source_of",
-]

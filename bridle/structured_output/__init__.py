@@ -31,46 +31,12 @@ if TYPE_CHECKING:
     from bridle.structured_output.vocabulary import GrammarVocabulary as GrammarVocabulary
     from bridle.structured_output.vocabulary import vocabulary_of as vocabulary_of
 else:
-    __getattr__ = lazy_names(
+    __getattr__, __all__ = lazy_names(
         __name__,
         {
-            "limits": ["ConstraintLimits"],
-            "pool": ["ConstraintPool"],
-            "spec": [
-                "After",
-                "Choice",
-                "Concat",
-                "Constraint",
-                "Gbnf",
-                "JsonObject",
-                "JsonSchema",
-                "Lark",
-                "OneOf",
-                "Regex",
-                "Substring",
-                "Yacc",
-                "parse",
-            ],
-            "vocabulary": ["GrammarVocabulary", "vocabulary_of"],
+            "limits": "ConstraintLimits",
+            "pool": "ConstraintPool",
+            "spec": "After Choice Concat Constraint Gbnf JsonObject JsonSchema Lark OneOf Regex Substring Yacc parse",
+            "vocabulary": "GrammarVocabulary vocabulary_of",
         },
     )
-
-__all__ = [
-    "After",
-    "Choice",
-    "Concat",
-    "Constraint",
-    "ConstraintLimits",
-    "ConstraintPool",
-    "Gbnf",
-    "JsonObject",
-    "JsonSchema",
-    "Lark",
-    "OneOf",
-    "Regex",
-    "Substring",
-    "GrammarVocabulary",
-    "Yacc",
-    "parse",
-    "vocabulary_of",
-]
