@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.adapters import make_adapters
 from bridle.bench.baselines import Stopwatch
 from bridle.bench.checkpoints import BenchCheckpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.phases import MachineLimits, Phases
@@ -30,6 +29,7 @@ from bridle.distribution import install_hint
 from bridle.engine.request import Request
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
+from dev.bench.adapters import make_adapters
 from dev.bench.switching import SwitchingPeer
 
 if TYPE_CHECKING:

@@ -37,12 +37,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from bridle.bench.adapters import make_adapters
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.settings import BenchSettings
 from bridle.bench.subprocesses import announced_port, child_process
 from bridle.lora import LayerShape
 from bridle.model import resolve_model
+from dev.bench.adapters import make_adapters
 from dev.bench.soaked_server import Faults
 
 if TYPE_CHECKING:

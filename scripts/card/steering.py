@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bridle.bench.adapters import make_adapters
 from bridle.bench.baselines import Stopwatch
 from bridle.config import EngineConfig
 from bridle.controllers import Controller, PythonControllerPool, SequenceView
@@ -22,6 +21,7 @@ from bridle.model.graph_kinds import GraphKind
 from bridle.model.graphs import StepGraphs
 from bridle.outputs import Finished, TokenEvent
 from bridle.sampling import SamplingParams
+from dev.bench.adapters import make_adapters
 from scripts.card.speed import WARM_UP, prompts_of
 
 Figures = Iterator[dict[str, Any]]

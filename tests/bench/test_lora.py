@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridle.bench.adapters import RANK, make_adapters
 from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.lora import open_adapter
 from bridle.lora.torch_ops import TorchKernel
 from bridle.testing.scripted import ScriptedExecutor
+from dev.bench.adapters import RANK, make_adapters
 from dev.bench.lora import LoraScene, Size, _Feed, _scenes
 from dev.bench.lora_products import MIXES, Mix, time_mix
 from tests.lora.kit import LAYERS

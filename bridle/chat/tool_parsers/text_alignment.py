@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
+from os.path import commonprefix
 
 
 def common_prefix(first: str, second: str) -> str:
-    length = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        length += 1
-    return first[:length]
+    return commonprefix((first, second))  # noqa: RUF071 - of texts, not of paths
 
 
 def common_suffix(first: str, second: str) -> str:
