@@ -20,35 +20,25 @@ class BenchOptions:
     quick: Annotated[bool, Parameter(negative="")] = False
     "Measure for seconds instead of minutes, with fewer tokens and rounds. Ratios are then rough."
     model_size: Annotated[tuple[Literal["20m", "0.5b", "1.5b"], ...], Parameter(negative="")] = ()
-    (
-        "Model size for `engine`, `cpu`, `lmtp` and `steps`. Repeatable. Default: 20m and 0.5b; 0.5b for `lmtp`; 0.5b "
-        "and 1.5b for `cpu`; 20m for `steps` and with --quick."
-    )
+    """Model size for `engine`, `cpu`, `lmtp` and `steps`. Repeatable. Default: 20m and 0.5b; 0.5b for `lmtp`; 0.5b and
+    1.5b for `cpu`; 20m for `steps` and with --quick."""
     batch: Annotated[tuple[int, ...], Parameter(negative="")] = ()
     "Number of concurrent sequences or streams. Repeatable. Default: depends on the benchmark."
     threads: int | None = None
     "Number of CPU threads. Default: the number of physical cores."
     lmql: Path | None = None
-    (
-        "Folder of a virtual environment with LMQL, for `lmtp`. If it is missing, it is created (minutes, 1 GB). "
-        "Default: in the user's cache folder."
-    )
+    """Folder of a virtual environment with LMQL, for `lmtp`. If it is missing, it is created (minutes, 1 GB). Default:
+    in the user's cache folder."""
     report: Path | None = None
-    (
-        "File to write: for `simulation` a Markdown page to update, with plots next to it; for `cpu` an SVG or PNG "
-        "plot. Needs `pip install 'bridle-llm[bench]'`."
-    )
+    """File to write: for `simulation` a Markdown page to update, with plots next to it; for `cpu` an SVG or PNG plot.
+    Needs `pip install 'bridle-llm[bench]'`."""
     parts: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    (
-        "Measure only the parts of `cpu` or `gpu` whose names contain this text. Parts of `gpu`: `probe`, `0.6b`, "
-        "`8b`, `control`, `lora`. Parts of `cpu`: such as `0.5b decode 8-bit 16x128` (sequences x context), `0.5b "
-        "prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`. Repeatable."
-    )
+    """Measure only the parts of `cpu` or `gpu` whose names contain this text. Parts of `gpu`: `probe`, `0.6b`, `8b`,
+    `control`, `lora`. Parts of `cpu`: such as `0.5b decode 8-bit 16x128` (sequences x context),
+    `0.5b prefill float32 1x256`, `0.5b http`, `0.5b control`, `0.5b lmtp`. Repeatable."""
     folder: Path | None = None
-    (
-        "Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so "
-        "that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."
-    )
+    """Folder to keep results in. For `cpu`, it also keeps models, and parts that have results there are skipped, so
+    that an interrupted run can be resumed. For `gpu`, results are appended to a file. Default: keep nothing."""
     load_model: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "For `load` and `real`: GGUF file or folder to start a server with. For `hybrid`: folder or shape. Repeatable."
     llama_server: Path | None = None

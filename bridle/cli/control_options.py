@@ -27,10 +27,8 @@ class ControlOptions:
     control: Literal["auto", "on", "off"] = "auto"
     "Start the runtime of Wasm controllers; `auto` starts it if its packages are installed."
     controller_class: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    (
-        "Python controller that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is a module or "
-        "a file. It runs in the server without a sandbox. Repeatable."
-    )
+    """Python controller that requests may choose as `class:NAME`: [NAME=]MODULE:CLASS, where MODULE is a module or a
+    file. It runs in the server without a sandbox. Repeatable."""
     control_store: Path | None = None
     "Folder for uploaded controllers. Default: in the user's data folder."
     control_prepare: bool = True
@@ -46,16 +44,12 @@ class ControlOptions:
     policy_rtarg: Annotated[tuple[str, ...], Parameter(negative="", allow_leading_hyphen=True)] = ()
     "Argument for the runtime of Wasm policies, such as `--policy-rtarg=--limit=max_memory=134217728`. Repeatable."
     aici_trace: Path | None = None
-    (
-        "File to append a trace of the control runtime to, for `bridle replay`, `bridle explain` and `bridle test`. It "
-        "grows to at most 1 GiB."
-    )
+    """File to append a trace of the control runtime to, for `bridle replay`, `bridle explain` and `bridle test`. It
+    grows to at most 1 GiB."""
 
     sandbox: Literal["strict", "best", "off"] | None = None
-    (
-        "Walls of the operating system around controllers, and around grammars and chat templates of clients: `strict` "
-        "refuses to start where one is missing, `best` uses what the kernel has. Default: best."
-    )
+    """Walls of the operating system around controllers, and around grammars and chat templates of clients: `strict`
+    refuses to start where one is missing, `best` uses what the kernel has. Default: best."""
 
     def to_settings(self) -> ControlSettings:
         """Return the settings. The choice of a sandbox holds for the whole process."""

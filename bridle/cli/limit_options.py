@@ -35,10 +35,8 @@ class LimitOptions:
     max_choices: Annotated[int, Parameter(converter=count)] = 256
     "Maximum number of choices in one request, over all its prompts."
     default_max_tokens: Count = None
-    (
-        "Maximum number of output tokens of requests that set no limit. Default: the API's, the checkpoint's, or what "
-        "the context holds."
-    )
+    """Maximum number of output tokens of requests that set no limit. Default: the API's, the checkpoint's, or what the
+    context holds."""
     max_connections: Annotated[int, Parameter(converter=count)] = 4096
     "Maximum number of open connections, including WebSockets. Further ones get status 429."
     receive_timeout: float = 30.0
@@ -55,10 +53,8 @@ class LimitOptions:
     "Reject requests with unknown fields, even harmless ones."
 
     drop_system_block: Annotated[tuple[str, ...], Parameter(negative="")] = DROPPED
-    (
-        "Remove `system` blocks of /v1/messages that start with this text. They differ per session and would prevent "
-        "prefix caching. `none` keeps all. Repeatable."
-    )
+    """Remove `system` blocks of /v1/messages that start with this text. They differ per session and would prevent
+    prefix caching. `none` keeps all. Repeatable."""
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
         """The settings of a server, with these bounds."""

@@ -56,15 +56,11 @@ class ModelOptions:
     device: str = "auto"
     "Device to use: `cpu`, `cuda`, `cuda:1`; `auto` takes a GPU if there is one."
     quantization: Quantization = "none"
-    (
-        "Compress weights while loading, on a CPU: `int8`, or GGUF's `q8_0` and `q4_0`. `auto` takes the fastest one "
-        "that keeps 95 % of the most likely tokens of a sample text."
-    )
+    """Compress weights while loading, on a CPU: `int8`, or GGUF's `q8_0` and `q4_0`. `auto` takes the fastest one that
+    keeps 95 % of the most likely tokens of a sample text."""
     kv_cache_dtype: KVCacheDType = "auto"
-    (
-        "Type of the KV cache on a CPU: `bfloat16` needs half as much memory as float32, `int8` about a quarter. "
-        "`auto` is `--dtype`."
-    )
+    """Type of the KV cache on a CPU: `bfloat16` needs half as much memory as float32, `int8` about a quarter. `auto` is
+    `--dtype`."""
     adapter_kernel: Literal["auto", "fused", "torch"] = "auto"
     "Implementation of LoRA: `fused` kernels on a GPU, or `torch`."
     enforce_eager: bool = False
@@ -80,10 +76,8 @@ class ModelOptions:
     generation_config: Literal["auto", "none"] = "auto"
     "Sampling defaults for requests: `auto` reads the checkpoint's generation_config.json, `none` ignores it."
     image_hosts: Annotated[tuple[str, ...], Parameter(name=spellings("--allow-image-host"), negative="")] = ()
-    (
-        "Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are "
-        "not public. Repeatable. Default: none."
-    )
+    """Host from which requests may load images over https: HOST[:PORT], or HOST[:PORT]=NETWORK if its addresses are not
+    public. Repeatable. Default: none."""
     control_vectors: Annotated[tuple[str, ...], Parameter(name="--load-control-vector", negative="")] = ()
     "Control vector that requests may scale, as [MODEL:]NAME=FILE: a GGUF or safetensors file. Repeatable."
     tool_format: str = "auto"
@@ -91,20 +85,14 @@ class ModelOptions:
     reasoning_format: str = "auto"
     "Tags around reasoning: a name such as `deepseek_r1`. `auto` infers them from the chat template."
     tool_prompt: Literal["describe", "refuse"] = "describe"
-    (
-        "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request. "
-        "Requests may set the field `tool_prompt`."
-    )
+    """Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request.
+    Requests may set the field `tool_prompt`."""
     thinking_budget_message: str = ""
-    (
-        "Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set "
-        "the field of that name. Default: none."
-    )
+    """Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set the
+    field of that name. Default: none."""
     max_repeated_calls: int = 0
-    (
-        "Number of equal tool calls in a row, with equal results, after which the model must answer without tools: a "
-        "small model may repeat one for ever. Default: 0, which is no limit."
-    )
+    """Number of equal tool calls in a row, with equal results, after which the model must answer without tools: a small
+    model may repeat one for ever. Default: 0, which is no limit."""
     bare_calls: bool = True
     "Read JSON of a call at the beginning of an answer as a call, though it has no markup."
     parse_special_text: Annotated[bool, Parameter(negative="")] = False
@@ -129,10 +117,8 @@ class TraceModelOptions(ModelOptions):
     """The model, or only its vocabulary, for traces that run again."""
 
     tokenizer: str | None = None
-    (
-        "Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's "
-        "tokenizer. Default: demo."
-    )
+    """Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's
+    tokenizer. Default: demo."""
 
 
 @Parameter(name="*", group=BATCHING)
@@ -149,17 +135,13 @@ class EngineOptions:
     max_num_batched_tokens: Count = None
     "Maximum number of tokens in one step. Default: `--max-batch-prefill-tokens` and one for each sequence."
     waiting_served_ratio: float | None = None
-    (
-        "Hold queued prompts back until there are this many for each running sequence. Default: 0; 0.3 without chunked "
-        "prefill; 1.2 if only `--max-waiting-tokens` is set."
-    )
+    """Hold queued prompts back until there are this many for each running sequence. Default: 0; 0.3 without chunked
+    prefill; 1.2 if only `--max-waiting-tokens` is set."""
     max_waiting_tokens: Count = None
     "Maximum number of steps for which queued prompts are held back. Default: 20."
     chunked_prefill: bool = True
-    (
-        "Compute long prompts in chunks together with the tokens of other requests. Without it, other requests pause "
-        "during a prompt."
-    )
+    """Compute long prompts in chunks together with the tokens of other requests. Without it, other requests pause
+    during a prompt."""
     max_input_tokens: Count = None
     "Maximum length of a prompt. Default: the context length."
     max_total_tokens: Count = None
@@ -169,10 +151,8 @@ class EngineOptions:
     priority_seconds: float = 10.0
     "Seconds of waiting that equal one step of priority."
     speculate: Drafts = None
-    (
-        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft "
-        "model, else `off`."
-    )
+    """Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft model,
+    else `off`."""
     allow_probes: bool = False
     "Let controllers read hidden states along control vectors (the field `probes`)."
     prefix_caching: bool = True
@@ -186,10 +166,8 @@ class EngineOptions:
     max_retained_tokens: Count = None
     "Maximum number of tokens in them. Default: half of `--park-memory`."
     kv_store: str | None = None
-    (
-        "Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` "
-        "for one in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."
-    )
+    """Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` for
+    one in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."""
     kv_store_bytes: Bytes = None
     "Maximum size of that folder. Default: 8 GiB, or a tenth of the free disk if that is less."
     kv_store_key: str | None = None
@@ -201,10 +179,8 @@ class EngineOptions:
     unnamed_ids: bool = False
     "Allow token ids that the tokenizer does not have. They produce no text."
     warm_up: bool = True
-    (
-        "Run the largest step while loading, and size the KV cache by the memory that is left. Otherwise, the size is "
-        "estimated."
-    )
+    """Run the largest step while loading, and size the KV cache by the memory that is left. Otherwise, the size is
+    estimated."""
 
     def to_config(self) -> EngineConfig:
         given = dict(vars(self))
@@ -226,10 +202,8 @@ class RoomOptions:
     warm_up: bool = True
     "Run the largest step while loading, so that missing memory is noticed at once. Otherwise, memory is estimated."
     reserved_memory: Bytes = None
-    (
-        "Memory to leave free for adapters: on a GPU the server's `--adapter-memory`, on a CPU three times that plus "
-        "`--adapter-host-memory`. Default: none."
-    )
+    """Memory to leave free for adapters: on a GPU the server's `--adapter-memory`, on a CPU three times that plus
+    `--adapter-host-memory`. Default: none."""
     num_blocks: Annotated[Count, Parameter(show=False)] = None
     max_kv_memory: Annotated[Bytes, Parameter(show=False)] = None
     num_sharers: Annotated[int, Parameter(show=False)] = 1
@@ -267,10 +241,8 @@ class SamplingOptions(_Derived):
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Text that ends the output. Repeatable."
     speculate: Drafts = None
-    (
-        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft "
-        "model, else `off`."
-    )
+    """Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Default: `auto` with a draft model,
+    else `off`."""
     sampling: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     'Any sampling parameter as NAME=VALUE with a JSON value, such as `watermark={"gamma": 0.5}`. Repeatable.'
 

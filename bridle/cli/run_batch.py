@@ -48,10 +48,8 @@ class BatchOptions:
     tools: Path | None = None
     "TOML file of tools that controllers may call: Python functions, HTTP requests and MCP servers. See docs/tools.md."
     speculate: Drafts = None
-    (
-        "Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Requests may set their own. "
-        "Default: `auto` with a draft model, else `off`."
-    )
+    """Draft tokens per step: a number, `auto` or `off`. The output is unchanged. Requests may set their own. Default:
+    `auto` with a draft model, else `off`."""
 
     def check(self) -> None:
         """Refuse requests that are invalid with any model."""

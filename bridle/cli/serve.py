@@ -106,17 +106,13 @@ class ModelSetOptions:
     allow_hub: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Hub id of a model that requests may load by name. Repeatable."
     allow_pull: bool | None = None
-    (
-        "Let requests load the models that `bridle pull` lists, and admins pull and delete them through Ollama's API. "
-        "Default: yes if no MODEL is named."
-    )
+    """Let requests load the models that `bridle pull` lists, and admins pull and delete them through Ollama's API.
+    Default: yes if no MODEL is named."""
     static: Annotated[bool, Parameter(negative="")] = False
     "Keep the models of the command line loaded, and load no others."
     max_model_memory: Bytes = None
-    (
-        "Maximum memory for all models with their KV caches and adapters, such as `24GiB`. Default: most of the free "
-        "memory."
-    )
+    """Maximum memory for all models with their KV caches and adapters, such as `24GiB`. Default: most of the free
+    memory."""
     load_timeout: float = 300.0
     "Seconds that a request waits for its model to load."
 
@@ -161,17 +157,13 @@ class ServerOptions:
     grace_period: float = 30.0
     "Seconds that running requests have to finish after Ctrl-C or SIGTERM."
     drain_parked: Literal["end", "wait"] = "end"
-    (
-        "Conversations that wait for a tool's result at shutdown: `end` drops them; `wait` answers their next request "
-        "within the grace period."
-    )
+    """Conversations that wait for a tool's result at shutdown: `end` drops them; `wait` answers their next request
+    within the grace period."""
     lmtp_path: str = "/lmtp"
     "Additional path of the LMTP WebSocket, next to `/`."
     log_format: LogFormat = "auto"
-    (
-        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
-        "`json`. `auto` is `console` on a terminal, else `json`."
-    )
+    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
+    `json`. `auto` is `console` on a terminal, else `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "Lowest level to log."
     otlp_endpoint: str | None = None
@@ -181,10 +173,8 @@ class ServerOptions:
     trace_share: float = 0.0
     "Fraction of requests to trace in `--trace-folder`, from 0 to 1."
     state_db: Path | None = None
-    (
-        "File in which stored responses, conversations, batches, traces for clients and prompt caches outlive the "
-        "server. They contain prompts and outputs. Default: they are kept in memory."
-    )
+    """File in which stored responses, conversations, batches, traces for clients and prompt caches outlive the server.
+    They contain prompts and outputs. Default: they are kept in memory."""
     policies: Path | None = None
     "TOML file of policies that every output must follow. Read again on SIGHUP and on `POST /v1/policies/reload`."
 

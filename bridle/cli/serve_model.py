@@ -66,10 +66,8 @@ class LmtpOptions:
     tool_prompt: Literal["describe", "refuse"] = "describe"
     "Tools that the chat template does not write: `describe` them in the system message, or `refuse` the request."
     thinking_budget_message: str = ""
-    (
-        "Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set "
-        "the field of that name. Default: none."
-    )
+    """Sentence that the model writes when a `thinking_budget` ends, before it closes its thoughts. Requests may set the
+    field of that name. Default: none."""
     docker_hide_port: Annotated[bool, Parameter(name=["--docker-hide-port", "--docker_hide_port"], negative="")] = False
     "Omit the port from the first lines of output."
     silent: Annotated[bool, _FLAG] = False
@@ -77,10 +75,8 @@ class LmtpOptions:
     verbose: Annotated[bool, _FLAG] = False
     "Print each message from clients."
     log_format: LogFormat = "auto"
-    (
-        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
-        "`json`. `auto` is `console` on a terminal, else `json`."
-    )
+    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
+    `json`. `auto` is `console` on a terminal, else `json`."""
 
     def to_config(self, model: str) -> ModelConfig:
         from bridle.chat.tool_parsers.presets import check_names

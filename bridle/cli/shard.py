@@ -26,10 +26,8 @@ class ListenOptions:
     """Address of the shard, and its metrics and traces."""
 
     listen: str = "127.0.0.1:8090"
-    (
-        "Address to listen on: `unix:/path` or `host:port`; port 0 takes a free one. Without TLS it must be a loopback "
-        "address."
-    )
+    """Address to listen on: `unix:/path` or `host:port`; port 0 takes a free one. Without TLS it must be a loopback
+    address."""
     tls_cert: Path | None = None
     "PEM file with the certificate of this shard."
     tls_key: Path | None = None
@@ -37,10 +35,8 @@ class ListenOptions:
     tls_ca: Path | None = None
     "PEM file with the CA that must have signed the server's certificate. Default: accept any server."
     log_format: LogFormat = "auto"
-    (
-        "Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields; "
-        "`json`. `auto` is `console` on a terminal, else `json`."
-    )
+    """Form of log lines: `console` is readable, with five fields per request; `full` is readable with all fields;
+    `json`. `auto` is `console` on a terminal, else `json`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     "Lowest level to log."
 
