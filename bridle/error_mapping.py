@@ -9,33 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from bridle.errors import (
-    BridleError,
-    ControllerError,
-    ControllerUnavailable,
-    DeadlineExceeded,
-    EngineClosed,
-    EngineFailed,
-    InternalError,
-    InvalidRequest,
-    ModelUnavailable,
-    OutOfBlocks,
-    Overloaded,
-    ProtocolError,
-    RequestCancelled,
-    ShardUnavailable,
-    TemplateFailure,
-    Unauthorized,
-    UnknownAdapter,
-    UnknownBatch,
-    UnknownCache,
-    UnknownControlVector,
-    UnknownConversation,
-    UnknownFile,
-    UnknownModel,
-    UnknownResponse,
-    UnknownTrace,
-)
+from bridle import errors
 from bridle.safe_repr import public_text
 
 _MAX_ERROR_CHARS = 4_000
@@ -65,48 +39,50 @@ class MappedError(NamedTuple):
 
 
 # The first class that matches decides: subclasses come before their bases.
-_TABLE: tuple[tuple[type[BridleError], MappedError], ...] = (
-    (Unauthorized, MappedError(ErrorKind.UNAUTHORIZED, 401)),
-    (UnknownModel, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownAdapter, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownControlVector, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownTrace, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownResponse, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownConversation, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownFile, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownBatch, MappedError(ErrorKind.INVALID, 404)),
-    (UnknownCache, MappedError(ErrorKind.INVALID, 404)),
-    (TemplateFailure, MappedError(ErrorKind.TEMPLATE, 400)),
-    (InvalidRequest, MappedError(ErrorKind.INVALID, 400)),
-    (ProtocolError, MappedError(ErrorKind.INVALID, 400)),
-    (ControllerUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
-    (ControllerError, MappedError(ErrorKind.CONTROLLER, 422)),
-    (Overloaded, MappedError(ErrorKind.OVERLOADED, 429, may_pass=True)),
-    (RequestCancelled, MappedError(ErrorKind.CANCELLED, 499)),
-    (OutOfBlocks, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
-    (ShardUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
-    (ModelUnavailable, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
-    (EngineClosed, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
-    (DeadlineExceeded, MappedError(ErrorKind.LATE, 504)),
+_TABLE: tuple[tuple[type[errors.BridleError], MappedError], ...] = (
+    (errors.Unauthorized, MappedError(ErrorKind.UNAUTHORIZED, 401)),
+    (errors.UnknownModel, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownAdapter, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownControlVector, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownTrace, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownResponse, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownConversation, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownFile, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownBatch, MappedError(ErrorKind.INVALID, 404)),
+    (errors.UnknownCache, MappedError(ErrorKind.INVALID, 404)),
+    (errors.TemplateFailure, MappedError(ErrorKind.TEMPLATE, 400)),
+    (errors.InvalidRequest, MappedError(ErrorKind.INVALID, 400)),
+    (errors.ProtocolError, MappedError(ErrorKind.INVALID, 400)),
+    (errors.ControllerUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
+    (errors.ControllerError, MappedError(ErrorKind.CONTROLLER, 422)),
+    (errors.Overloaded, MappedError(ErrorKind.OVERLOADED, 429, may_pass=True)),
+    (errors.RequestCancelled, MappedError(ErrorKind.CANCELLED, 499)),
+    (errors.OutOfBlocks, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (errors.ShardUnavailable, MappedError(ErrorKind.LOST, 503, may_pass=True)),
+    (errors.ModelUnavailable, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (errors.EngineClosed, MappedError(ErrorKind.BUSY, 503, may_pass=True)),
+    (errors.DeadlineExceeded, MappedError(ErrorKind.LATE, 504)),
 )
 _UNKNOWN = MappedError(ErrorKind.BUG, 500)
 
 
-def failure_of(error: BridleError) -> MappedError:
+def failure_of(error: errors.BridleError) -> MappedError:
     """Return the error as the client receives it."""
     return next((failure for kind, failure in _TABLE if isinstance(error, kind)), _UNKNOWN)
 
 
-def retry_after(error: BridleError) -> float | None:
+def retry_after(error: errors.BridleError) -> float | None:
     """In how many seconds to ask again, if that is known."""
     return (
-        error.retry_after if isinstance(error, (Overloaded, ModelUnavailable, ShardUnavailable, EngineFailed)) else None
+        error.retry_after
+        if isinstance(error, (errors.Overloaded, errors.ModelUnavailable, errors.ShardUnavailable, errors.EngineFailed))
+        else None
     )
 
 
-def error_text(error: BridleError, *, hides_bugs: bool = True) -> str:
+def error_text(error: errors.BridleError, *, hides_bugs: bool = True) -> str:
     """Return the text of an error for the client, of bounded length. Internal errors get a generic text unless
     `hides_bugs` is False."""
-    is_hidden = hides_bugs and isinstance(error, InternalError)
+    is_hidden = hides_bugs and isinstance(error, errors.InternalError)
     text = "internal error; the server's log has more" if is_hidden else public_text(error)
     return text if len(text) <= _MAX_ERROR_CHARS else text[:_MAX_ERROR_CHARS] + "..."

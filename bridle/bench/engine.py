@@ -19,16 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridle.bench.baselines import (
-    BaselineRun,
-    BridlePeer,
-    ContinuousPeer,
-    GeneratePeer,
-    Peer,
-    Prompts,
-    load_transformers,
-    number_bits,
-)
+from bridle.bench import baselines
 from bridle.bench.checkpoints import SHAPES, BenchCheckpoint, make_checkpoint, planned_checkpoint
 from bridle.bench.phases import MachineLimits, Phases
 from bridle.bench.roofline import read_bandwidth, triad_bandwidth
@@ -109,7 +100,7 @@ def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
 
 def _num_peers() -> int:
     """Integers of 8 bits are for CPUs."""
-    return 4 if number_bits() == 32 else 3
+    return 4 if baselines.number_bits() == 32 else 3
 
 
 def _model_sizes(settings: BenchSettings) -> tuple[str, ...]:
@@ -141,15 +132,15 @@ def _measure_model(checkpoint: BenchCheckpoint, settings: BenchSettings, phases:
 
 
 @contextlib.contextmanager
-def _peers(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Iterator[list[Peer]]:
-    model = load_transformers(checkpoint)
-    makers: list[Callable[[], Peer]] = [
-        lambda: GeneratePeer(model),
-        lambda: ContinuousPeer(model),
-        lambda: BridlePeer(checkpoint, num_threads=settings.threads),
-        lambda: BridlePeer(checkpoint, num_threads=settings.threads, quantization="int8"),
+def _peers(checkpoint: BenchCheckpoint, settings: BenchSettings) -> Iterator[list[baselines.Peer]]:
+    model = baselines.load_transformers(checkpoint)
+    makers: list[Callable[[], baselines.Peer]] = [
+        lambda: baselines.GeneratePeer(model),
+        lambda: baselines.ContinuousPeer(model),
+        lambda: baselines.BridlePeer(checkpoint, num_threads=settings.threads),
+        lambda: baselines.BridlePeer(checkpoint, num_threads=settings.threads, quantization="int8"),
     ]
-    peers: list[Peer] = []
+    peers: list[baselines.Peer] = []
     try:
         for make in makers[: _num_peers()]:
             peers.append(make())
@@ -167,10 +158,14 @@ def make_prompts(num_prompts: int, vocab_size: int, *, seed: int = 0) -> list[li
 
 
 def _race(
-    checkpoint: BenchCheckpoint, peers: Sequence[Peer], prompts: Prompts, num_new: int, num_rounds: int
+    checkpoint: BenchCheckpoint,
+    peers: Sequence[baselines.Peer],
+    prompts: baselines.Prompts,
+    num_new: int,
+    num_rounds: int,
 ) -> list[EngineFigure]:
     """The best time of each peer. They take turns, and begin in another order each round."""
-    best: dict[tuple[str, int], BaselineRun] = {}
+    best: dict[tuple[str, int], baselines.BaselineRun] = {}
     for peer in peers:
         peer.generate(prompts[:2], 2)  # whatever is built lazily is built now
     for number in range(num_rounds):
@@ -187,11 +182,11 @@ def _race(
     ]
 
 
-def better(run: BaselineRun, other: BaselineRun | None) -> BaselineRun:
+def better(run: baselines.BaselineRun, other: baselines.BaselineRun | None) -> baselines.BaselineRun:
     """The least of both times; they may come from different rounds."""
     if other is None:
         return run
-    return BaselineRun(
+    return baselines.BaselineRun(
         run.outputs,
         min(run.seconds, other.seconds),
         min(run.cpu_seconds, other.cpu_seconds),
@@ -200,10 +195,10 @@ def better(run: BaselineRun, other: BaselineRun | None) -> BaselineRun:
 
 def _figure(
     checkpoint: BenchCheckpoint,
-    peer: Peer,
-    prompts: Prompts,
-    first: BaselineRun,
-    full: BaselineRun,
+    peer: baselines.Peer,
+    prompts: baselines.Prompts,
+    first: baselines.BaselineRun,
+    full: baselines.BaselineRun,
     reference: list[list[int]],
 ) -> EngineFigure:
     return EngineFigure(
@@ -221,7 +216,7 @@ def _figure(
     )
 
 
-def check_lengths(peer: Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
+def check_lengths(peer: baselines.Peer, tokens: Sequence[Sequence[int]], num_new: int) -> None:
     """A peer that ends early would look fast."""
     short = [len(output) for output in tokens if len(output) != num_new]
     if short:
@@ -256,7 +251,7 @@ def roof(figure: EngineFigure, checkpoint: BenchCheckpoint, bandwidth: float) ->
     """Tokens per second if a step took just the time to read the weights and the KV of its sequences."""
     context = figure.prompt_tokens + figure.new_tokens / 2  # of all sequences, halfway through the run
     weights = checkpoint.step_bytes * figure.bits / 32
-    cache = checkpoint.token_bytes * context * number_bits() / 32
+    cache = checkpoint.token_bytes * context * baselines.number_bits() / 32
     return figure.batch * bandwidth / (weights + cache)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from bridle.chat import stream_deltas as deltas
 from bridle.chat.cached_prompt import num_common
 from bridle.chat.constraint_description import with_description
 from bridle.chat.conversation import ChatPrompt, Conversation, make_prompt
@@ -23,16 +24,6 @@ from bridle.chat.output_grammar import OutputGrammar
 from bridle.chat.output_marks import OutputMarks, known_marks, learn_marks, may_open
 from bridle.chat.reasoning import ReasoningReader, ThinkTags
 from bridle.chat.repeated_calls import marks_of, repeats_calls
-from bridle.chat.stream_deltas import (
-    CallArguments,
-    CallRules,
-    Content,
-    ParsedMessage,
-    StreamDelta,
-    Thought,
-    ToolCallStart,
-    ToolReader,
-)
 from bridle.chat.tool_choice import ToolChoice
 from bridle.chat.tool_parsers.formats import ToolFormat
 from bridle.chat.tool_parsers.grammar import Function
@@ -76,7 +67,7 @@ class ChatRequest:
         """A reader for one output. With `is_whole` it can distinguish a call that was cut off from a complete one. A
         call that was cut off is content, unless the output `is_cut` off at its limit of tokens."""
         schemas = {function.name: function.parameters for function in self.functions}
-        rules = CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas, is_cut)
+        rules = deltas.CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas, is_cut)
         kind = self.format or self.channels
         tools = None if kind is None else kind.reader(self.is_calling, rules)
         thoughts = None if self.tags is None or self.is_calling else ReasoningReader(self.tags, self.is_thinking)
@@ -87,7 +78,7 @@ class ChatRequest:
         text, is_cut = output.text, output.finish_reason is FinishReason.LENGTH
         if self.format is None and self.tags is None and self.channels is None:
             return ChatMessage(content=text)
-        return ParsedMessage().add(self.reader(is_whole=True, is_cut=is_cut).push(text, is_last=True))
+        return deltas.ParsedMessage().add(self.reader(is_whole=True, is_cut=is_cut).push(text, is_last=True))
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
         """Parse the outputs of a finished request, and remember them for the conversation that continues from them."""
@@ -109,16 +100,16 @@ class TurnReader:
     def __init__(
         self,
         thoughts: ReasoningReader | None,
-        tools: ToolReader | None,
+        tools: deltas.ToolReader | None,
         calls_once: bool = False,
         ends: tuple[str, ...] = (),
     ) -> None:
         self._thoughts, self._tools = thoughts, tools
         self._calls_once, self._ends = calls_once, ends
         self._arguments: list[str] | None = None  # of the last call
-        self.found = ParsedMessage()
+        self.found = deltas.ParsedMessage()
 
-    def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
+    def push(self, text: str, is_last: bool = False) -> list[deltas.StreamDelta]:
         """Return the deltas that `text` makes certain."""
         pieces = self._push(text, is_last)
         self.found.add(pieces)
@@ -133,23 +124,23 @@ class TurnReader:
         """Record text that was sent as content, of an output that `is_plain`."""
         self.found.content += text
 
-    def _push(self, text: str, is_last: bool) -> list[StreamDelta]:
-        pieces: list[StreamDelta] = []
+    def _push(self, text: str, is_last: bool) -> list[deltas.StreamDelta]:
+        pieces: list[deltas.StreamDelta] = []
         if is_last:
             text = text.removesuffix(next(filter(text.endswith, self._ends), ""))
         if self._thoughts is not None:
             thoughts, text = self._thoughts.push(text, is_last)
-            pieces += [Thought(thoughts)] if thoughts else []
+            pieces += [deltas.Thought(thoughts)] if thoughts else []
         if self._tools is None:
-            return [*pieces, Content(text)] if text else pieces
+            return [*pieces, deltas.Content(text)] if text else pieces
         found = self._tools.push(text, is_last)
         if self._calls_once:
             found = [piece for piece in found if not getattr(piece, "number", 0)]
         for piece in found:
             match piece:
-                case ToolCallStart():
+                case deltas.ToolCallStart():
                     self._arguments = []
-                case CallArguments() if self._arguments is not None:
+                case deltas.CallArguments() if self._arguments is not None:
                     self._arguments.append(piece.text)
         return pieces + found
 

@@ -11,18 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from bridle.controllers import composition
 from bridle.controllers.composite_member import CompositeMember, num_same
-from bridle.controllers.composition import (
-    DecisionConflict,
-    Way,
-    all_ways,
-    branch_numbers,
-    draw_of,
-    is_wish,
-    matching,
-    piece_of,
-    rest_of,
-)
 from bridle.engine.control.decision import DRAW, Branch, Decision, Splice
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, StoredValue
 from bridle.errors import ControllerError
@@ -45,7 +35,7 @@ class CompositeSequence:
     parts: list[CompositeMember]
     length: int
     shown: tuple[int, ...] = ()
-    ways: list[tuple[Way, ...]] = field(default_factory=list)
+    ways: list[tuple[composition.Way, ...]] = field(default_factory=list)
     counts: tuple[int, ...] = ()
     is_plain: bool = False
     is_usual: bool = False
@@ -66,7 +56,7 @@ class CompositeSequence:
 
     def fork(self, ask: Ask, ids: Sequence[int]) -> CompositeSequence:
         """The output that `ask` introduces, a copy of this one's current state."""
-        numbers = branch_numbers(self.counts, ask.branch or 0)
+        numbers = composition.branch_numbers(self.counts, ask.branch or 0)
         parts = []
         for part, part_id, number in zip(self.parts, ids, numbers, strict=True):
             part.is_forked = True
@@ -126,7 +116,7 @@ class CompositeSequence:
         for part in self.parts:
             part.move(backtrack, tokens, ask.sampled, ask.candidates, ask.changes, ask.probes)
 
-    def _take_draw(self, way: Sequence[Way], ask: Ask) -> None:
+    def _take_draw(self, way: Sequence[composition.Way], ask: Ask) -> None:
         """Report a sampled token to all. If it triggers a splice, the rest of that becomes the script of its owner."""
         wanted: list[tuple[int, Splice]] = []
         for number, (part, branch) in enumerate(zip(self.parts, way, strict=True)):
@@ -135,13 +125,13 @@ class CompositeSequence:
             part.move(ask.backtrack, ask.tokens, ask.sampled, top, ask.changes, ask.probes)
             part.decision = None
             if branch.splices and ask.sampled is not None:
-                splice = matching(branch, ask.sampled)
+                splice = composition.matching(branch, ask.sampled)
                 if splice is not None and (splice.backtrack or splice.ff_tokens):
                     wanted.append((number, splice))
         if wanted:
             self._begin_wanted(way, ask, wanted)
 
-    def _begin_wanted(self, way: Sequence[Way], ask: Ask, wanted: Sequence[tuple[int, Splice]]) -> None:
+    def _begin_wanted(self, way: Sequence[composition.Way], ask: Ask, wanted: Sequence[tuple[int, Splice]]) -> None:
         first, splice = wanted[0]
         for number, other in wanted[1:]:
             if (other.backtrack, other.ff_tokens) != (splice.backtrack, splice.ff_tokens):
@@ -149,7 +139,7 @@ class CompositeSequence:
                     first, number, f"token {ask.sampled} was sampled, after which they force different tokens"
                 )
         taken = 0 if ask.tokens or ask.rewritten_by else ask.backtrack + 1  # the sampled token included
-        rest = rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
+        rest = composition.rest_of(Splice(splice.backtrack, splice.ff_tokens), (taken, ()))
         if rest is None:
             return
         owners = {number for number, _ in wanted}
@@ -159,14 +149,14 @@ class CompositeSequence:
             elif not (ask.tokens or ask.backtrack) and isinstance(branch, Branch):
                 part.decision = Decision((branch,))  # nothing came yet: what it allows here holds for what is forced
 
-    def _begin_scripts(self, way: Sequence[Way], ask: Ask) -> None:
+    def _begin_scripts(self, way: Sequence[composition.Way], ask: Ask) -> None:
         """Continue one branch of a fork on which tokens are forced. The first piece was applied."""
-        piece = piece_of(way, self._clash())
+        piece = composition.piece_of(way, self._clash())
         is_applied = piece == (ask.backtrack, ask.tokens) or bool(ask.rewritten_by)
         for part, each in zip(self.parts, way, strict=True):
             part.move(ask.backtrack, ask.tokens, changes=ask.changes)
             if isinstance(each, Splice):
-                part.decision, part.script = None, rest_of(each, piece) if is_applied else None
+                part.decision, part.script = None, composition.rest_of(each, piece) if is_applied else None
             else:
                 part.decision = Decision((each,))
 
@@ -189,7 +179,7 @@ class CompositeSequence:
             branches = decision.branches
             if len(branches) != 1 or not branches[0].sample or branches[0].splices:
                 return False
-            if is_wish(branches[0]):
+            if composition.is_wish(branches[0]):
                 if self.wish is not None:
                     return False
                 self.wish = decision
@@ -206,7 +196,7 @@ class CompositeSequence:
         wish = self.wish
         return last if wish is last.decision else Answer(DRAW if wish is None else wish)
 
-    def _last_ways(self) -> list[tuple[Way, ...]]:
+    def _last_ways(self) -> list[tuple[composition.Way, ...]]:
         """Return the engine's last answer if it was to sample or to fork."""
         if self.ways or not self.is_plain:
             return self.ways
@@ -277,12 +267,12 @@ class CompositeSequence:
         for number, branch in enumerate(branches):
             if branch.splices or self.parts[number].untold is not None:
                 self.is_plain = False
-            if is_wish(branch):
+            if composition.is_wish(branch):
                 wish, num_wishes = number, num_wishes + 1
         decision = self.parts[wish].decision
         if num_wishes < 2 and decision is not None and not branches[wish].splices:
             return decision
-        return Decision((draw_of(branches, self.vocabulary, self._clash()),))
+        return Decision((composition.draw_of(branches, self.vocabulary, self._clash()),))
 
     def _advance_unlike(self) -> Decision | None:
         """Return the joint decision if not all members want to sample."""
@@ -302,7 +292,7 @@ class CompositeSequence:
     def _show(self) -> Decision | None:
         """Show the next forced token to all, or the rewind before it."""
         try:
-            piece = piece_of([self._next(part) for part in self.parts], self._clash())
+            piece = composition.piece_of([self._next(part) for part in self.parts], self._clash())
         except ControllerError:
             if not any([part.relent() for part in self.parts]):  # noqa: C419 - all of them that can
                 raise
@@ -310,7 +300,7 @@ class CompositeSequence:
         backtrack, tokens = piece
         for part in self.parts:
             if part.script is not None:
-                part.script = rest_of(part.script, piece)
+                part.script = composition.rest_of(part.script, piece)
         if backtrack:
             self.expected = piece
             return Decision.splice(backtrack, ())
@@ -326,24 +316,24 @@ class CompositeSequence:
         if any(part.is_asked for part in self.parts):
             return None
         options = [list(_ways(part)) for part in self.parts]
-        self.ways, self.counts = all_ways(options), tuple(map(len, options))
+        self.ways, self.counts = composition.all_ways(options), tuple(map(len, options))
         return Decision.fork(self._branch(way) for way in self.ways)
 
-    def _branch(self, way: Sequence[Way]) -> Branch:
+    def _branch(self, way: Sequence[composition.Way]) -> Branch:
         draws = [each for each in way if isinstance(each, Branch)]
         if len(draws) == len(way):
-            return draw_of(draws, self.vocabulary, self._clash())
-        return Branch(sample=False, splices=(Splice(*piece_of(way, self._clash())),))
+            return composition.draw_of(draws, self.vocabulary, self._clash())
+        return Branch(sample=False, splices=(Splice(*composition.piece_of(way, self._clash())),))
 
-    def _next(self, part: CompositeMember) -> Way:
+    def _next(self, part: CompositeMember) -> composition.Way:
         """Return a member's script or its only branch."""
         if part.script is not None:
             return part.script
         assert part.decision is not None
         return part.decision.branches[0]
 
-    def _clash(self, before: int = 0) -> DecisionConflict:
-        return DecisionConflict(self.names, self.length + before, self.num_demands)
+    def _clash(self, before: int = 0) -> composition.DecisionConflict:
+        return composition.DecisionConflict(self.names, self.length + before, self.num_demands)
 
     def answer(self, decision: Decision | None) -> Answer:
         """Return the answer for the engine, with the logs and variables of the controllers."""
@@ -365,7 +355,7 @@ class CompositeSequence:
         return answer
 
 
-def _ways(part: CompositeMember) -> Iterator[Way]:
+def _ways(part: CompositeMember) -> Iterator[composition.Way]:
     """Yield a member's possible continuations: its script, or each branch of its fork."""
     if part.script is not None:
         yield part.script

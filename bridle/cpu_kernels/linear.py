@@ -18,20 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bridle.cpu_kernels import packing
 from bridle.cpu_kernels.ggml import BlockType, block_type, check_blocks, dequantize, join_split, quantize
 from bridle.cpu_kernels.kernels import MAX_INPUTS, Kernels, Matrix
 from bridle.cpu_kernels.library import kernels
-from bridle.cpu_kernels.packing import (
-    PackedMatrix,
-    joined,
-    pack_float32,
-    pack_int8,
-    pack_side_by_side,
-    unpack_blocks,
-    unpack_float32,
-    unpack_int8,
-    unpack_rows,
-)
 
 #: The forms that `from_float` can make.
 FORMS = ("Q8_0", "Q4_0")
@@ -60,7 +50,7 @@ def are_in_floats() -> bool:
 class NativeWeight:
     """A weight in the order of the kernels, and products by it."""
 
-    def __init__(self, found: Kernels, packed: PackedMatrix, bias: Tensor | None) -> None:
+    def __init__(self, found: Kernels, packed: packing.PackedMatrix, bias: Tensor | None) -> None:
         self.kernels, self.packed = found, packed
         self.matrix: Matrix = found.matrix(packed, bias)
 
@@ -71,7 +61,7 @@ class NativeWeight:
 
     def integers(self) -> tuple[Tensor, Tensor]:
         """The integers and scales that `int8_weight` was given."""
-        return unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
+        return packing.unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
 
 
 def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> NativeWeight | None:
@@ -79,7 +69,7 @@ def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> Native
     found = kernels()
     if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
         return None
-    return NativeWeight(found, pack_int8(quantized, scale, found.lanes, found.zero), bias)
+    return NativeWeight(found, packing.pack_int8(quantized, scale, found.lanes, found.zero), bias)
 
 
 class FloatLinear(nn.Module):
@@ -89,7 +79,7 @@ class FloatLinear(nn.Module):
     def __init__(self, linear: nn.Linear, found: Kernels) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        packed = pack_float32(linear.weight, found.lanes)
+        packed = packing.pack_float32(linear.weight, found.lanes)
         self.native = NativeWeight(found, packed, linear.bias)
         self.bias: nn.Parameter | None = linear.bias
         self.register_buffer("packed", packed.weights, persistent=False)
@@ -114,7 +104,7 @@ class FloatLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return unpack_float32(self.native.packed, self.native.kernels.lanes)
+        return packing.unpack_float32(self.native.packed, self.native.kernels.lanes)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] -> [..., out]"""
@@ -161,7 +151,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_packed(
-        cls, kind: BlockType, packed: PackedMatrix, bias: Tensor | None, dtype: torch.dtype, found: Kernels
+        cls, kind: BlockType, packed: packing.PackedMatrix, bias: Tensor | None, dtype: torch.dtype, found: Kernels
     ) -> QuantizedLinear:
         """A layer of a weight that is in the order of the kernels already."""
         made = cls.__new__(cls)
@@ -176,7 +166,7 @@ class QuantizedLinear(nn.Module):
         """Bring the weight into the order of the kernels, in place of the blocks, if there are any. Idempotent."""
         return prepare_side_by_side([self])
 
-    def _take(self, packed: PackedMatrix, found: Kernels) -> None:
+    def _take(self, packed: packing.PackedMatrix, found: Kernels) -> None:
         self.native = NativeWeight(found, packed, self.bias)
         self.register_buffer("blocks", packed.weights, persistent=False)
         self.register_buffer("scales", packed.scales, persistent=False)
@@ -186,7 +176,7 @@ class QuantizedLinear(nn.Module):
         if self.native is None:
             return dequantize(self.kind, self.blocks[numbers]).to(self.dtype)
         found = self.native.kernels
-        split = unpack_rows(self.kind, self.native.packed, found.lanes, found.zero, numbers)
+        split = packing.unpack_rows(self.kind, self.native.packed, found.lanes, found.zero, numbers)
         return join_split(self.kind, split).to(self.dtype)
 
     @property
@@ -194,7 +184,9 @@ class QuantizedLinear(nn.Module):
         """[out, in] in floating point, as the blocks stand for it."""
         if self.native is None:
             return dequantize(self.kind, self.blocks).to(self.dtype)
-        split = unpack_blocks(self.kind, self.native.packed, self.native.kernels.lanes, self.native.kernels.zero)
+        split = packing.unpack_blocks(
+            self.kind, self.native.packed, self.native.kernels.lanes, self.native.kernels.zero
+        )
         return join_split(self.kind, split).to(self.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -210,7 +202,7 @@ def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
     found, first = kernels(), layers[0]
     if first.native is not None or found is None or first.in_features > MAX_INPUTS:
         return first.native is not None
-    packed = pack_side_by_side(first.kind, [layer.blocks for layer in layers], found.lanes, found.pack)
+    packed = packing.pack_side_by_side(first.kind, [layer.blocks for layer in layers], found.lanes, found.pack)
     for layer, own in zip(layers, packed, strict=True):
         layer._take(own, found)
     return True
@@ -226,5 +218,5 @@ def join(layers: Sequence[QuantizedLinear], bias: Tensor | None) -> QuantizedLin
         shape = (sum(layer.out_features for layer in layers), first.in_features)
         return QuantizedLinear(first.kind, blocks, shape, bias, first.dtype)
     found = first.native.kernels
-    packed = joined([layer.native.packed for layer in layers if layer.native is not None], found.lanes)
+    packed = packing.joined([layer.native.packed for layer in layers if layer.native is not None], found.lanes)
     return None if packed is None else QuantizedLinear.from_packed(first.kind, packed, bias, first.dtype, found)

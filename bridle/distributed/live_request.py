@@ -6,25 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from bridle import outputs as o
 from bridle.distributed.codec.controllers import is_repeatable
 from bridle.engine.async_engine import wake_all
 from bridle.engine.client import EventStream
 from bridle.engine.request import Request
 from bridle.errors import BridleError, ControllerError, InternalError
-from bridle.outputs import (
-    BY_ITSELF,
-    Event,
-    Finished,
-    FinishReason,
-    Log,
-    PromptEvent,
-    PromptProgress,
-    Resuming,
-    Rewind,
-    Stored,
-    TokenEvent,
-    Traced,
-)
 
 #: A request ends after this many replicas were lost under it without progress in between. Other requests may be to
 #: blame, and it may only have waited for its turn; but a request that makes replicas die must end.
@@ -49,7 +36,7 @@ class RoutedRequest:
     num_losses: int = 0
     is_cancelled: bool = False
     has_prompt: bool = False
-    sent: dict[int, list[Event]] = field(default_factory=dict)
+    sent: dict[int, list[o.Event]] = field(default_factory=dict)
     num_again: dict[int, int] = field(default_factory=dict)
     notes_sent: Counter[tuple[int, str]] = field(default_factory=Counter)
     notes_again: Counter[tuple[int, str]] = field(default_factory=Counter)
@@ -64,20 +51,20 @@ class RoutedRequest:
         """The tokens that the client has; a plain output continues from them."""
         if not self.is_plain:
             return ()
-        return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, TokenEvent))
+        return tuple(event.token for event in self.sent.get(0, ()) if isinstance(event, o.TokenEvent))
 
     @property
     def parked_tokens(self) -> tuple[int, ...]:
         """Return all tokens of the conversation that the first output has left parked; none if nothing is parked."""
         sent = self.sent.get(0, ())
         last = sent[-1] if sent else None
-        if not self.request.parks or not isinstance(last, Finished) or last.reason not in BY_ITSELF:
+        if not self.request.parks or not isinstance(last, o.Finished) or last.reason not in o.BY_ITSELF:
             return ()
         tokens = list(self.request.prompt)
         for event in sent:
-            if isinstance(event, TokenEvent):
+            if isinstance(event, o.TokenEvent):
                 tokens.append(event.token)
-            elif isinstance(event, Rewind):
+            elif isinstance(event, o.Rewind):
                 del tokens[len(tokens) - event.num_tokens :]
         return tuple(tokens)
 
@@ -85,7 +72,7 @@ class RoutedRequest:
     def open_outputs(self) -> Sequence[int]:
         """Indices of the outputs that have not ended, as far as the client knows."""
         sent = self.sent or {0: []}
-        return [index for index, events in sent.items() if not (events and isinstance(events[-1], Finished))]
+        return [index for index, events in sent.items() if not (events and isinstance(events[-1], o.Finished))]
 
     @property
     def remaining(self) -> Request:
@@ -93,7 +80,7 @@ class RoutedRequest:
         tokens = self.tokens
         return replace(self.request, generated=tokens) if tokens else self.request
 
-    def tell(self, events: list[Event]) -> None:
+    def tell(self, events: list[o.Event]) -> None:
         """Send events to the client."""
         self.stream.put(events)
         wake_all([self.stream])
@@ -101,31 +88,31 @@ class RoutedRequest:
     def tell_resuming(self) -> None:
         """Inform a client that asked for it that its outputs wait for another replica."""
         if self.request.tell_resuming:
-            self.tell([Resuming(self.request.id, index) for index in self.open_outputs])
+            self.tell([o.Resuming(self.request.id, index) for index in self.open_outputs])
 
-    def end(self, reason: FinishReason, error: BridleError | None = None) -> None:
+    def end(self, reason: o.FinishReason, error: BridleError | None = None) -> None:
         """End all unfinished outputs; at least one, because the client waits for an end."""
         *_, last = outputs = [*self.open_outputs] or [0]
-        self.tell([Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
+        self.tell([o.Finished(self.request.id, i, reason, error=error, is_last=i == last) for i in outputs])
 
     def begin_again(self) -> None:
         """Reset the counters, because the request is sent to a replica again."""
         self.num_again = {}
         self.notes_again.clear()
 
-    def is_news(self, event: Event) -> bool:
+    def is_news(self, event: o.Event) -> bool:
         """Return whether this event is new to the client, and remember it.
 
         Raises an error if an output that was begun again differs from what the client has: `ControllerError` if a
         controller may be the cause, otherwise `InternalError`.
         """
-        if isinstance(event, Resuming | PromptProgress):
+        if isinstance(event, o.Resuming | o.PromptProgress):
             return True
-        if isinstance(event, (Log, Stored)):
+        if isinstance(event, (o.Log, o.Stored)):
             return self._is_news_note(event)
-        if isinstance(event, Traced):
+        if isinstance(event, o.Traced):
             return self._is_past_what_was_sent(event.index)
-        if isinstance(event, PromptEvent):
+        if isinstance(event, o.PromptEvent):
             is_first, self.has_prompt = not self.has_prompt, True
             return is_first
         sent = self.sent.setdefault(event.index, [])
@@ -144,18 +131,20 @@ class RoutedRequest:
         repeated and may differ, because tokens may be cached or controllers late."""
         return self.is_plain or self.num_again.get(index, 0) >= len(self.sent.get(index, ()))
 
-    def _is_news_note(self, event: Log | Stored) -> bool:
+    def _is_news_note(self, event: o.Log | o.Stored) -> bool:
         """Return whether the note has more than the client received, counted in printed characters and in stored
         values."""
-        key, size = ((event.index, "log"), len(event.text)) if isinstance(event, Log) else ((event.index, "stored"), 1)
+        key, size = (
+            ((event.index, "log"), len(event.text)) if isinstance(event, o.Log) else ((event.index, "stored"), 1)
+        )
         self.notes_again[key] += size
         is_news = self.notes_again[key] > self.notes_sent[key]
         self.notes_sent[key] = max(self.notes_again[key], self.notes_sent[key])
         return is_news
 
-    def _check_same(self, before: Event, again: Event) -> None:
+    def _check_same(self, before: o.Event, again: o.Event) -> None:
         is_same = type(before) is type(again)
-        if is_same and isinstance(before, TokenEvent) and isinstance(again, TokenEvent):
+        if is_same and isinstance(before, o.TokenEvent) and isinstance(again, o.TokenEvent):
             is_same = before.token == again.token
         if is_same:
             return

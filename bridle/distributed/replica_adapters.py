@@ -10,16 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from bridle.distributed.adapter_messages import (
-    AdapterFetched,
-    AdapterMessage,
-    AdapterNews,
-    AddAdapter,
-    FetchAdapter,
-    RemoveAdapter,
-    pack_adapter,
-    unpack_adapter,
-)
+from bridle.distributed import adapter_messages as m
 from bridle.distributed.codec.errors import pack_error, unpack_error
 from bridle.errors import AdapterRefused, BridleError, EngineClosed, UnknownAdapter, UnsupportedFeature
 from bridle.lora import AdapterFiles, AdapterLimits, AdapterPool, AdapterState, AdapterStatus
@@ -32,12 +23,12 @@ _STATES: tuple[AdapterState, ...] = ("failed", "known", "loading", "host", "devi
 class ReplicatedLoRAStore:
     """The router's end: a `LoRAStore` over replicas. `send(number, message)` sends a message to replica `number`."""
 
-    def __init__(self, send: Callable[[int, AdapterMessage], None]) -> None:
+    def __init__(self, send: Callable[[int, m.AdapterMessage], None]) -> None:
         self._send = send
         self._lock = threading.RLock()
         self._limits: AdapterLimits | None = None
         self._known: dict[str, AdapterFiles] = {}
-        self._up: dict[int, Mapping[str, AdapterNews]] = {}  # connected replicas, and their last news
+        self._up: dict[int, Mapping[str, m.AdapterNews]] = {}  # connected replicas, and their last news
         self._fetches: dict[str, list[Future[None]]] = {}
         self._failed: dict[str, dict[int, BridleError]] = {}  # by awaited adapter: who failed, and why
 
@@ -51,12 +42,12 @@ class ReplicatedLoRAStore:
     def add(self, key: str, files: AdapterFiles) -> None:
         with self._lock:
             self._known[key] = files
-            self._tell(pack_adapter(key, files))
+            self._tell(m.pack_adapter(key, files))
 
     def remove(self, key: str) -> None:
         with self._lock:
             if self._known.pop(key, None) is not None:
-                self._tell(RemoveAdapter(key))
+                self._tell(m.RemoveAdapter(key))
                 self._settle(key, UnknownAdapter("the adapter was removed", "adapter"))
 
     def status(self, key: str) -> AdapterStatus:
@@ -77,7 +68,7 @@ class ReplicatedLoRAStore:
                 raise UnknownAdapter("the adapter was removed", "adapter")
             self._fetches.setdefault(key, []).append(future)
             self._failed[key] = {}
-            self._tell(FetchAdapter(key))
+            self._tell(m.FetchAdapter(key))
         return future
 
     def close(self) -> None:
@@ -94,9 +85,9 @@ class ReplicatedLoRAStore:
             self._limits = limits
             self._up[number] = {}
             for key, files in self._known.items():
-                self._send(number, pack_adapter(key, files))
+                self._send(number, m.pack_adapter(key, files))
             for key in self._fetches:
-                self._send(number, FetchAdapter(key))
+                self._send(number, m.FetchAdapter(key))
 
     def note_lost(self, number: int) -> None:
         """Record that a replica is lost, so that no fetch waits for it."""
@@ -106,12 +97,12 @@ class ReplicatedLoRAStore:
                 failed.pop(number, None)
                 self._give_up(key)
 
-    def note_news(self, number: int, news: Mapping[str, AdapterNews]) -> None:
+    def note_news(self, number: int, news: Mapping[str, m.AdapterNews]) -> None:
         with self._lock:
             if number in self._up:
                 self._up[number] = news
 
-    def note_fetched(self, number: int, message: AdapterFetched) -> None:
+    def note_fetched(self, number: int, message: m.AdapterFetched) -> None:
         with self._lock:
             if message.error is None:
                 self._settle(message.key, None)
@@ -124,7 +115,7 @@ class ReplicatedLoRAStore:
 
     # -- with the lock held --------------------------------------------------------------------------------------
 
-    def _tell(self, message: AdapterMessage) -> None:
+    def _tell(self, message: m.AdapterMessage) -> None:
         for number in self._up:
             self._send(number, message)
 
@@ -143,25 +134,25 @@ class ReplicatedLoRAStore:
 class HomeServer:
     """The replica's end of these messages, for one router. `send` may be called from any thread."""
 
-    def __init__(self, pool: AdapterPool | None, send: Callable[[AdapterFetched], None]) -> None:
+    def __init__(self, pool: AdapterPool | None, send: Callable[[m.AdapterFetched], None]) -> None:
         self._pool = pool
         self._send = send
         self._keys: dict[str, None] = {}
 
-    def handle(self, message: AdapterMessage) -> None:
+    def handle(self, message: m.AdapterMessage) -> None:
         """Handle the router's message."""
         if self._pool is None:
             return
-        if isinstance(message, AddAdapter):
+        if isinstance(message, m.AddAdapter):
             self._keys[message.key] = None
-            self._pool.add(message.key, unpack_adapter(message))
-        elif isinstance(message, RemoveAdapter):
+            self._pool.add(message.key, m.unpack_adapter(message))
+        elif isinstance(message, m.RemoveAdapter):
             self._keys.pop(message.key, None)
             self._pool.remove(message.key)
         else:
             self._fetch(self._pool, message.key)
 
-    def news(self) -> dict[str, AdapterNews]:
+    def news(self) -> dict[str, m.AdapterNews]:
         """Return the changed states of adapters, by key."""
         pool = self._pool
         states = {} if pool is None else {key: pool.status(key) for key in self._keys}
@@ -181,9 +172,9 @@ class HomeServer:
         def tell(done: Future[None]) -> None:
             error = done.exception()
             known = error if isinstance(error, BridleError) or error is None else AdapterRefused(str(error), "adapter")
-            self._send(AdapterFetched(key, None if known is None else pack_error(known)))
+            self._send(m.AdapterFetched(key, None if known is None else pack_error(known)))
 
         try:
             pool.fetch(key).add_done_callback(tell)
         except BridleError as error:
-            self._send(AdapterFetched(key, pack_error(error)))
+            self._send(m.AdapterFetched(key, pack_error(error)))

@@ -15,17 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
 
-from bridle.distributed.replica_messages import (
-    HEADER,
-    MAX_FRAME_BYTES,
-    PROTOCOL,
-    Events,
-    Handshake,
-    ToReplica,
-    ToRouter,
-    frame,
-    read_by_router,
-)
+from bridle.distributed import replica_messages as m
 from bridle.distributed.stall_detector import HELD_UP_SECONDS, is_held_up
 from bridle.errors import ProtocolError, ShardUnavailable
 
@@ -40,9 +30,9 @@ _PAUSE_SECONDS = 0.05
 class LinkOwner(Protocol):
     """The owner of links. The links' threads call these methods; `number` says which link it is."""
 
-    def note_up(self, number: int, hello: Handshake) -> None: ...
+    def note_up(self, number: int, hello: m.Handshake) -> None: ...
 
-    def note_events(self, number: int, message: ToRouter) -> None: ...
+    def note_events(self, number: int, message: m.ToRouter) -> None: ...
 
     def on_disconnect(self, number: int, reason: str) -> None: ...
 
@@ -54,7 +44,7 @@ class ReplicaConnection(Protocol):
 
     def start(self) -> None: ...
 
-    def send(self, message: ToReplica) -> None:
+    def send(self, message: m.ToReplica) -> None:
         """Send without waiting. The message is lost if the replica is."""
 
     def close(self) -> None:
@@ -101,9 +91,9 @@ class ReplicaLink:
     def start(self) -> None:
         self._thread.start()
 
-    def send(self, message: ToReplica) -> None:
+    def send(self, message: m.ToReplica) -> None:
         """Send without waiting. The message is lost if the replica is."""
-        self._outbox.put(frame(message))
+        self._outbox.put(m.frame(message))
 
     def close(self) -> None:
         """Disconnect from the replica. Idempotent."""
@@ -139,11 +129,11 @@ class ReplicaLink:
             writer.start()
             self._owner.note_up(self.number, hello)
             while True:
-                message = read_by_router(self._read_frame(sock, pid))
-                if isinstance(message, Handshake):
+                message = m.read_by_router(self._read_frame(sock, pid))
+                if isinstance(message, m.Handshake):
                     raise ProtocolError("received a second greeting")
                 self._owner.note_events(self.number, message)
-                if isinstance(message, Events) and not is_proven:
+                if isinstance(message, m.Events) and not is_proven:
                     is_proven = True
                     self._on_proven(pid)
         except TimeoutError:
@@ -166,18 +156,18 @@ class ReplicaLink:
             self._on_loss(pid, reason)
             self._owner.on_disconnect(self.number, reason)
 
-    def _read_hello(self, sock: socket.socket) -> Handshake:
-        message = read_by_router(self._read_frame(sock))
-        if not isinstance(message, Handshake) or message.protocol != PROTOCOL:
+    def _read_hello(self, sock: socket.socket) -> m.Handshake:
+        message = m.read_by_router(self._read_frame(sock))
+        if not isinstance(message, m.Handshake) or message.protocol != m.PROTOCOL:
             raise ProtocolError(
-                f"the replica sent a greeting with {type(message).__name__}; this router speaks protocol {PROTOCOL}"
+                f"the replica sent a greeting with {type(message).__name__}; this router speaks protocol {m.PROTOCOL}"
             )
         return message
 
     def _read_frame(self, sock: socket.socket, pid: int = 0) -> bytes:
-        (size,) = HEADER.unpack(_read(sock, HEADER.size, pid))
-        if size > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
+        (size,) = m.HEADER.unpack(_read(sock, m.HEADER.size, pid))
+        if size > m.MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes was announced; at most {m.MAX_FRAME_BYTES}")
         return _read(sock, size, pid)
 
     def _cut(self, sock: socket.socket | None = None) -> None:

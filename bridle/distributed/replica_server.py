@@ -16,28 +16,12 @@ from pathlib import Path
 from bridle.config import EngineConfig
 from bridle.control_vectors import ControlVectors
 from bridle.controllers.reasoning_gate import CompiledGrammar
+from bridle.distributed import replica_messages as m
 from bridle.distributed.adapter_messages import AdapterFetched
 from bridle.distributed.codec.controllers import form_to_compile
 from bridle.distributed.codec.errors import pack_error
 from bridle.distributed.remote_tools import RemoteToolExecutor
 from bridle.distributed.replica_adapters import HomeServer
-from bridle.distributed.replica_messages import (
-    HEADER,
-    MAX_FRAME_BYTES,
-    PROTOCOL,
-    CancelRequest,
-    Events,
-    Handshake,
-    RequestFailed,
-    Submit,
-    Unpark,
-    WireEvent,
-    frame,
-    pack_beat,
-    pack_event,
-    read_by_replica,
-    unpack_request,
-)
 from bridle.distributed.replica_vectors import PutVector, RemoveVector, RouterVectors, sizes_of
 from bridle.distributed.tool_messages import ToolAnswered, ToolMessage
 from bridle.engine.client import EngineClient, EventStream
@@ -133,7 +117,7 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
         self._reader = reader
         self._writer = writer
-        self._outbox: list[WireEvent] = []
+        self._outbox: list[m.WireEvent] = []
         self._has_news = asyncio.Event()
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._compiling: dict[str, asyncio.Task[None]] = {}
@@ -144,8 +128,8 @@ class _Conversation:
         config = self._config
         seconds = 0.0 if config.park_memory == 0 or not config.enable_prefix_caching else config.park_seconds
         bounds = config.max_forks, config.max_waiting
-        hello = Handshake(PROTOCOL, os.getpid(), info, *bounds, limits, seconds, self._sizes)
-        self._writer.write(frame(hello))
+        hello = m.Handshake(m.PROTOCOL, os.getpid(), info, *bounds, limits, seconds, self._sizes)
+        self._writer.write(m.frame(hello))
         if self._desk is not None:
             self._desk.connect(self._tell_router)
         helpers = [asyncio.create_task(self._send_events()), asyncio.create_task(self._beat())]
@@ -169,12 +153,12 @@ class _Conversation:
                 is_left = reading.cancel()  # by the router, or we are cancelled: nobody reads on
             if is_left:
                 raise ConnectionResetError
-            message = read_by_replica(reading.result())
-            if isinstance(message, Submit):
+            message = m.read_by_replica(reading.result())
+            if isinstance(message, m.Submit):
                 self._submit(message)
-            elif isinstance(message, CancelRequest):
+            elif isinstance(message, m.CancelRequest):
                 self._cancel(message.id)
-            elif isinstance(message, Unpark):
+            elif isinstance(message, m.Unpark):
                 self._client.release_retained_kv(message.id)
             elif isinstance(message, ToolAnswered):
                 if self._desk is not None:
@@ -185,19 +169,19 @@ class _Conversation:
                 self._served.handle(message)
 
     async def _read_frame(self) -> bytes:
-        (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        if size > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES}")
+        (size,) = m.HEADER.unpack(await self._reader.readexactly(m.HEADER.size))
+        if size > m.MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes was announced; at most {m.MAX_FRAME_BYTES}")
         return await self._reader.readexactly(size)
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: m.Submit) -> None:
         form = form_to_compile(message.controller)
         if form is None:
             self._start(message)
         else:
             self._compiling[message.request.id] = asyncio.create_task(self._compile_first(message, form))
 
-    async def _compile_first(self, message: Submit, form: Constraint) -> None:
+    async def _compile_first(self, message: m.Submit, form: Constraint) -> None:
         try:
             grammar = await self._make_grammar(form)
         except BridleError as error:
@@ -209,9 +193,9 @@ class _Conversation:
         finally:
             del self._compiling[message.request.id]
 
-    def _start(self, message: Submit, grammar: CompiledGrammar | None = None) -> None:
+    def _start(self, message: m.Submit, grammar: CompiledGrammar | None = None) -> None:
         try:
-            stream = self._client.submit(unpack_request(message, grammar)).with_progress()
+            stream = self._client.submit(m.unpack_request(message, grammar)).with_progress()
         except BridleError as error:
             self._end(message.request.id, FinishReason.ERROR, error)
             return
@@ -233,18 +217,18 @@ class _Conversation:
                 self._pass_on(events)
                 stream.listener = self._pass_on  # it needs no switch of tasks
         except BridleError as error:
-            self._writer.write(frame(RequestFailed(stream.request_id, pack_error(error))))
+            self._writer.write(m.frame(m.RequestFailed(stream.request_id, pack_error(error))))
         finally:
             self._streams.pop(stream.request_id, None)
 
     def _pass_on(self, events: Iterable[Event]) -> None:
-        self._outbox += map(pack_event, events)
+        self._outbox += map(m.pack_event, events)
         self._has_news.set()
 
     def _tell_router(self, message: AdapterFetched | ToolMessage) -> None:
         """Inform the router that an adapter was fetched, or about a call. Safe from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the router has left
-            self._loop.call_soon_threadsafe(self._writer.write, frame(message))
+            self._loop.call_soon_threadsafe(self._writer.write, m.frame(message))
 
     async def _send_events(self) -> None:
         """Send the waiting events in one frame. The streams of one step are woken together, and run before
@@ -257,24 +241,24 @@ class _Conversation:
             async with asyncio.timeout(_WRITE_SECONDS):
                 await self._writer.drain()
 
-    def _write_events(self, events: list[WireEvent]) -> None:
+    def _write_events(self, events: list[m.WireEvent]) -> None:
         """Write events in as few frames as possible. An event that is too large for any frame ends its own request, and
         no other."""
         try:
-            self._writer.write(frame(Events(events)))
+            self._writer.write(m.frame(m.Events(events)))
         except ProtocolError as error:
             if len(events) > 1:
                 half = len(events) // 2
                 self._write_events(events[:half])
                 self._write_events(events[half:])
                 return
-            self._writer.write(frame(RequestFailed(events[0].request_id, pack_error(error))))
+            self._writer.write(m.frame(m.RequestFailed(events[0].request_id, pack_error(error))))
             self._cancel(events[0].request_id)
 
     async def _beat(self) -> None:
         while True:
-            beat = pack_beat(self._client.is_healthy, self._client.statistics(), self._served.news())
-            self._writer.write(frame(beat))
+            beat = m.pack_beat(self._client.is_healthy, self._client.statistics(), self._served.news())
+            self._writer.write(m.frame(beat))
             await asyncio.sleep(BEAT_SECONDS)
 
 

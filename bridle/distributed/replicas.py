@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from bridle import errors
 from bridle.config import EngineConfig
 from bridle.controller_tools import ToolExecutor
+from bridle.distributed import replica_messages as m
 from bridle.distributed.adapter_messages import AdapterFetched
 from bridle.distributed.codec.errors import unpack_error
 from bridle.distributed.live_request import MAX_LOSSES, RoutedRequest
@@ -22,18 +24,6 @@ from bridle.distributed.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter,
 from bridle.distributed.remote_executor import is_same_model
 from bridle.distributed.replica_adapters import ReplicatedLoRAStore
 from bridle.distributed.replica_link import MakeLink, ReplicaConnection, ReplicaLink
-from bridle.distributed.replica_messages import (
-    CancelRequest,
-    Handshake,
-    Heartbeat,
-    RequestFailed,
-    ToReplica,
-    ToRouter,
-    Unpark,
-    add_beat,
-    pack_request,
-    unpack_event,
-)
 from bridle.distributed.replica_tools import ReplicaCalls
 from bridle.distributed.replica_vectors import ReplicatedVectors
 from bridle.distributed.session_affinity import SessionAffinity
@@ -45,16 +35,6 @@ from bridle.engine.input_processor import InputProcessor
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import (
-    BridleError,
-    ControllerError,
-    DeadlineExceeded,
-    EngineClosed,
-    InternalError,
-    InvalidRequest,
-    Overloaded,
-    ShardUnavailable,
-)
 from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 
 _log = logging.getLogger(__name__)
@@ -92,10 +72,10 @@ class ReplicaSet:
         self._make_router = make_router
         self._router: Router | None = None
         self.homes: SessionAffinity | None = None
-        self._up: dict[int, Heartbeat | None] = {}  # the replicas that are connected, and the last beat of each
+        self._up: dict[int, m.Heartbeat | None] = {}  # the replicas that are connected, and the last beat of each
         self.loads = [AWAY] * len(self._links)
         self._live: dict[str, RoutedRequest] = {}
-        self._hello: Handshake | None = None
+        self._hello: m.Handshake | None = None
         self._intake: InputProcessor | None = None
         self.changed = threading.Condition(self._lock)
         self._is_closed = False
@@ -111,7 +91,9 @@ class ReplicaSet:
         with self.changed:
             while len(self._up) < num_needed:
                 if not is_starting() or remaining <= 0:
-                    raise ShardUnavailable(f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s")
+                    raise errors.ShardUnavailable(
+                        f"{len(self._up)} of {num_needed} replicas came up within {timeout:g} s"
+                    )
                 self.changed.wait(0.1)
                 remaining -= 0.1
         return self
@@ -136,16 +118,16 @@ class ReplicaSet:
         assert self._intake is not None, "not started"
         assert self._hello is not None
         self._intake.check(request)
-        pack_request(request)  # what cannot travel is refused now
+        m.pack_request(request)  # what cannot travel is refused now
         live = RoutedRequest(request, EventStream(request.id, self.cancel))
         with self._lock:
             if self._is_closed:
-                raise EngineClosed("the replicas are closed and accept no requests")
+                raise errors.EngineClosed("the replicas are closed and accept no requests")
             if request.id in self._live:
-                raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+                raise errors.InvalidRequest(f"a request with id {request.id!r} is running", "id")
             num_running = max(len(self._up), 1) * self.info.max_num_seqs
             if len(self._live) >= num_running + self._hello.max_waiting:
-                raise Overloaded(f"{len(self._live)} requests run or wait already")
+                raise errors.Overloaded(f"{len(self._live)} requests run or wait already")
             if self.control_vectors is not None:
                 live.vectors = self.control_vectors.open(vector_names(request.sampling)).values()
             self._live[request.id] = live
@@ -162,21 +144,21 @@ class ReplicaSet:
             if live.replica is None:
                 self._end(live, FinishReason.CANCELLED, None)
             else:
-                self._links[live.replica].send(CancelRequest(request_id))
+                self._links[live.replica].send(m.CancelRequest(request_id))
 
     def release_retained_kv(self, request_id: str) -> None:
         """Release the KV that a finished request has left parked; unknown ids are ignored."""
         with self._lock:
             number = None if self.homes is None else self.homes.release(request_id)
             for each in self._up if number is None else {number} & self._up.keys():
-                self._links[each].send(Unpark(request_id))
+                self._links[each].send(m.Unpark(request_id))
 
     def statistics(self) -> EngineStatistics:
         """Return sums over the replicas, as of their last heartbeats."""
         total = EngineStatistics()
         for beat in list(self._up.values()):
             if beat is not None:
-                add_beat(total, beat)
+                m.add_beat(total, beat)
         return total
 
     def close(self, drain: float = 0.0) -> None:
@@ -190,12 +172,12 @@ class ReplicaSet:
                 self.calls.forget(request_id)
             self._live.clear()
         for stream in broken:
-            stream.fail(EngineClosed("the replicas were shut down"))
+            stream.fail(errors.EngineClosed("the replicas were shut down"))
         wake_all(broken)
         for link in self._links:
             link.close()
 
-    def _send(self, number: int, message: ToReplica) -> None:
+    def _send(self, number: int, message: m.ToReplica) -> None:
         self._links[number].send(message)
 
     # -- placing ---------------------------------------------------------------------------------------------
@@ -213,7 +195,7 @@ class ReplicaSet:
         self.calls.begin_again(live.request.id)
         live.replica, live.load = choice.replica, len(prompt) - choice.num_cached + RUNNING_TOKENS
         self.loads[live.replica] += live.load
-        self._links[live.replica].send(pack_request(live.remaining))
+        self._links[live.replica].send(m.pack_request(live.remaining))
 
     def _leave(self, live: RoutedRequest) -> None:
         """Remove the request and its load from its replica."""
@@ -223,7 +205,7 @@ class ReplicaSet:
 
     # -- the links' threads ----------------------------------------------------------------------------------
 
-    def note_up(self, number: int, hello: Handshake) -> None:
+    def note_up(self, number: int, hello: m.Handshake) -> None:
         """Record that a replica is connected, and send it requests that wait."""
         with self.changed:
             self._learn(number, hello)
@@ -237,37 +219,39 @@ class ReplicaSet:
                     self._place(live)
             self.changed.notify_all()
 
-    def _learn(self, number: int, hello: Handshake) -> None:
+    def _learn(self, number: int, hello: m.Handshake) -> None:
         """Read the served model from a replica's greeting, and the smallest capacity of all replicas."""
         if self._hello is None:
             self._router = self._make_router(len(self._links), hello.info.block_size)
             self.control_vectors = None if hello.vectors is None else ReplicatedVectors(hello.vectors, self._send)
             self.homes = SessionAffinity(hello.info.block_size, hello.park_seconds)
         elif not is_same_model(hello.info, self._hello.info):
-            raise ShardUnavailable(f"replica {number} serves another model: {hello.info} instead of {self._hello.info}")
+            raise errors.ShardUnavailable(
+                f"replica {number} serves another model: {hello.info} instead of {self._hello.info}"
+            )
         if self._hello is None or hello.info.num_blocks < self._hello.info.num_blocks:
             self._hello = hello
             config = EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
             self._intake = InputProcessor(hello.info, config)
 
-    def note_events(self, number: int, message: ToRouter) -> None:
+    def note_events(self, number: int, message: m.ToRouter) -> None:
         """Pass a replica's events to the streams of clients. Raises `ShardUnavailable` if the replica reports that
         it cannot compute; it then counts as lost."""
         woken: list[EventStream] = []
         with self.changed:
-            if isinstance(message, Heartbeat):
+            if isinstance(message, m.Heartbeat):
                 if not message.is_healthy:
-                    raise ShardUnavailable("its model is not available")
+                    raise errors.ShardUnavailable("its model is not available")
                 self._up[number] = message
                 self.adapters.note_news(number, message.adapters)
             elif isinstance(message, AdapterFetched):
                 self.adapters.note_fetched(number, message)
-            elif isinstance(message, RequestFailed):
+            elif isinstance(message, m.RequestFailed):
                 self._break(number, message, woken)
             elif isinstance(message, (ToolAsked, ToolGivenUp)):
                 self._call(number, message)
             else:
-                self._deliver(number, [unpack_event(event) for event in message.events], woken)
+                self._deliver(number, [m.unpack_event(event) for event in message.events], woken)
         wake_all(woken)
 
     def _call(self, number: int, message: ToolAsked | ToolGivenUp) -> None:
@@ -302,7 +286,7 @@ class ReplicaSet:
                     continue
                 if live.num_losses >= MAX_LOSSES:
                     message = f"the request lost {live.num_losses} replicas, the last: {reason}"
-                    self._end(live, FinishReason.ERROR, ShardUnavailable(message))
+                    self._end(live, FinishReason.ERROR, errors.ShardUnavailable(message))
                     continue
                 if (error := self.calls.begin_again(live.request.id)) is not None:
                     self._end(live, FinishReason.ERROR, error)
@@ -317,7 +301,7 @@ class ReplicaSet:
             for live in [live for live in self._live.values() if live.replica is None]:
                 deadline = live.request.deadline
                 if deadline is not None and deadline <= now:
-                    error = DeadlineExceeded("the request's deadline passed while no replica was there")
+                    error = errors.DeadlineExceeded("the request's deadline passed while no replica was there")
                     self._end(live, FinishReason.DEADLINE, error)
 
     # -- delivering, with the lock held ----------------------------------------------------------------------
@@ -334,8 +318,8 @@ class ReplicaSet:
                 self._note_prompt(live)
             try:
                 fresh = [event for event in batch if live.is_news(event)]
-            except (ControllerError, InternalError) as error:
-                self._links[number].send(CancelRequest(request_id))
+            except (errors.ControllerError, errors.InternalError) as error:
+                self._links[number].send(m.CancelRequest(request_id))
                 self._end(live, FinishReason.ERROR, error)
                 continue
             if not fresh:
@@ -358,14 +342,14 @@ class ReplicaSet:
         if self.homes is not None and (tokens := live.parked_tokens):
             self.homes.keep(live.request.id, tokens, _salt(live.request), number, self._clock())
 
-    def _break(self, number: int, message: RequestFailed, woken: list[EventStream]) -> None:
+    def _break(self, number: int, message: m.RequestFailed, woken: list[EventStream]) -> None:
         live = self._live.get(message.request_id)
         if live is not None and live.replica == number:
             live.stream.fail(unpack_error(*message.error))
             woken.append(live.stream)
             self._forget(live)
 
-    def _end(self, live: RoutedRequest, reason: FinishReason, error: BridleError | None) -> None:
+    def _end(self, live: RoutedRequest, reason: FinishReason, error: errors.BridleError | None) -> None:
         """End all outputs of the request that are not over, and the request."""
         live.end(reason, error)
         self._forget(live)

@@ -17,22 +17,11 @@ from dataclasses import replace
 from typing import cast
 
 from bridle.config import EngineConfig
+from bridle.engine import interfaces
 from bridle.engine.active_requests import ActiveRequests
 from bridle.engine.control.controller_manager import ControllerManager
 from bridle.engine.factory import engine_info, make_scheduler, make_speculation
 from bridle.engine.input_processor import ControllerOpenings, InputProcessor
-from bridle.engine.interfaces import (
-    AdapterStore,
-    ControllerPool,
-    Embedder,
-    Executor,
-    ExecutorInfo,
-    MediaStore,
-    SupportsReconnect,
-    TextDecoder,
-    VectorStore,
-    find_async,
-)
 from bridle.engine.kv.stored_blocks import StoredBlocks
 from bridle.engine.kv.stored_sequences import StoredSequences
 from bridle.engine.multimodal.encoder_scheduler import EncoderScheduler
@@ -68,25 +57,25 @@ class Engine:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: interfaces.Executor,
         config: EngineConfig | None = None,
         *,
-        pools: Seq[ControllerPool] = (),
-        decoder: TextDecoder | None = None,
-        adapters: AdapterStore | None = None,
-        draft: Executor | None = None,
-        media: MediaStore | None = None,
+        pools: Seq[interfaces.ControllerPool] = (),
+        decoder: interfaces.TextDecoder | None = None,
+        adapters: interfaces.AdapterStore | None = None,
+        draft: interfaces.Executor | None = None,
+        media: interfaces.MediaStore | None = None,
         store: BlockStore | None = None,
-        vectors: VectorStore | None = None,
+        vectors: interfaces.VectorStore | None = None,
         unnamed: PaddedVocab = NONE_UNNAMED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config or EngineConfig()
         self.batching = Batching.of(self.config, executor.info)
-        self.info: ExecutorInfo = engine_info(executor, self.batching, unnamed)
+        self.info: interfaces.ExecutorInfo = engine_info(executor, self.batching, unnamed)
         self.clock = clock
         self._executor = executor
-        self._interruptible = executor if isinstance(executor, SupportsReconnect) else None
+        self._interruptible = executor if isinstance(executor, interfaces.SupportsReconnect) else None
         self._statistics = EngineStatistics(num_blocks=self.info.num_blocks)
         self._intake = InputProcessor(self.info, self.config)
         self._rotation = LoRAScheduler(self.config.max_step_adapters, adapters)
@@ -397,7 +386,7 @@ class Engine:
             speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)
 
     def _embed(self, step: int, branched: PlannedSamples) -> list[array[float]]:
-        embedder = cast(Embedder, self._executor)  # else such requests are refused
+        embedder = cast(interfaces.Embedder, self._executor)  # else such requests are refused
         return embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
@@ -408,9 +397,9 @@ class Engine:
         ]
         self._steering.collect_answers(due, self.clock() + self.config.step_timeout)
 
-    def _make_ahead(self, executor: Executor) -> OverlapScheduler | None:
+    def _make_ahead(self, executor: interfaces.Executor) -> OverlapScheduler | None:
         """Return the scheduler of overlapping steps, or None for a synchronous executor."""
-        late = find_async(executor)
+        late = interfaces.find_async(executor)
         if late is None:
             return None
         ends = StepCallbacks(self._conclude, self._recovery.recover, self._embed, lambda: self.on_wait())

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
+from bridle.gguf import rules as r
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
-from bridle.gguf.rules import (
-    EXPERTS,
-    GATED,
-    LATE_NORMS,
-    PAIRED,
-    PLAIN,
-    SHARED_EXPERTS,
-    attention,
-    head_norms,
-    layer,
-    top,
-)
 
 #: Layers with experts and without, by the library's name and by their tensors.
 DENSE_OR_SPARSE = ("mlp_layer_types", (("ffn_gate_inp.weight", "sparse"), ("ffn_gate.weight", "dense")))
@@ -28,10 +17,10 @@ GROUPS = (Field("expert_group_count", "n_group", 1), Field("expert_group_used_co
 _NORMED = Field("expert_weights_norm", "norm_topk_prob", False, bool)
 
 _GRANITE = (
-    *PAIRED,
-    layer("block_sparse_moe.router", "ffn_gate_inp"),
-    layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
-    layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
+    *r.PAIRED,
+    r.layer("block_sparse_moe.router", "ffn_gate_inp"),
+    r.layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+    r.layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
 )
 
 EXPERT_FAMILIES = (
@@ -41,8 +30,8 @@ EXPERT_FAMILIES = (
         "granitemoeshared",
         (
             *_GRANITE,
-            layer("shared_mlp.input_linear", "ffn_gate_shexp+ffn_up_shexp"),
-            layer("shared_mlp.output_linear", "ffn_down_shexp"),
+            r.layer("shared_mlp.input_linear", "ffn_gate_shexp+ffn_up_shexp"),
+            r.layer("shared_mlp.output_linear", "ffn_down_shexp"),
         ),
         reads=("multipliers", "experts"),
         fields=(Field("expert_shared_feed_forward_length", "shared_intermediate_size"),),
@@ -51,13 +40,13 @@ EXPERT_FAMILIES = (
         "granite_swa",
         "granitemoe_swa",
         (
-            *PAIRED,
-            layer("self_attn.sinks", "attn_sinks"),
-            layer("block_sparse_moe.router", "ffn_gate_inp"),
-            layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_up_exps"),
-            layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
-            layer("shared_mlp.input_linear", "ffn_up_shexp"),
-            layer("shared_mlp.output_linear", "ffn_down_shexp"),
+            *r.PAIRED,
+            r.layer("self_attn.sinks", "attn_sinks"),
+            r.layer("block_sparse_moe.router", "ffn_gate_inp"),
+            r.layer("block_sparse_moe.experts.gate_up_proj", "ffn_gate_up_exps"),
+            r.layer("block_sparse_moe.experts.down_proj", "ffn_down_exps"),
+            r.layer("shared_mlp.input_linear", "ffn_up_shexp"),
+            r.layer("shared_mlp.output_linear", "ffn_down_shexp"),
         ),
         reads=("biases", "multipliers", "experts", "window in some", "layers with a rotation"),
         fields=(Field("expert_shared_feed_forward_length", "shared_intermediate_size", 0),),
@@ -66,17 +55,17 @@ EXPERT_FAMILIES = (
         "phimoe",
         "phimoe",
         (
-            *PLAIN,
-            layer("mlp.router", "ffn_gate_inp"),
-            layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
-            layer("mlp.experts.down_proj", "ffn_down_exps"),
+            *r.PLAIN,
+            r.layer("mlp.router", "ffn_gate_inp"),
+            r.layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+            r.layer("mlp.experts.down_proj", "ffn_down_exps"),
         ),
         reads=("experts", "attention bias", "bias of the head", "no window", "unscaled"),
     ),
     GgufFamily(
         "mellum",
         "mellum",
-        (*PLAIN, *head_norms(), *GATED, *EXPERTS),
+        (*r.PLAIN, *r.head_norms(), *r.GATED, *r.EXPERTS),
         reads=("window in some", "two rotations"),
         fields=(Field("expert_count", "num_local_experts"), *COUNTS[1:]),
         constants=(("norm_topk_prob", True),),
@@ -87,11 +76,11 @@ EXPERT_FAMILIES = (
         "ernie4_5-moe",
         "ernie4_5_moe",
         (
-            *PLAIN,
-            *GATED,
-            *EXPERTS,
-            *SHARED_EXPERTS,
-            layer("mlp.gate.moe_statics.e_score_correction_bias", "exp_probs_b", "line"),
+            *r.PLAIN,
+            *r.GATED,
+            *r.EXPERTS,
+            *r.SHARED_EXPERTS,
+            r.layer("mlp.gate.moe_statics.e_score_correction_bias", "exp_probs_b", "line"),
         ),
         reads=("one bias", "to the last layer"),
         fields=(
@@ -106,7 +95,7 @@ EXPERT_FAMILIES = (
     GgufFamily(
         "exaone-moe",
         "exaone_moe",
-        (*PLAIN, *head_norms(), *GATED, *EXPERTS, *SHARED_EXPERTS),
+        (*r.PLAIN, *r.head_norms(), *r.GATED, *r.EXPERTS, *r.SHARED_EXPERTS),
         reads=("draft layers", "window in some", "sigmoid", "dense first", "shared width"),
         fields=(
             *COUNTS,
@@ -121,13 +110,13 @@ EXPERT_FAMILIES = (
         "hy_v3",
         "hy_v3",
         (
-            *PLAIN,
-            *head_norms(),
-            *GATED,
-            *EXPERTS,
-            *SHARED_EXPERTS,
-            layer("mlp.e_score_correction_bias", "exp_probs_b!"),
-            layer("mlp.e_score_correction_bias", "exp_probs_b"),
+            *r.PLAIN,
+            *r.head_norms(),
+            *r.GATED,
+            *r.EXPERTS,
+            *r.SHARED_EXPERTS,
+            r.layer("mlp.e_score_correction_bias", "exp_probs_b!"),
+            r.layer("mlp.e_score_correction_bias", "exp_probs_b"),
         ),
         reads=("draft layers", "sigmoid", "dense first", "shared by width", "even weights"),
         fields=(*COUNTS, Field("expert_weights_scale", "router_scaling_factor", 1.0, float)),
@@ -136,7 +125,7 @@ EXPERT_FAMILIES = (
     GgufFamily(
         "cohere2moe",
         "cohere2_moe",
-        (*top(), *attention(), layer("input_layernorm", "attn_norm"), *GATED, *EXPERTS, *SHARED_EXPERTS),
+        (*r.top(), *r.attention(), r.layer("input_layernorm", "attn_norm"), *r.GATED, *r.EXPERTS, *r.SHARED_EXPERTS),
         layer_norm="layer_norm_eps",
         reads=("draft layers", "logit scale", "window in some", "dense first", "average of experts"),
         fields=(
@@ -154,19 +143,19 @@ EXPERT_FAMILIES = (
         "afmoe",
         "afmoe",
         (
-            *top(),
-            *attention(),
-            *head_norms(),
-            *LATE_NORMS,
-            layer("self_attn.gate_proj", "attn_gate"),
-            layer("input_layernorm", "attn_norm"),
-            layer("pre_mlp_layernorm", "ffn_norm"),
-            layer("post_mlp_layernorm", "post_ffw_norm"),
-            *GATED,
-            *EXPERTS,
-            *SHARED_EXPERTS,
-            layer("mlp.router.gate", "ffn_gate_inp"),
-            layer("mlp.expert_bias", "exp_probs_b"),
+            *r.top(),
+            *r.attention(),
+            *r.head_norms(),
+            *r.LATE_NORMS,
+            r.layer("self_attn.gate_proj", "attn_gate"),
+            r.layer("input_layernorm", "attn_norm"),
+            r.layer("pre_mlp_layernorm", "ffn_norm"),
+            r.layer("post_mlp_layernorm", "post_ffw_norm"),
+            *r.GATED,
+            *r.EXPERTS,
+            *r.SHARED_EXPERTS,
+            r.layer("mlp.router.gate", "ffn_gate_inp"),
+            r.layer("mlp.expert_bias", "exp_probs_b"),
         ),
         reads=("window in some", "sigmoid", "even weights"),
         fields=(
@@ -181,12 +170,12 @@ EXPERT_FAMILIES = (
         "laguna",
         "laguna",
         (
-            *PLAIN,
-            *head_norms(),
-            layer("self_attn.g_proj", "attn_gate"),
-            *GATED,
-            *EXPERTS,
-            *SHARED_EXPERTS,
+            *r.PLAIN,
+            *r.head_norms(),
+            r.layer("self_attn.g_proj", "attn_gate"),
+            *r.GATED,
+            *r.EXPERTS,
+            *r.SHARED_EXPERTS,
         ),
         reads=("sigmoid", "dense first", "even weights"),
         fields=(
@@ -202,7 +191,7 @@ EXPERT_FAMILIES = (
     GgufFamily(
         "mimo2",
         "mimo_v2_flash",
-        (*PLAIN, layer("self_attn.sinks", "attn_sinks"), *GATED, *EXPERTS, *SHARED_EXPERTS),
+        (*r.PLAIN, r.layer("self_attn.sinks", "attn_sinks"), *r.GATED, *r.EXPERTS, *r.SHARED_EXPERTS),
         reads=("draft layers", "dense first", "sigmoid"),
         fields=(
             Field("expert_count", "n_routed_experts"),
@@ -220,16 +209,16 @@ EXPERT_FAMILIES = (
         "llama4",
         "llama4_text",
         (
-            *PLAIN,
-            layer("feed_forward.router", "ffn_gate_inp"),
-            layer("feed_forward.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps", "turned"),
-            layer("feed_forward.experts.down_proj", "ffn_down_exps", "turned"),
-            layer("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
-            layer("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
-            layer("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
-            layer("feed_forward.gate_proj", "ffn_gate"),
-            layer("feed_forward.up_proj", "ffn_up"),
-            layer("feed_forward.down_proj", "ffn_down"),
+            *r.PLAIN,
+            r.layer("feed_forward.router", "ffn_gate_inp"),
+            r.layer("feed_forward.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps", "turned"),
+            r.layer("feed_forward.experts.down_proj", "ffn_down_exps", "turned"),
+            r.layer("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+            r.layer("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+            r.layer("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+            r.layer("feed_forward.gate_proj", "ffn_gate"),
+            r.layer("feed_forward.up_proj", "ffn_up"),
+            r.layer("feed_forward.down_proj", "ffn_down"),
         ),
         reads=("llama 4",),
         fields=(

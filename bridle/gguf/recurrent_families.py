@@ -2,95 +2,80 @@
 
 from __future__ import annotations
 
+from bridle.gguf import rules as r
 from bridle.gguf.expert_families import DENSE_OR_SPARSE
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
 from bridle.gguf.mamba_families import MAMBA_FAMILIES
-from bridle.gguf.rules import (
-    EMBEDDING,
-    EXPERTS,
-    GATED,
-    HEAD,
-    LATENT,
-    SHARED_EXPERT,
-    SHARED_EXPERTS,
-    TWO_NORMS,
-    Order,
-    TensorRule,
-    attention,
-    head_norms,
-    layer,
-    top,
-)
 
 _LINEAR = "linear_attention"
 _FULL = "full_attention"
 
 
-def _delta(values: Order = "", late_values: Order = "") -> tuple[TensorRule, ...]:
+def _delta(values: r.Order = "", late_values: r.Order = "") -> tuple[r.TensorRule, ...]:
     """A layer of the gated delta rule; rows of values are in the given orders."""
     prefix = "linear_attn"
     return (
-        layer(f"{prefix}.A_log", "ssm_a!", "decay", values),
-        layer(f"{prefix}.dt_bias", "ssm_dt", order=values),
-        layer(f"{prefix}.conv1d", "ssm_conv1d", "conv", late_values),
-        layer(f"{prefix}.in_proj_qkvz", "attn_qkv+attn_gate", order="by key head"),
-        layer(f"{prefix}.in_proj_ba", "ssm_ba"),
-        layer(f"{prefix}.in_proj_qkv", "attn_qkv", order=late_values),
-        layer(f"{prefix}.in_proj_z", "attn_gate", order=values),
-        layer(f"{prefix}.in_proj_a", "ssm_alpha", order=values),
-        layer(f"{prefix}.in_proj_b", "ssm_beta", order=values),
-        layer(f"{prefix}.norm", "ssm_norm"),
-        layer(f"{prefix}.out_proj", "ssm_out", columns=values),
+        r.layer(f"{prefix}.A_log", "ssm_a!", "decay", values),
+        r.layer(f"{prefix}.dt_bias", "ssm_dt", order=values),
+        r.layer(f"{prefix}.conv1d", "ssm_conv1d", "conv", late_values),
+        r.layer(f"{prefix}.in_proj_qkvz", "attn_qkv+attn_gate", order="by key head"),
+        r.layer(f"{prefix}.in_proj_ba", "ssm_ba"),
+        r.layer(f"{prefix}.in_proj_qkv", "attn_qkv", order=late_values),
+        r.layer(f"{prefix}.in_proj_z", "attn_gate", order=values),
+        r.layer(f"{prefix}.in_proj_a", "ssm_alpha", order=values),
+        r.layer(f"{prefix}.in_proj_b", "ssm_beta", order=values),
+        r.layer(f"{prefix}.norm", "ssm_norm"),
+        r.layer(f"{prefix}.out_proj", "ssm_out", columns=values),
     )
 
 
 #: Norms that are one more than the library's weights, but for those of the delta rule.
 _QWEN = (
-    *top(offset=True),
-    layer("input_layernorm", "attn_norm", "offset"),
-    layer("post_attention_layernorm", "post_attention_norm", "offset"),
-    *attention(),
-    *head_norms(offset=True),
+    *r.top(offset=True),
+    r.layer("input_layernorm", "attn_norm", "offset"),
+    r.layer("post_attention_layernorm", "post_attention_norm", "offset"),
+    *r.attention(),
+    *r.head_norms(offset=True),
 )
 _SORTED = _delta("values", "late values")
 _DELTA_KINDS = (("layer_types", (("ssm_conv1d.weight", _LINEAR), ("attn_k.weight", _FULL))),)
 _QWEN_TRAITS = ("draft layers", "delta rule", "half rotated")
 _LFM = (
-    EMBEDDING,
-    TensorRule("model.embedding_norm", ("token_embd_norm",)),
-    HEAD,
-    layer("operator_norm", "attn_norm"),
-    layer("ffn_norm", "ffn_norm"),
-    layer("conv.conv", "shortconv.conv", "conv"),
-    layer("conv.in_proj", "shortconv.in_proj"),
-    layer("conv.out_proj", "shortconv.out_proj"),
-    layer("self_attn.q_proj", "attn_q"),
-    layer("self_attn.k_proj", "attn_k"),
-    layer("self_attn.v_proj", "attn_v"),
-    layer("self_attn.out_proj", "attn_output"),
-    layer("self_attn.q_layernorm", "attn_q_norm"),
-    layer("self_attn.k_layernorm", "attn_k_norm"),
-    layer("feed_forward.w1", "ffn_gate"),
-    layer("feed_forward.w3", "ffn_up"),
-    layer("feed_forward.w2", "ffn_down"),
+    r.EMBEDDING,
+    r.TensorRule("model.embedding_norm", ("token_embd_norm",)),
+    r.HEAD,
+    r.layer("operator_norm", "attn_norm"),
+    r.layer("ffn_norm", "ffn_norm"),
+    r.layer("conv.conv", "shortconv.conv", "conv"),
+    r.layer("conv.in_proj", "shortconv.in_proj"),
+    r.layer("conv.out_proj", "shortconv.out_proj"),
+    r.layer("self_attn.q_proj", "attn_q"),
+    r.layer("self_attn.k_proj", "attn_k"),
+    r.layer("self_attn.v_proj", "attn_v"),
+    r.layer("self_attn.out_proj", "attn_output"),
+    r.layer("self_attn.q_layernorm", "attn_q_norm"),
+    r.layer("self_attn.k_layernorm", "attn_k_norm"),
+    r.layer("feed_forward.w1", "ffn_gate"),
+    r.layer("feed_forward.w3", "ffn_up"),
+    r.layer("feed_forward.w2", "ffn_down"),
 )
 _LFM_KINDS = (("layer_types", (("shortconv.conv.weight", "conv"), ("attn_k.weight", _FULL))),)
 _LFM_FIELDS = (Field("shortconv.l_cache", "conv_L_cache"),)
 _WIDE = frozenset({"feed_forward_length"})
 _KIMI = (
-    *top(),
-    *LATENT,
-    *TWO_NORMS,
-    layer("self_attn.k_proj", "attn_k"),
-    layer("self_attn.v_proj", "attn_v"),
-    layer("self_attn.conv1d", "ssm_conv1d_q+ssm_conv1d_k+ssm_conv1d_v", "conv"),
-    layer("self_attn.forget_gate.dt_bias", "ssm_dt"),
-    layer("self_attn.b_proj", "ssm_beta"),
-    layer("self_attn.o_norm", "ssm_norm"),
-    *GATED,
-    *EXPERTS,
-    *SHARED_EXPERTS,
+    *r.top(),
+    *r.LATENT,
+    *r.TWO_NORMS,
+    r.layer("self_attn.k_proj", "attn_k"),
+    r.layer("self_attn.v_proj", "attn_v"),
+    r.layer("self_attn.conv1d", "ssm_conv1d_q+ssm_conv1d_k+ssm_conv1d_v", "conv"),
+    r.layer("self_attn.forget_gate.dt_bias", "ssm_dt"),
+    r.layer("self_attn.b_proj", "ssm_beta"),
+    r.layer("self_attn.o_norm", "ssm_norm"),
+    *r.GATED,
+    *r.EXPERTS,
+    *r.SHARED_EXPERTS,
 )
 _KIMI_KINDS = (
     ("layer_types", (("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL))),
@@ -126,10 +111,10 @@ RECURRENT_FAMILIES = (
         "lfm2_moe",
         (
             *_LFM,
-            layer("feed_forward.gate", "ffn_gate_inp"),
-            layer("feed_forward.expert_bias", "exp_probs_b"),
-            layer("feed_forward.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
-            layer("feed_forward.experts.down_proj", "ffn_down_exps"),
+            r.layer("feed_forward.gate", "ffn_gate_inp"),
+            r.layer("feed_forward.expert_bias", "exp_probs_b"),
+            r.layer("feed_forward.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps"),
+            r.layer("feed_forward.experts.down_proj", "ffn_down_exps"),
         ),
         norm_field="norm_eps",
         reads=("sigmoid",),
@@ -152,21 +137,21 @@ RECURRENT_FAMILIES = (
     GgufFamily(
         "qwen3next",
         "qwen3_next",
-        (*_QWEN, *_delta(), *EXPERTS, *SHARED_EXPERT),
+        (*_QWEN, *_delta(), *r.EXPERTS, *r.SHARED_EXPERT),
         reads=(*_QWEN_TRAITS, "expert sizes", "even experts", "shared expert"),
         kinds=_DELTA_KINDS,
     ),
     GgufFamily(
         "qwen35",
         "qwen3_5_text",
-        (*_QWEN, *_SORTED, *GATED),
+        (*_QWEN, *_SORTED, *r.GATED),
         reads=(*_QWEN_TRAITS, "three positions"),
         kinds=_DELTA_KINDS,
     ),
     GgufFamily(
         "qwen35moe",
         "qwen3_5_moe_text",
-        (*_QWEN, *_SORTED, *EXPERTS, *SHARED_EXPERT),
+        (*_QWEN, *_SORTED, *r.EXPERTS, *r.SHARED_EXPERT),
         reads=(*_QWEN_TRAITS, "three positions", "routed experts", "shared expert"),
         kinds=_DELTA_KINDS,
     ),
@@ -175,11 +160,11 @@ RECURRENT_FAMILIES = (
         "kimi_linear",
         (
             *_KIMI,
-            layer("self_attn.forget_gate.A_log", "ssm_a!", "decays"),
-            layer("self_attn.forget_gate.f_a_proj", "ssm_f_a"),
-            layer("self_attn.forget_gate.f_b_proj", "ssm_f_b"),
-            layer("self_attn.g_a_proj", "ssm_g_a"),
-            layer("self_attn.g_b_proj", "ssm_g_b"),
+            r.layer("self_attn.forget_gate.A_log", "ssm_a!", "decays"),
+            r.layer("self_attn.forget_gate.f_a_proj", "ssm_f_a"),
+            r.layer("self_attn.forget_gate.f_b_proj", "ssm_f_b"),
+            r.layer("self_attn.g_a_proj", "ssm_g_a"),
+            r.layer("self_attn.g_b_proj", "ssm_g_b"),
         ),
         reads=("delta rule by channel", "dense first", "unrotated part", "sigmoid"),
         fields=_KIMI_FIELDS,
@@ -193,10 +178,10 @@ RECURRENT_FAMILIES = (
         "bailing_hybrid",
         (
             *_KIMI,
-            layer("self_attn.forget_gate.A_log", "ssm_a!", "rise"),
-            layer("self_attn.forget_gate.f_proj", "ssm_f_a"),
-            layer("self_attn.g_proj", "ssm_g_a"),
-            layer("self_attn.g_proj", "attn_gate"),  # in layers of attention
+            r.layer("self_attn.forget_gate.A_log", "ssm_a!", "rise"),
+            r.layer("self_attn.forget_gate.f_proj", "ssm_f_a"),
+            r.layer("self_attn.g_proj", "ssm_g_a"),
+            r.layer("self_attn.g_proj", "attn_gate"),  # in layers of attention
         ),
         reads=("draft layers", "delta rule by channel", "dense first", "sigmoid"),
         fields=(*_KIMI_FIELDS, Field("kda.gate_lower_bound", "kda_lower_bound", None, float)),

@@ -14,17 +14,7 @@ from bridle.llm.options import RunOptions
 from bridle.llm.requests import serving_of
 from bridle.outputs import RequestOutput
 from bridle.serving import LoadedModel, OutputCollector, raise_first_error
-from bridle.serving.requests.pooling_inputs import (
-    Item,
-    PoolingOptions,
-    activated,
-    activation_of,
-    check_classifies,
-    check_embeds,
-    ranks_pairs,
-    shaped,
-    vector_request,
-)
+from bridle.serving.requests import pooling_inputs
 
 #: Keywords that say how texts are read.
 READING = ("prompt_name", "truncate_prompt_tokens")
@@ -50,22 +40,22 @@ def vectors(
 ) -> list[list[float]]:
     """A vector of each text or list of token ids."""
     model.check_process()
-    check_embeds(model, dimensions)
+    pooling_inputs.check_embeds(model, dimensions)
     found = _run(model, arguments.as_prompts(prompts), how, given, run)
-    return [shaped(model, vector, dimensions, given.get("normalize", True)).tolist() for vector in found]
+    return [pooling_inputs.shaped(model, vector, dimensions, given.get("normalize", True)).tolist() for vector in found]
 
 
 def labels(model: LoadedModel, texts: Any, how: RunOptions, given: Mapping[str, Any], run: Run) -> list[Classification]:
     """Return a classifier's labels of each text or pair."""
     model.check_process()
-    check_classifies(model)
+    pooling_inputs.check_classifies(model)
     assert model.pooling is not None  # it classifies
-    names, activation = model.pooling.labels, activation_of(model)
+    names, activation = model.pooling.labels, pooling_inputs.activation_of(model)
     items = [texts] if isinstance(texts, str) else list(texts)
     for item in items:
         if not isinstance(item, str) and not (isinstance(item, tuple) and len(item) == 2):
             raise InvalidRequest(f"texts has {item!r}; must be texts, or pairs of texts as tuples", "texts")
-    rows = [activated(logits, activation) for logits in _run(model, items, how, given, run)]
+    rows = [pooling_inputs.activated(logits, activation) for logits in _run(model, items, how, given, run)]
     best = [max(range(len(row)), key=row.__getitem__) for row in rows]
     return [Classification(names[b], dict(zip(names, row, strict=True))) for b, row in zip(best, rows, strict=True)]
 
@@ -87,23 +77,23 @@ def scores(
     if len(firsts) != len(seconds):
         raise InvalidRequest(f"{len(firsts)} texts and {len(seconds)} others; give pairs, or one text", "others")
     pairs = list(zip(firsts, seconds, strict=True))
-    if ranks_pairs(model):
-        activation = activation_of(model)
-        return [activated(logits, activation)[0] for logits in _run(model, pairs, how, given, run)]
+    if pooling_inputs.ranks_pairs(model):
+        activation = pooling_inputs.activation_of(model)
+        return [pooling_inputs.activated(logits, activation)[0] for logits in _run(model, pairs, how, given, run)]
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
     known = dict(zip(distinct, _run(model, distinct, how, given, run), strict=True))
-    unit = {text: shaped(model, vector) for text, vector in known.items()}
+    unit = {text: pooling_inputs.shaped(model, vector) for text, vector in known.items()}
     return [sum(map(mul, unit[one], unit[other])) for one, other in pairs]
 
 
 def _run(
-    model: LoadedModel, items: Sequence[Item], how: RunOptions, given: Mapping[str, Any], run: Run
+    model: LoadedModel, items: Sequence[pooling_inputs.Item], how: RunOptions, given: Mapping[str, Any], run: Run
 ) -> list[array[float]]:
     """The model's own vectors of these texts."""
-    reading = PoolingOptions(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
+    reading = pooling_inputs.PoolingOptions(given.get("prompt_name"), given.get("truncate_prompt_tokens"))
     adapter: Any = how.get("adapter")
     options = serving_of(model, how).options(adapter)
-    requests = [vector_request(model, item, reading, **options) for item in items]
+    requests = [pooling_inputs.vector_request(model, item, reading, **options) for item in items]
     outputs = run([OutputCollector(request) for request in requests])
     for output in outputs:
         raise_first_error(output)

@@ -12,27 +12,9 @@ from enum import Enum
 from typing import TypeAlias
 
 from bridle.errors import BridleError, EngineClosed, InternalError, Overloaded, ProtocolError, RequestCancelled
+from bridle.lmtp import messages as m
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.failures import error_text, failure_of
-from bridle.lmtp.messages import (
-    UNAVAILABLE,
-    Answer,
-    Buffer,
-    Cancel,
-    EventMessage,
-    Failure,
-    Generate,
-    ModelInfo,
-    Msg,
-    Rejected,
-    Request,
-    Resume,
-    Score,
-    StreamAnswer,
-    StreamId,
-    Token,
-    ToolResult,
-)
 
 
 class SessionState(Enum):
@@ -68,7 +50,7 @@ _STREAM_STEPS = {
 class Stream:
     """One stream of a connection. `num_branches` counts those without a finish reason yet."""
 
-    id: StreamId
+    id: m.StreamId
     state: StreamState = StreamState.OPENING
     num_branches: int = 1
 
@@ -90,7 +72,7 @@ class Start:
     """Begin the work of a stream."""
 
     stream: Stream
-    request: Generate | Score
+    request: m.Generate | m.Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +80,7 @@ class Reattach:
     """Continue a stream whose task began before."""
 
     stream: Stream
-    request: Resume
+    request: m.Resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +95,28 @@ class StopStream:
 class Describe:
     """Answer a MODEL_INFO, at once."""
 
-    request: ModelInfo
+    request: m.ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class DefineBuffer:
     """Name, or forget, a buffer."""
 
-    request: Buffer
+    request: m.Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
     """Answer a call of a tool."""
 
-    request: ToolResult
+    request: m.ToolResult
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Give an answer to the client."""
 
-    answer: Answer
+    answer: m.Answer
 
 
 Action: TypeAlias = Start | Reattach | StopStream | Describe | DefineBuffer | AnswerCall | Send
@@ -147,7 +129,7 @@ class Session:
         self.state = SessionState.OPEN
         self.is_extended = False  # the client said that it knows the extensions
         self._max_streams = max_streams
-        self._streams: dict[StreamId, Stream] = {}
+        self._streams: dict[m.StreamId, Stream] = {}
 
     @property
     def num_streams(self) -> int:
@@ -160,32 +142,32 @@ class Session:
         """`receive` for the text of a message."""
         return self.receive(decode_request(line))
 
-    def receive(self, message: Request | Rejected) -> list[Action]:
+    def receive(self, message: m.Request | m.Rejected) -> list[Action]:
         """The actions for a message, in order."""
         if self.state is SessionState.CLOSED:
             return []
         match message:
-            case Generate() | Score() | Resume():
+            case m.Generate() | m.Score() | m.Resume():
                 return self._open(message)
-            case ModelInfo():
+            case m.ModelInfo():
                 self.is_extended = self.is_extended or message.is_extended
                 return [Describe(message)]
-            case Cancel():
+            case m.Cancel():
                 return self._cancel(message.stream_id)
-            case Buffer():
+            case m.Buffer():
                 return [DefineBuffer(message)]
-            case ToolResult():
+            case m.ToolResult():
                 return [AnswerCall(message)]
-            case Rejected():
+            case m.Rejected():
                 return self._reject(message)
 
-    def _open(self, request: Generate | Score | Resume) -> list[Action]:
+    def _open(self, request: m.Generate | m.Score | m.Resume) -> list[Action]:
         known = self._streams.get(request.stream_id)
         if known is not None:  # the client could not tell the two streams' answers apart
             return self._break_off(
                 known, ProtocolError(f"stream_id {known.id!r} is in use; both of its requests are ended")
             )
-        if self.state is SessionState.DRAINING and not isinstance(request, Resume):
+        if self.state is SessionState.DRAINING and not isinstance(request, m.Resume):
             return [
                 Send(failure_of(request.stream_id, EngineClosed("the server is shutting down; connect to another one")))
             ]
@@ -193,21 +175,21 @@ class Session:
             full = Overloaded(f"the connection has {len(self._streams)} open streams; at most {self._max_streams}")
             return [Send(failure_of(request.stream_id, full))]
         stream = self._streams[request.stream_id] = Stream(request.stream_id)
-        return [Reattach(stream, request) if isinstance(request, Resume) else Start(stream, request)]
+        return [Reattach(stream, request) if isinstance(request, m.Resume) else Start(stream, request)]
 
-    def _cancel(self, stream_id: StreamId) -> list[Action]:
+    def _cancel(self, stream_id: m.StreamId) -> list[Action]:
         stream = self._streams.get(stream_id)
         if stream is None:  # the stream was over already; the client could not know
             return []
         return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
 
-    def _reject(self, rejected: Rejected) -> list[Action]:
+    def _reject(self, rejected: m.Rejected) -> list[Action]:
         """The answer to a message that is not a request. Clients expect a TOKEN for an intended stream, and a MSG
         for everything else."""
         stream_id, error = rejected.stream_id, rejected.error
         if stream_id is None or rejected.kind not in _STREAMING:
-            info = UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
-            return [Send(Msg(stream_id=stream_id, model_info=info, error=error_text(error), code=error.code))]
+            info = m.UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
+            return [Send(m.Msg(stream_id=stream_id, model_info=info, error=error_text(error), code=error.code))]
         known = self._streams.get(stream_id)
         return self._break_off(known, error) if known is not None else [Send(failure_of(stream_id, error))]
 
@@ -216,17 +198,17 @@ class Session:
 
     # -- to the client ---------------------------------------------------------------------------------------
 
-    def put(self, stream: Stream, answer: StreamAnswer) -> bool:
+    def put(self, stream: Stream, answer: m.StreamAnswer) -> bool:
         """Return whether this may be sent now, as the next answer of its stream. An answer that ends the stream
         ends it here."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False
         match answer:
-            case Token():
+            case m.Token():
                 stream.num_branches -= answer.finish_reason is not None
-            case Failure():
+            case m.Failure():
                 stream.num_branches = 0
-            case EventMessage():
+            case m.EventMessage():
                 stream.num_branches += answer.event == "fork"
                 return True
         if stream.num_branches == 0:
@@ -257,7 +239,7 @@ class Session:
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)
-        return [Send(EventMessage(event="draining", data={"seconds": seconds}))] if self.is_extended else []
+        return [Send(m.EventMessage(event="draining", data={"seconds": seconds}))] if self.is_extended else []
 
     def fail_all(self, error: BridleError) -> list[Action]:
         """End every open stream with an error; the connection stays."""

@@ -26,20 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from bridle.errors import InvalidRequest, UnsupportedFeature, UnsupportedModel
+from bridle.tokenizer import template_probes as probes
 from bridle.tokenizer.chat_settings import ToolPrompt
-from bridle.tokenizer.template_probes import (
-    CONTENT,
-    KEYS,
-    SAMPLES,
-    THOUGHT,
-    TOOLS,
-    USER,
-    ProbeCall,
-    Prober,
-    RenderChat,
-    prober_of,
-    renderer_of,
-)
 from bridle.tokenizer.tool_prompt import described, support_of
 
 if TYPE_CHECKING:
@@ -81,7 +69,7 @@ _KNOWN: WeakKeyDictionary[ChatTemplate, RoleRules] = WeakKeyDictionary()
 def rules_of(template: ChatTemplate) -> RoleRules:
     """The rules of a template, inferred once. Slow the first time."""
     if template not in _KNOWN:
-        _KNOWN[template] = infer_rules(renderer_of(template))
+        _KNOWN[template] = infer_rules(probes.renderer_of(template))
     return _KNOWN[template]
 
 
@@ -93,22 +81,27 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
 # -- inference ---------------------------------------------------------------------------------------------------
 
 
-def infer_rules(render: RenderChat) -> RoleRules:
+def infer_rules(render: probes.RenderChat) -> RoleRules:
     """Find out by rendering."""
-    prober = prober_of(render)
+    prober = probes.prober_of(render)
     trial = _Trial(render, prober)
-    if not trial.writes([_said("user", USER)], USER):
+    if not trial.writes([_said("user", probes.USER)], probes.USER):
         return RoleRules(True, tool_parts=True)  # it takes nothing like the probes
-    both = [_said("system", _FIRST), _said("system", _SECOND), _said("user", USER)]
-    later = [_said("user", USER), _said("assistant", CONTENT), _said("system", _SECOND), _said("user", "zmore")]
-    one = [_said("system", _FIRST), _said("user", USER)]
+    both = [_said("system", _FIRST), _said("system", _SECOND), _said("user", probes.USER)]
+    later = [
+        _said("user", probes.USER),
+        _said("assistant", probes.CONTENT),
+        _said("system", _SECOND),
+        _said("user", "zmore"),
+    ]
+    one = [_said("system", _FIRST), _said("user", probes.USER)]
     takes_all = trial.writes(both, _FIRST, _SECOND) and trial.writes([_said("system", _FIRST), *later], _FIRST, _SECOND)
     thought_key = next(filter(trial.knows_thought, THOUGHT_KEYS), THOUGHT_KEYS[0])
     return RoleRules(
-        has_developer=trial.writes([_said("developer", _FIRST), _said("user", USER)], _FIRST),
+        has_developer=trial.writes([_said("developer", _FIRST), _said("user", probes.USER)], _FIRST),
         system="all" if takes_all else "first" if trial.writes(one, _FIRST) else "none",
         needs_user=not trial.writes(one[:1], _FIRST),
-        alternates=not trial.writes([_said("user", USER), _said("user", "zmore")], USER, "zmore"),
+        alternates=not trial.writes([_said("user", probes.USER), _said("user", "zmore")], probes.USER, "zmore"),
         user_follows_tool=trial.has_no_calls or trial.writes([*trial.call(), _said("user", "zmore")], "zmore"),
         tool_parts=not trial.has_no_calls and trial.takes_parts(),
         thought_key=thought_key,
@@ -118,10 +111,10 @@ def infer_rules(render: RenderChat) -> RoleRules:
     )
 
 
-def _writes_python(prober: Prober) -> bool:
+def _writes_python(prober: probes.Prober) -> bool:
     """Return whether the template writes arguments as Python's dictionary, and as JSON if they are JSON text."""
-    arguments = {KEYS[0]: SAMPLES["string"]}
-    turns = [replace(prober, is_text=is_text).turn([ProbeCall(0, arguments)]) or "" for is_text in (False, True)]
+    arguments = {probes.KEYS[0]: probes.SAMPLES["string"]}
+    turns = [replace(prober, is_text=is_text).turn([probes.ProbeCall(0, arguments)]) or "" for is_text in (False, True)]
     return str(arguments) in turns[0] and json.dumps(arguments) in turns[1]
 
 
@@ -132,14 +125,14 @@ def _said(role: str, content: Any) -> Message:
 class _Trial:
     """Renders short conversations, with tools where the template writes calls."""
 
-    def __init__(self, render: RenderChat, prober: Prober | None) -> None:
+    def __init__(self, render: probes.RenderChat, prober: probes.Prober | None) -> None:
         self._render, self._prober = render, prober
         self.has_no_calls = prober is None
 
     def text(self, messages: Messages, tools: bool = False) -> str | None:
         """The prompt; None if the template refuses it."""
         try:
-            return self._render(messages, TOOLS if tools else None, messages[-1]["role"] != "assistant")
+            return self._render(messages, probes.TOOLS if tools else None, messages[-1]["role"] != "assistant")
         except (InvalidRequest, UnsupportedModel):
             return None
 
@@ -151,26 +144,29 @@ class _Trial:
     def call(self, result: Any = "zresult", **extra: Any) -> Messages:
         """A question, a call and its result."""
         assert self._prober is not None
-        message = self._prober.message([ProbeCall(0, {KEYS[0]: SAMPLES["string"]})]) | extra
+        message = self._prober.message([probes.ProbeCall(0, {probes.KEYS[0]: probes.SAMPLES["string"]})]) | extra
         result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": result}
-        return [_said("user", USER), message, result | {"name": message["tool_calls"][0]["function"]["name"]}]
+        return [_said("user", probes.USER), message, result | {"name": message["tool_calls"][0]["function"]["name"]}]
 
     def takes_parts(self) -> bool:
         text = self.text(self.call([{"type": "text", "text": "zresult"}, {"type": "image"}]), tools=True)
         return (
-            text is not None and "zresult" in text and "'type'" not in text and '"type"' not in text.rpartition(USER)[2]
+            text is not None
+            and "zresult" in text
+            and "'type'" not in text
+            and '"type"' not in text.rpartition(probes.USER)[2]
         )
 
     def knows_thought(self, key: str) -> bool:
-        turn = [_said("user", USER), _said("assistant", CONTENT) | {key: THOUGHT}]
-        return self.writes(turn, THOUGHT) or (
-            not self.has_no_calls and self.writes(self.call(**{key: THOUGHT}), THOUGHT)
+        turn = [_said("user", probes.USER), _said("assistant", probes.CONTENT) | {key: probes.THOUGHT}]
+        return self.writes(turn, probes.THOUGHT) or (
+            not self.has_no_calls and self.writes(self.call(**{key: probes.THOUGHT}), probes.THOUGHT)
         )
 
     def refuses_thought_with_content(self, key: str) -> bool:
-        if self.has_no_calls or not self.writes(self.call(content=CONTENT)):
+        if self.has_no_calls or not self.writes(self.call(content=probes.CONTENT)):
             return False
-        return not self.writes(self.call(content=CONTENT, **{key: THOUGHT}))
+        return not self.writes(self.call(content=probes.CONTENT, **{key: probes.THOUGHT}))
 
 
 # -- application -------------------------------------------------------------------------------------------------

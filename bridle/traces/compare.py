@@ -6,18 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bridle.traces.records import (
-    Draw,
-    EndRecord,
-    ForkRecord,
-    LogRecord,
-    Record,
-    ReplacedRecord,
-    RewindRecord,
-    StoredRecord,
-    TokenRecord,
-    Trace,
-)
+from bridle.traces import records as r
 
 #: How many moves before a difference are shown with it.
 AROUND = 6
@@ -31,25 +20,25 @@ class Move:
 
     what: str
     values: tuple[object, ...]
-    record: Record | None = field(default=None, compare=False)
+    record: r.Record | None = field(default=None, compare=False)
 
     @property
-    def draw(self) -> Draw | None:
+    def draw(self) -> r.Draw | None:
         record = self.record
-        return record.draw if isinstance(record, (TokenRecord, ReplacedRecord)) else None
+        return record.draw if isinstance(record, (r.TokenRecord, r.ReplacedRecord)) else None
 
     def __str__(self) -> str:
         match self.record:
-            case TokenRecord() as token:
+            case r.TokenRecord() as token:
                 how = f"forced by {token.by}" if token.forced else "drawn" + _mask(token.draw)
                 return f"token {token.token} {token.spelled!r} {how}"
-            case ReplacedRecord() as replaced:
+            case r.ReplacedRecord() as replaced:
                 return f"token {replaced.token} {replaced.spelled!r} drawn{_mask(replaced.draw)}, and replaced"
-            case RewindRecord() as rewind:
+            case r.RewindRecord() as rewind:
                 return f"{rewind.num_tokens} tokens taken back"
-            case ForkRecord() as fork:
+            case r.ForkRecord() as fork:
                 return f"fork of output {fork.parent} after {fork.num_tokens} tokens"
-            case EndRecord() as end:
+            case r.EndRecord() as end:
                 return f"end ({end.reason})" + (f": {end.error}" if end.error else "")
             case _:
                 return self.what
@@ -108,7 +97,7 @@ class Comparison:
         return told
 
 
-def compare(old: Trace, new: Trace) -> Comparison:
+def compare(old: r.Trace, new: r.Trace) -> Comparison:
     """Compare a trace with another run of its request."""
     found = Comparison()
     before, now = _moves(old.records), _moves(new.records)
@@ -145,7 +134,7 @@ def _compare_output(found: Comparison, output: int, old: list[Move], new: list[M
         found.is_exact = found.is_exact and _odds(before) == _odds(now)
 
 
-def _moves(records: list[Record]) -> dict[int, list[Move]]:
+def _moves(records: list[r.Record]) -> dict[int, list[Move]]:
     moves: dict[int, list[Move]] = {}
     for record in records:
         move = _move(record)
@@ -154,27 +143,27 @@ def _moves(records: list[Record]) -> dict[int, list[Move]]:
     return moves
 
 
-def _move(record: Record) -> Move | None:
+def _move(record: r.Record) -> Move | None:
     match record:
-        case TokenRecord():
+        case r.TokenRecord():
             return Move("token", (record.token, record.forced, _allowed(record.draw)), record)
-        case ReplacedRecord():
+        case r.ReplacedRecord():
             return Move("replaced", (record.token, _allowed(record.draw)), record)
-        case RewindRecord() if record.num_tokens or record.num_prompt:
+        case r.RewindRecord() if record.num_tokens or record.num_prompt:
             return Move("rewind", (record.num_tokens, record.num_prompt), record)
-        case ForkRecord():
+        case r.ForkRecord():
             return Move("fork", (record.parent, record.num_tokens), record)
-        case EndRecord():
+        case r.EndRecord():
             return Move("end", (record.reason, record.stop), record)
         case _:
             return None
 
 
-def _allowed(draw: Draw | None) -> int | None:
+def _allowed(draw: r.Draw | None) -> int | None:
     return None if draw is None else draw.num_allowed
 
 
-def _mask(draw: Draw | None) -> str:
+def _mask(draw: r.Draw | None) -> str:
     return "" if draw is None or draw.num_allowed is None else f" of {draw.num_allowed}"
 
 
@@ -185,18 +174,18 @@ def _odds(move: Move) -> object:
 
 def _is_broken_off(moves: list[Move]) -> bool:
     last = moves[-1].record if moves else None
-    return not isinstance(last, EndRecord) or last.reason in _BROKEN_OFF
+    return not isinstance(last, r.EndRecord) or last.reason in _BROKEN_OFF
 
 
-def said_in(records: list[Record], output: int) -> str:
+def said_in(records: list[r.Record], output: int) -> str:
     """Return everything that the controller of an output printed."""
-    return "".join(record.text for record in records if isinstance(record, LogRecord) and record.output == output)
+    return "".join(record.text for record in records if isinstance(record, r.LogRecord) and record.output == output)
 
 
-def wrote_in(records: list[Record], output: int) -> str:
+def wrote_in(records: list[r.Record], output: int) -> str:
     """Return everything that the controller stored, a line for each write."""
     return "\n".join(
         f"{record.name} {'+=' if record.is_append else '='} {record.value!r}"
         for record in records
-        if isinstance(record, StoredRecord) and record.output == output
+        if isinstance(record, r.StoredRecord) and record.output == output
     )

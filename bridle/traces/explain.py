@@ -6,21 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from bridle.traces.records import (
-    ChunkRecord,
-    Cost,
-    EndRecord,
-    ExchangeRecord,
-    ForkRecord,
-    Odds,
-    PromptRecord,
-    Record,
-    ReplacedRecord,
-    RewindRecord,
-    TokenRecord,
-    Trace,
-    WaitRecord,
-)
+from bridle.traces import records as r
 
 #: A sampled token from which less than this was taken is no fight.
 LEAST = 0.01
@@ -73,7 +59,7 @@ class Explanation:
     """Counts and conflicts from a trace. `fights` go from the worst to the least; seconds are those of its sampling
     steps."""
 
-    trace: Trace
+    trace: r.Trace
     outputs: list[OutputCount] = field(default_factory=list)
     fights: list[Fight] = field(default_factory=list)
     num_prompt: int = 0
@@ -83,14 +69,14 @@ class Explanation:
     num_again: int = 0
     num_bits: float = 0.0  # that mask and bias told the model
     answer: float = 0.0
-    slowest: TokenRecord | None = None
-    waits: list[WaitRecord] = field(default_factory=list)
+    slowest: r.TokenRecord | None = None
+    waits: list[r.WaitRecord] = field(default_factory=list)
     num_steps: int = 0
     forward: float = 0.0
     wait: float = 0.0
     sample: float = 0.0
     operations: dict[str, OperationCount] = field(default_factory=dict)
-    _costs: dict[int, Cost] = field(default_factory=dict)
+    _costs: dict[int, r.Cost] = field(default_factory=dict)
 
     @property
     def controller(self) -> str | None:
@@ -187,7 +173,7 @@ class Explanation:
         )
 
 
-def explain(trace: Trace) -> Explanation:
+def explain(trace: r.Trace) -> Explanation:
     """Count all records."""
     made = Explanation(trace)
     counts = {0: OutputCount(0)}
@@ -202,15 +188,15 @@ def explain(trace: Trace) -> Explanation:
     return made
 
 
-def _add(made: Explanation, count: OutputCount, record: Record) -> None:
+def _add(made: Explanation, count: OutputCount, record: r.Record) -> None:
     match record:
-        case PromptRecord():
+        case r.PromptRecord():
             made.num_prompt, made.num_cached = len(record.tokens), record.num_cached
             made.queued, made.opening = record.queued, record.opening
-        case ChunkRecord():
+        case r.ChunkRecord():
             made.num_again += record.num_again
             _add_cost(made, record.step, record.cost)
-        case TokenRecord():
+        case r.TokenRecord():
             count.num_sampled += not record.forced
             count.num_forced += record.forced
             count.num_drafted += record.drafted
@@ -219,21 +205,21 @@ def _add(made: Explanation, count: OutputCount, record: Record) -> None:
                 made.slowest = record
             _add_cost(made, record.step, record.cost)
             _add_fight(made, record)
-        case ReplacedRecord():
+        case r.ReplacedRecord():
             count.num_replaced += 1
-        case RewindRecord():
+        case r.RewindRecord():
             count.num_rewound += record.num_tokens
-        case ForkRecord():
+        case r.ForkRecord():
             count.parent = record.parent
-        case WaitRecord():
+        case r.WaitRecord():
             made.waits.append(record)
-        case ExchangeRecord():
+        case r.ExchangeRecord():
             _add_exchange(made, record)
-        case EndRecord():
+        case r.EndRecord():
             count.ended = record.reason
 
 
-def _add_exchange(made: Explanation, record: ExchangeRecord) -> None:
+def _add_exchange(made: Explanation, record: r.ExchangeRecord) -> None:
     name = str(record.request.get("op")) if isinstance(record.request, dict) else "no JSON"
     count = made.operations.setdefault(name, OperationCount(name))
     count.num_exchanges += 1
@@ -243,12 +229,12 @@ def _add_exchange(made: Explanation, record: ExchangeRecord) -> None:
         count.longest, count.slowest = record.seconds, record.step
 
 
-def _add_cost(made: Explanation, step: int, cost: Cost | None) -> None:
+def _add_cost(made: Explanation, step: int, cost: r.Cost | None) -> None:
     if cost is not None:
         made._costs[step] = cost
 
 
-def _add_fight(made: Explanation, token: TokenRecord) -> None:
+def _add_fight(made: Explanation, token: r.TokenRecord) -> None:
     draw = token.draw
     if draw is None or draw.after is None:
         return
@@ -261,7 +247,7 @@ def _add_fight(made: Explanation, token: TokenRecord) -> None:
         made.fights.append(Fight(*place, text, own, wanted, chance, draw.taken, draw.num_allowed))
 
 
-def best_of(odds: Odds) -> tuple[str, float]:
+def best_of(odds: r.Odds) -> tuple[str, float]:
     """Return the most probable token of a distribution in readable form, and its probability."""
     if not odds.top:
         return "", 0.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridle.config import EngineConfig
-from bridle.distributed import replica_messages, replicas
+from bridle.distributed import replica_messages
 from bridle.distributed.live_request import RoutedRequest
 from bridle.distributed.prefix_router import RUNNING_TOKENS, PrefixChoice, PrefixRouter
 from bridle.distributed.replica_messages import WireEvent
@@ -216,14 +216,14 @@ def test_what_a_replica_without_its_model_held_goes_on_elsewhere() -> None:
 
 def test_what_is_not_understood_loses_the_replica_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = some_requests(6, n=1, max_tokens=20, ignore_eos=True, stop=(), stop_token_ids=(), prompt_logprobs=None)
-    unpack, calls = replicas.unpack_event, count()
+    unpack, calls = replica_messages.unpack_event, count()
 
     def fail_once(message: WireEvent) -> Event:
         if next(calls) == 20:
             raise ValueError("a bug of ours")
         return unpack(message)
 
-    monkeypatch.setattr(replicas, "unpack_event", fail_once)
+    monkeypatch.setattr(replica_messages, "unpack_event", fail_once)
     with replicated() as made:
         assert essence(read(made.client, requests)) == expected(requests)
         assert made.client.num_losses == 1

@@ -16,7 +16,8 @@ import pytest
 from bridle.distributed import group, link, replica_link, stall_detector
 from bridle.distributed.group import Members
 from bridle.distributed.link import Timings
-from bridle.distributed.replica_link import HEADER, _read
+from bridle.distributed.replica_link import _read
+from bridle.distributed.replica_messages import HEADER
 from bridle.distributed.stall_detector import is_held_up
 from bridle.testing.scripted import ScriptedExecutor
 from tests.distributed.kit import IDLE, hosted

@@ -223,7 +223,7 @@ def test_records_are_bounded_and_the_missing_ones_counted(monkeypatch: pytest.Mo
 
 
 def test_records_of_all_live_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridle.engine.outputs.trace_recorder.MAX_LIVE_RECORDS", 12)
+    monkeypatch.setattr("bridle.traces.MAX_LIVE_RECORDS", 12)
     made = lab()
     replays = made.run(*[make_request((1, 2, 3), trace=True, max_tokens=9) for _ in range(3)])
     ends = [replay.records[-1] for replay in replays]

@@ -15,15 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bridle.traces import (
-    MAX_EXCHANGES_BYTES,
-    MAX_LINE_BYTES,
-    EndRecord,
-    ExchangeRecord,
-    Record,
-    TraceHeader,
-    encode_record,
-)
+from bridle import traces
 
 #: Room for the last record, which says what is missing.
 _LAST_BYTES = 512
@@ -33,7 +25,7 @@ _log = logging.getLogger(__name__)
 class TraceWriter:
     """Appends exchanges to a file. Safe from any thread. `max_bytes` bounds the file; what comes later is counted."""
 
-    def __init__(self, path: Path, header: TraceHeader, max_bytes: int = MAX_EXCHANGES_BYTES) -> None:
+    def __init__(self, path: Path, header: traces.TraceHeader, max_bytes: int = traces.MAX_EXCHANGES_BYTES) -> None:
         self._path = path
         self._file = path.open("ab")
         self._lock = threading.Lock()
@@ -59,9 +51,11 @@ class TraceWriter:
                 request, since = asked
                 seconds = time.monotonic() - since
                 at = time.time() - seconds
-                self._add(ExchangeRecord(0, self._num_records, at, seconds, side, _as_json(request), _as_json(message)))
+                self._add(
+                    traces.ExchangeRecord(0, self._num_records, at, seconds, side, _as_json(request), _as_json(message))
+                )
 
-    def _add(self, record: ExchangeRecord) -> None:
+    def _add(self, record: traces.ExchangeRecord) -> None:
         if self._is_begun and not self.num_cut and self._write(record):  # a gap in the middle could not be played
             self._num_records += 1
             return
@@ -69,9 +63,9 @@ class TraceWriter:
             _log.warning("%s is full: no further messages of the control runtime are recorded", self._path)
         self.num_cut += 1
 
-    def _write(self, record: Record | TraceHeader) -> bool:
-        line = encode_record(record) + b"\n"
-        if len(line) > min(self._room, MAX_LINE_BYTES):
+    def _write(self, record: traces.Record | traces.TraceHeader) -> bool:
+        line = traces.encode_record(record) + b"\n"
+        if len(line) > min(self._room, traces.MAX_LINE_BYTES):
             return False
         self._room -= len(line)
         self._file.write(line)
@@ -85,7 +79,7 @@ class TraceWriter:
                 return
             if self._is_begun:
                 self._room += _LAST_BYTES
-                self._write(EndRecord(0, self._num_records, "closed", num_cut=self.num_cut))
+                self._write(traces.EndRecord(0, self._num_records, "closed", num_cut=self.num_cut))
             self._file.close()
 
 

@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from bridle.aici import replies as r
 from bridle.aici.masks import dense_table, fill_row
 from bridle.aici.protocol import MidProcess, PostPreProcess
-from bridle.aici.replies import (
-    MidData1,
-    MidResult,
-    PostPreData,
-    PostResult,
-    PreResult,
-    SeqResult,
-    StorageCommand,
-    WriteVar,
-)
 from bridle.aici.runtime import messages as m
 from bridle.aici.runtime.forks import Forks
 from bridle.aici.runtime.limits import RuntimeLimits
@@ -47,7 +38,7 @@ class Dialect1Handler:
 
     # -- post and pre --------------------------------------------------------------------------------------
 
-    def post_pre_process(self, request: PostPreProcess) -> PostPreData:
+    def post_pre_process(self, request: PostPreProcess) -> r.PostPreData:
         """Run post for the sequences that were scheduled, and pre for every live one. A wrong id fails the whole
         request, before anything is done."""
         begin = time.monotonic()
@@ -55,7 +46,7 @@ class Dialect1Handler:
         for pre in request.pre_ops:
             self._table.bind(pre.req_id, pre.id)
         posts = {op.id: op for op in request.post_ops}
-        data = PostPreData({}, {})
+        data = r.PostPreData({}, {})
         in_mid = [sequence for sequence in self._table.by_id.values() if _is_in_mid(sequence)]
         has_time = len(in_mid) == len(self._table.by_id)
         self._steps.catch_up(in_mid, begin + (self._step_limit() if has_time else 0.0))
@@ -89,25 +80,25 @@ class Dialect1Handler:
             used.add(pre.id)
             names.add(pre.req_id)
 
-    def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: PostPreData, has_post: bool) -> None:
+    def _still_in_mid(self, sequence: RuntimeSequence, seq_id: int, data: r.PostPreData, has_post: bool) -> None:
         """Keep a sequence whose mid callback is late; it has no changes for post."""
         if has_post:
-            data.post_seqs[seq_id] = SeqResult(result=PostResult(False))
+            data.post_seqs[seq_id] = r.SeqResult(result=r.PostResult(False))
         is_done = sequence.ready is not None
-        data.pre_seqs[seq_id] = SeqResult(result=PreResult(suspend=not is_done))
+        data.pre_seqs[seq_id] = r.SeqResult(result=r.PreResult(suspend=not is_done))
 
-    def _phases(self, job: Job, data: PostPreData, has_post: bool) -> None:
+    def _phases(self, job: Job, data: r.PostPreData, has_post: bool) -> None:
         sequence, seq_id, answer = job.sequence, job.op.seq_id, job.answer
         if answer is not None and not answer.error and isinstance(answer.result, m.PhaseResults):
             phases = answer.result
             if has_post:
-                data.post_seqs[seq_id] = SeqResult(
-                    result=PostResult(bool(phases.stop)),
+                data.post_seqs[seq_id] = r.SeqResult(
+                    result=r.PostResult(bool(phases.stop)),
                     storage=_commands(phases.post_storage),
                     logs=phases.post_logs,
                     micros=phases.post_micros,
                 )
-            data.pre_seqs[seq_id] = SeqResult(
+            data.pre_seqs[seq_id] = r.SeqResult(
                 result=phases.pre,
                 storage=_commands(answer.storage),
                 logs=answer.logs,
@@ -116,51 +107,51 @@ class Dialect1Handler:
             return
         if job.is_late:
             if has_post:
-                data.post_seqs[seq_id] = SeqResult(result=PostResult(False))
+                data.post_seqs[seq_id] = r.SeqResult(result=r.PostResult(False))
             logs = self._late_line(sequence, self._limits.max_pre_step_time)
-            data.pre_seqs[seq_id] = SeqResult(result=PreResult(suspend=True), logs=logs)
+            data.pre_seqs[seq_id] = r.SeqResult(result=r.PreResult(suspend=True), logs=logs)
             return
         self._failed(job, data, has_post)
 
-    def _failed(self, job: Job, data: PostPreData, has_post: bool) -> None:
+    def _failed(self, job: Job, data: r.PostPreData, has_post: bool) -> None:
         sequence, seq_id = job.sequence, job.op.seq_id
         error, logs, storage = self._end(job)
         in_post = job.answer is not None and job.answer.failed_in_post
         if has_post:
             told = error if in_post or error.startswith("Worker:") else ""
-            data.post_seqs[seq_id] = SeqResult(
+            data.post_seqs[seq_id] = r.SeqResult(
                 error=told,
-                result=None if error.startswith("Worker:") else PostResult(in_post),
+                result=None if error.startswith("Worker:") else r.PostResult(in_post),
                 logs=logs if in_post else "",
                 storage=storage if in_post else [],
             )
-        data.pre_seqs[seq_id] = SeqResult(
+        data.pre_seqs[seq_id] = r.SeqResult(
             error=(sequence.error or error) if in_post else error,
-            result=None if error.startswith("Worker:") else PreResult(),
+            result=None if error.startswith("Worker:") else r.PreResult(),
             logs="" if in_post else logs,
             storage=[] if in_post else storage,
         )
 
     # -- mid -----------------------------------------------------------------------------------------------
 
-    def mid_process(self, request: MidProcess) -> MidData1:
+    def mid_process(self, request: MidProcess) -> r.MidData1:
         """Run the scheduled sequences; row i of the bias matrix belongs to op i."""
         begin = time.monotonic()
         size = len(request.ops) * self._vocab_size * 4
         if size >= len(self._region):
             raise ProtocolError(f"shm size too small: {len(request.ops)} bias rows need {size} bytes")
         self._region[:size] = bytes(size)
-        results: dict[int, SeqResult[MidResult]] = {}
+        results: dict[int, r.SeqResult[r.MidResult]] = {}
         jobs: list[tuple[int, Job]] = []
         for row, (job, reason) in enumerate(self._jobs(request)):
             if job is None:
-                results[request.ops[row].id] = SeqResult(error=reason)
+                results[request.ops[row].id] = r.SeqResult(error=reason)
             else:
                 jobs.append((row, job))
         self._steps.run([job for _, job in jobs], begin + self._patience() / 1000, self._step_limit())
         for row, job in jobs:
             results[job.op.seq_id] = self._sampled(row, job)
-        return MidData1(results, len(request.ops))
+        return r.MidData1(results, len(request.ops))
 
     def _step_limit(self) -> float:
         """The time that all callbacks of a step have, in seconds. Guests of dialect 2 decide in the pre
@@ -203,11 +194,11 @@ class Dialect1Handler:
             jobs.append((Job(sequence, step), ""))
         return jobs
 
-    def _sampled(self, row: int, job: Job) -> SeqResult[MidResult]:
+    def _sampled(self, row: int, job: Job) -> r.SeqResult[r.MidResult]:
         answer = job.answer
         if answer is not None and not answer.error and isinstance(answer.result, m.Sampled):
             self._write(row, answer.masks[0])
-            return SeqResult(
+            return r.SeqResult(
                 result=answer.result.splice,
                 storage=_commands(answer.storage),
                 logs=answer.logs,
@@ -215,12 +206,12 @@ class Dialect1Handler:
             )
         if job.is_late:
             logs = self._late_line(job.sequence, self._limits.max_step_time)
-            return SeqResult(result=MidResult([], 1), logs=logs)
+            return r.SeqResult(result=r.MidResult([], 1), logs=logs)
         if answer is not None and not answer.error:  # the engine scheduled what pre had suspended
             job.sequence.ready = answer
-            return SeqResult(result=MidResult([], 1))
+            return r.SeqResult(result=r.MidResult([], 1))
         error, logs, storage = self._end(job)
-        return SeqResult(error=error, logs=logs, storage=storage)
+        return r.SeqResult(error=error, logs=logs, storage=storage)
 
     def _write(self, row: int, mask: memoryview) -> None:
         stride = 4 * self._vocab_size
@@ -229,7 +220,7 @@ class Dialect1Handler:
 
     # -- endings -------------------------------------------------------------------------------------------
 
-    def _end(self, job: Job) -> tuple[str, str, list[StorageCommand]]:
+    def _end(self, job: Job) -> tuple[str, str, list[r.StorageCommand]]:
         """Error, logs and writes of a sequence that has ended."""
         sequence, answer = job.sequence, job.answer
         if answer is None:
@@ -250,5 +241,5 @@ def _is_in_mid(sequence: RuntimeSequence) -> bool:
     return waits and sequence.error is None and isinstance(sequence.last_op, m.Mid1)
 
 
-def _commands(writes: list[WriteVar]) -> list[StorageCommand]:
-    return [StorageCommand(write=write) for write in writes]
+def _commands(writes: list[r.WriteVar]) -> list[r.StorageCommand]:
+    return [r.StorageCommand(write=write) for write in writes]

@@ -10,15 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from bridle.chat.tool_parsers import call_format as cf
 from bridle.chat.tool_parsers.argument_values import types_of
-from bridle.chat.tool_parsers.call_format import (
-    KEY,
-    Arguments,
-    JsonArguments,
-    PythonArguments,
-    QuotedArguments,
-    TaggedArguments,
-)
 from bridle.chat.tool_parsers.grammar import Function, arguments, quoted
 
 _MAX_DEPTH = 8
@@ -27,7 +20,7 @@ _MAX_DEPTH = 8
 class ArgumentGrammar:
     """Writes rules in Lark's notation. `specials` maps the text of special tokens to their ids."""
 
-    def __init__(self, form: Arguments, specials: Mapping[str, int]) -> None:
+    def __init__(self, form: cf.Arguments, specials: Mapping[str, int]) -> None:
         self._arguments_format = form
         self._specials = dict(specials)
         self._rules: list[str] = []
@@ -51,13 +44,13 @@ class ArgumentGrammar:
     def _arguments(self, function: Function) -> str:
         """The right side of a rule: the arguments of a call."""
         match self._arguments_format:
-            case TaggedArguments() as tagged:
+            case cf.TaggedArguments() as tagged:
                 return self._listed(function, lambda key, schema: self._tagged(tagged, key, schema), tagged.separator)
-            case PythonArguments():
+            case cf.PythonArguments():
                 return self._listed(function, self._keyword, ", ")
-            case QuotedArguments(quote=quote):
+            case cf.QuotedArguments(quote=quote):
                 return self._listed(function, lambda key, schema: self._field(quote, key, schema), ",", is_sorted=True)
-            case JsonArguments():
+            case cf.JsonArguments():
                 return arguments(function, self._is_indented)
 
     def _listed(self, function: Function, write: Any, separator: str, is_sorted: bool = False) -> str:
@@ -90,18 +83,18 @@ class ArgumentGrammar:
         self._rules.append(f"seq_{len(self._rules)}: {right}")
         return self._rules[-1].partition(":")[0]
 
-    def _tagged(self, form: TaggedArguments, key: str, schema: Any) -> str:
+    def _tagged(self, form: cf.TaggedArguments, key: str, schema: Any) -> str:
         kinds = types_of(schema)
         is_text = not kinds or "string" in kinds
         kind = "string" if is_text else next(iter(sorted(kinds)))
         middle = form.middles.get(kind, form.middles.get("any", ""))
         head = self._literal(form.opening) + " " + quoted(key) + " " + self._literal(middle)
-        closing = form.closing.replace(KEY, key)
+        closing = form.closing.replace(cf.KEY, key)
         if is_text:
             return f"{head} {self._text_value(schema, closing, self._early_end(form, closing))}"
         return f"{head} {self._value(form, schema, 0)} {self._literal(closing)}"
 
-    def _early_end(self, form: TaggedArguments, closing: str) -> str:
+    def _early_end(self, form: cf.TaggedArguments, closing: str) -> str:
         """A regular expression for the texts that a string between tags may not contain. Readers would take them for
         the end, since white space around tags differs from model to model."""
         if form.is_nested:
@@ -109,7 +102,7 @@ class ArgumentGrammar:
         behind = [pattern(form.opening.strip()), *([_spaced(self._call_end)] if self._call_end else [])]
         return rf"{_spaced(closing)}[ \t\n,]*({'|'.join(behind)})"
 
-    def _value(self, form: TaggedArguments, schema: Any, depth: int) -> str:
+    def _value(self, form: cf.TaggedArguments, schema: Any, depth: int) -> str:
         """A value that is not a string, between tags."""
         if form.is_nested and types_of(schema) <= {"object", "array"} and depth < _MAX_DEPTH:
             return self._nested(form, _mapping(schema), depth)
@@ -117,7 +110,7 @@ class ArgumentGrammar:
             return self._python(schema)
         return _json_value(schema)
 
-    def _nested(self, form: TaggedArguments, schema: Mapping[str, Any], depth: int) -> str:
+    def _nested(self, form: cf.TaggedArguments, schema: Mapping[str, Any], depth: int) -> str:
         """An object as tags, or an array as tags of items."""
         if types_of(schema) == {"array"}:
             return self._named(self._nested_field(form, "item", schema.get("items"), depth)) + "*"
@@ -125,12 +118,12 @@ class ArgumentGrammar:
         made = [(self._named(self._nested_field(form, key, properties[key], depth)), key) for key in properties]
         return " ".join(rule if key in required else f"{rule}?" for rule, key in made) or '""'
 
-    def _nested_field(self, form: TaggedArguments, key: str, schema: Any, depth: int) -> str:
+    def _nested_field(self, form: cf.TaggedArguments, key: str, schema: Any, depth: int) -> str:
         kinds = types_of(schema)
         if not kinds or "string" in kinds:
             return self._tagged(form, key, schema)
         middle = self._literal(form.middles.get("any", ""))
-        closing = self._literal(form.closing.replace(KEY, key))
+        closing = self._literal(form.closing.replace(cf.KEY, key))
         return f"{self._literal(form.opening)} {quoted(key)} {middle} {self._value(form, schema, depth + 1)} {closing}"
 
     def _text_value(self, schema: Any, closing: str, without: str = "") -> str:

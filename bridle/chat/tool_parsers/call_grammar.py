@@ -10,15 +10,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+from bridle.chat.tool_parsers import call_format as cf
 from bridle.chat.tool_parsers.argument_grammar import ArgumentGrammar, pattern
-from bridle.chat.tool_parsers.call_format import (
-    ARGUMENTS,
-    FIELDS,
-    ID,
-    INDEX,
-    NAME,
-    CallFormat,
-)
 from bridle.chat.tool_parsers.grammar import Function, quoted
 from bridle.chat.tool_parsers.untagged import free_text
 
@@ -31,7 +24,7 @@ MAX_CALLS = 64
 class CallGrammar(ArgumentGrammar):
     """Writes grammars in Lark's notation. `specials` maps the text of special tokens to their ids."""
 
-    def __init__(self, form: CallFormat, specials: Mapping[str, int]) -> None:
+    def __init__(self, form: cf.CallFormat, specials: Mapping[str, int]) -> None:
         used = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
         super().__init__(form.arguments, used)
         self._form = form
@@ -106,18 +99,18 @@ class CallGrammar(ArgumentGrammar):
         """The right side of a rule: a call. `opening` replaces its first literal."""
         made: list[str] = []
         for place, part in enumerate(self._form.call):
-            if place == 0 and opening is not None and part not in FIELDS:
+            if place == 0 and opening is not None and part not in cf.FIELDS:
                 part = opening
             made.append(self._part(part, place, function))
         return " ".join(each for each in made if each) or '""'
 
     def _part(self, part: str, place: int, function: Function) -> str:
-        if part == NAME:
+        if part == cf.NAME:
             is_json = self._form.name_key is not None
             text = json.dumps(function.name, ensure_ascii=False)[1:-1] if is_json else function.name
             return quoted(text)
-        if part == ID:
+        if part == cf.ID:
             return "/[0-9A-Za-z_]{1,40}/"
-        if part == INDEX:
+        if part == cf.INDEX:
             return "/[0-9]{1,4}/"
-        return self._arguments(function) if part == ARGUMENTS else self._literal(part)
+        return self._arguments(function) if part == cf.ARGUMENTS else self._literal(part)

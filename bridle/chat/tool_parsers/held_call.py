@@ -7,15 +7,8 @@ import re
 from typing import Any
 
 from bridle.chat.stream_deltas import CallArguments, CallRules, StreamDelta, ToolCallStart, new_call_id
+from bridle.chat.tool_parsers import call_format as cf
 from bridle.chat.tool_parsers.argument_values import QuotedReader, property_schema, read_keywords, typed
-from bridle.chat.tool_parsers.call_format import (
-    CallFormat,
-    JsonArguments,
-    PythonArguments,
-    QuotedArguments,
-    TaggedArguments,
-    markup,
-)
 from bridle.chat.tool_parsers.call_header import NotACall, Undecided, end_pattern, read_header
 from bridle.chat.tool_parsers.json_call import USUAL_KEYS, JsonCallReader
 from bridle.chat.tool_parsers.tagged_arguments import read_tagged
@@ -28,7 +21,7 @@ _SPACE = re.compile(r"\s*")
 class HeldCall:
     """One call, read from its markup on. `text` is all of it, as long as it may turn out to be content."""
 
-    def __init__(self, form: CallFormat, rules: CallRules, number: int) -> None:
+    def __init__(self, form: cf.CallFormat, rules: CallRules, number: int) -> None:
         self._form, self._rules, self._number = form, rules, number
         self.text = ""
         self._json: JsonCallReader | None = None
@@ -57,13 +50,13 @@ class HeldCall:
             return self.text[: self._body] + self._json.text, self._json.rest
         if self._name is not None:
             return self.text, ""
-        known = max(len(markup(self._form.opening)), 1)
+        known = max(len(cf.markup(self._form.opening)), 1)
         return self.text[:known], self.text[known:]
 
     def _begin(self, is_last: bool) -> None:
         end = "" if self._form.is_bare or not self._rules.tells_cut else self._form.end_mark or self._form.trigger
         if self._form.name_key is not None:
-            found = _SPACE.match(self.text, len(markup(self._form.opening)))
+            found = _SPACE.match(self.text, len(cf.markup(self._form.opening)))
             assert found is not None
             self._body = found.end()
             self._json = JsonCallReader(self._number, self._rules, keys=_keys_of(self._form), end=end)
@@ -72,7 +65,7 @@ class HeldCall:
         if not self._rules.allow(name):
             raise NotACall
         self._name = name
-        if isinstance(self._form.arguments, JsonArguments):
+        if isinstance(self._form.arguments, cf.JsonArguments):
             self._json = JsonCallReader(self._number, self._rules, name, end=end)
 
     def _in_json(self, call: JsonCallReader, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
@@ -116,13 +109,13 @@ class HeldCall:
         """The arguments up to a place in the text. Arguments that are cut off are read only if they are tagged."""
         text, schema = self.text[self._body : end].rstrip(), self._rules.schemas.get(self._name or "")
         match self._form.arguments:
-            case TaggedArguments() as tagged:
+            case cf.TaggedArguments() as tagged:
                 return read_tagged(tagged, text, schema, is_cut)
             case _ if is_cut:
                 return {}
-            case PythonArguments():
+            case cf.PythonArguments():
                 return read_keywords(text, schema)
-            case QuotedArguments(quote=quote):
+            case cf.QuotedArguments(quote=quote):
                 found = QuotedReader(text, quote).fields()
                 return {key: typed(value, property_schema(schema, key)) for key, value in found.items()}
         raise NotACall
@@ -133,7 +126,7 @@ class HeldCall:
         pieces.append(CallArguments(self._number, value))
 
 
-def _keys_of(form: CallFormat) -> tuple[str, str] | None:
+def _keys_of(form: cf.CallFormat) -> tuple[str, str] | None:
     if form.name_key == USUAL_KEYS[0] and form.arguments_key in (USUAL_KEYS[1], "parameters"):
         return USUAL_KEYS
     return (form.name_key, form.arguments_key) if form.name_key else None

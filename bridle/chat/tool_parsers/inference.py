@@ -15,20 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bridle.chat.stream_deltas import CallRules, ParsedMessage
-from bridle.chat.tool_parsers.call_format import (
-    ARGUMENTS,
-    FIELDS,
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    Arguments,
-    CallFormat,
-    JsonArguments,
-    PythonArguments,
-    QuotedArguments,
-    TaggedArguments,
-)
+from bridle.chat.tool_parsers import call_format as cf
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.probe_texts import STRINGS, VALUES, calls_text
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix, trimmed_opening, whole_tags
@@ -47,7 +34,7 @@ from bridle.tokenizer.template_probes import (
 _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
 
 
-def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> CallFormat | None:
+def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> cf.CallFormat | None:
     """The format of a template's calls; None if it writes none, or in a way that is not understood. `ends` are the
     texts of tokens that end an output."""
     prober = prober_of(render)
@@ -58,11 +45,11 @@ def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> CallFormat |
     return None if form is None else _tried(prober, form, ends)
 
 
-def _tried(prober: Prober, form: CallFormat, ends: tuple[str, ...]) -> CallFormat | None:
+def _tried(prober: Prober, form: cf.CallFormat, ends: tuple[str, ...]) -> cf.CallFormat | None:
     """The format, if it reads the template's text for every type of argument. Where the template writes further calls
     in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas: the
     models write them."""
-    if isinstance(form.arguments, PythonArguments):
+    if isinstance(form.arguments, cf.PythonArguments):
         return form
     full = [ProbeCall(0, dict(zip(_MANY_KEYS, SAMPLES.values(), strict=True)))]
     if not _reads(form, calls_text(prober, full, ends), full):
@@ -80,7 +67,7 @@ _TYPED = {"properties": {key: {"type": kind} for key, kind in zip(_MANY_KEYS, SA
 _SCHEMAS = dict.fromkeys(NAMES, _TYPED)
 
 
-def _reads(form: CallFormat, text: str | None, calls: list[ProbeCall]) -> bool:
+def _reads(form: cf.CallFormat, text: str | None, calls: list[ProbeCall]) -> bool:
     rules = CallRules(
         frozenset(NAMES), is_held=True, schemas=_SCHEMAS if set(calls[0].arguments) == set(_MANY_KEYS) else {}
     )
@@ -113,19 +100,19 @@ def _probe(prober: Prober, ends: tuple[str, ...]) -> _Probes | None:
 # -- parts of a call -----------------------------------------------------------------------------------------
 
 
-def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> CallFormat | None:
+def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> cf.CallFormat | None:
     found = _json_parts(probes.one, NAMES[0], 0) or _other_parts(prober, probes, ends)
     if found is None:
         return None
     form = _as_json_object(_with_neighbours(*found, probes))
     if form.trigger or form.is_bare:
         return form
-    if isinstance(form.arguments, PythonArguments) and form.section_open.strip() == "[":
+    if isinstance(form.arguments, cf.PythonArguments) and form.section_open.strip() == "[":
         return replace(form, is_bare=True)
     return _prompted(prober, form)
 
 
-def _prompted(prober: Prober, form: CallFormat) -> CallFormat | None:
+def _prompted(prober: Prober, form: cf.CallFormat) -> cf.CallFormat | None:
     """The format of calls whose separator also ends the prompt."""
     mark = form.separator.strip()
     if not mark or not (prober.generation_prompt() or "").endswith(mark):
@@ -138,13 +125,13 @@ def _prompted(prober: Prober, form: CallFormat) -> CallFormat | None:
 Parts = tuple[str, ...]
 
 
-def _json_parts(text: str, name: str, number: int) -> tuple[Parts, JsonArguments] | None:
+def _json_parts(text: str, name: str, number: int) -> tuple[Parts, cf.JsonArguments] | None:
     """The call as literals and fields, if its arguments are JSON."""
     for start in (at for at, char in enumerate(text) if char in '{"'):
         for value, end in _json_values(text, start):
             if value == STRINGS:
-                whole = text[:start] + ARGUMENTS + text[end:]
-                return _split(whole, name, number), JsonArguments(is_text=text[start] == '"')
+                whole = text[:start] + cf.ARGUMENTS + text[end:]
+                return _split(whole, name, number), cf.JsonArguments(is_text=text[start] == '"')
     return None
 
 
@@ -158,24 +145,24 @@ def _json_values(text: str, start: int) -> list[tuple[Any, int]]:
 
 def _split(text: str, name: str, number: int) -> Parts:
     """A text with fields in place of name and id, as a list of literals and fields."""
-    text = text.replace(name, NAME).replace(IDS[number], ID)
+    text = text.replace(name, cf.NAME).replace(IDS[number], cf.ID)
     return tuple(part for part in _FIELD.split(text) if part)
 
 
-def _with_neighbours(pattern: Parts, arguments: Arguments, probes: _Probes) -> CallFormat:
+def _with_neighbours(pattern: Parts, arguments: cf.Arguments, probes: _Probes) -> cf.CallFormat:
     """The format, with the text around and between several calls."""
     if probes.two is None:
-        return CallFormat(pattern, arguments, max_calls=1)
+        return cf.CallFormat(pattern, arguments, max_calls=1)
     second = probes.two
     first_end = _end_of_arguments(second, second.index(NAMES[0]), arguments)
-    begin, end = pattern[0] if pattern[0] not in FIELDS else "", pattern[-1] if pattern[-1] not in FIELDS else ""
+    begin, end = pattern[0] if pattern[0] not in cf.FIELDS else "", pattern[-1] if pattern[-1] not in cf.FIELDS else ""
     next_name = second.index(NAMES[1], first_end)
     between = second[first_end:next_name]
     pattern, between = _with_index(pattern, second, between, IDS[1])
-    begin = pattern[0] if pattern[0] not in FIELDS else ""
-    if pattern[1:2] and pattern[0] != NAME and pattern[1] in (ID, INDEX):
+    begin = pattern[0] if pattern[0] not in cf.FIELDS else ""
+    if pattern[1:2] and pattern[0] != cf.NAME and pattern[1] in (cf.ID, cf.INDEX):
         return _with_leading_id(pattern, arguments, between, begin, end)
-    between = _behind_fields(pattern, between.replace(IDS[0], ID))
+    between = _behind_fields(pattern, between.replace(IDS[0], cf.ID))
     opening = trimmed_opening(common_suffix(begin, between))
     rest = between[: len(between) - len(opening)]
     closing = common_prefix(end, rest)
@@ -184,12 +171,12 @@ def _with_neighbours(pattern: Parts, arguments: Arguments, probes: _Probes) -> C
     section_open = begin[: len(begin) - len(opening)]
     section_close = end[len(closing) :] if section_open else ""  # else it ends the turn
     inner = tuple(part for part in (opening, *_inner(pattern, begin, end), closing) if part)
-    return CallFormat(inner, arguments, section_open, section_close, separator)
+    return cf.CallFormat(inner, arguments, section_open, section_close, separator)
 
 
 def _behind_fields(pattern: Parts, between: str) -> str:
     """The text between two calls, without the fields that follow the first one's arguments."""
-    for part in pattern[pattern.index(ARGUMENTS) + 1 : -1]:
+    for part in pattern[pattern.index(cf.ARGUMENTS) + 1 : -1]:
         between = between.removeprefix(part)
     return between
 
@@ -201,17 +188,17 @@ def _inner(pattern: Parts, begin: str, end: str) -> Parts:
 
 def _with_index(pattern: Parts, second: str, between: str, next_id: str) -> tuple[Parts, str]:
     """The pattern with a field where calls are numbered, and the text between calls with fields likewise."""
-    between = between.replace(next_id, ID)
+    between = between.replace(next_id, cf.ID)
     behind = second[second.index(NAMES[1]) + len(NAMES[1]) :]
     made: list[str] = []
     for place, part in enumerate(pattern):
-        if part in FIELDS:
+        if part in cf.FIELDS:
             made.append(part)
-        elif place > 0 and pattern[place - 1] == NAME and (split := _numbered(part, behind)):
+        elif place > 0 and pattern[place - 1] == cf.NAME and (split := _numbered(part, behind)):
             made += split
         elif place == 0 and (split := _numbered_before(part, between)):
             made += split
-            between = between[: len(between) - len(split[2]) - 1] + INDEX + split[2]
+            between = between[: len(between) - len(split[2]) - 1] + cf.INDEX + split[2]
         else:
             made.append(part)
     return tuple(part for part in made if part), between
@@ -222,7 +209,7 @@ def _numbered(part: str, behind: str) -> list[str] | None:
     for found in re.finditer(r"\d+", part):
         other = part[: found.start()] + str(int(found[0]) + 1) + part[found.end() :]
         if not behind.startswith(part) and behind.startswith(other):
-            return [part[: found.start()], INDEX, part[found.end() :]]
+            return [part[: found.start()], cf.INDEX, part[found.end() :]]
     return None
 
 
@@ -231,11 +218,11 @@ def _numbered_before(part: str, between: str) -> list[str] | None:
     for found in re.finditer(r"\d+", part):
         after = part[found.end() :]
         if between.endswith(str(int(found[0]) + 1) + after) and not between.endswith(found[0] + after):
-            return [part[: found.start()], INDEX, after]
+            return [part[: found.start()], cf.INDEX, after]
     return None
 
 
-def _with_leading_id(pattern: Parts, arguments: Arguments, between: str, begin: str, end: str) -> CallFormat:
+def _with_leading_id(pattern: Parts, arguments: cf.Arguments, between: str, begin: str, end: str) -> cf.CallFormat:
     """The format of calls in which an id or a number comes before the name."""
     field = pattern[1]
     before = between.partition(field)[0]
@@ -243,12 +230,14 @@ def _with_leading_id(pattern: Parts, arguments: Arguments, between: str, begin: 
     rest = before[: len(before) - len(opening)]
     closing, rest = whole_tags(common_prefix(end, rest), end, rest)
     inner = tuple(part for part in (opening, *_inner(pattern, begin, end), closing) if part)
-    return CallFormat(inner, arguments, begin[: len(begin) - len(opening)], end[len(closing) :], rest[len(closing) :])
+    return cf.CallFormat(
+        inner, arguments, begin[: len(begin) - len(opening)], end[len(closing) :], rest[len(closing) :]
+    )
 
 
-def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
+def _end_of_arguments(text: str, start: int, arguments: cf.Arguments) -> int:
     """Return the end of the arguments of the call at `start`."""
-    if isinstance(arguments, JsonArguments):
+    if isinstance(arguments, cf.JsonArguments):
         for at in range(start, len(text)):
             if text[at] in '{"':
                 for value, end in _json_values(text, at):
@@ -256,11 +245,11 @@ def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
                         return end
     last = text.index(VALUES[1], start) + len(VALUES[1])
     match arguments:
-        case TaggedArguments():
-            return last + len(arguments.closing.replace(KEY, KEYS[1]))
-        case PythonArguments():
+        case cf.TaggedArguments():
+            return last + len(arguments.closing.replace(cf.KEY, KEYS[1]))
+        case cf.PythonArguments():
             return last + (text[last] in "'\"")  # some templates write strings without quotes
-        case QuotedArguments():
+        case cf.QuotedArguments():
             return last + len(arguments.quote)
     return last
 
@@ -268,7 +257,7 @@ def _end_of_arguments(text: str, start: int, arguments: Arguments) -> int:
 # -- arguments that are not JSON -----------------------------------------------------------------------------
 
 
-def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tuple[Parts, Arguments] | None:
+def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tuple[Parts, cf.Arguments] | None:
     text = probes.one
     if not all(each in text for each in (*KEYS, *VALUES)):
         return None
@@ -278,20 +267,20 @@ def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tupl
     between, _, tail = rest.partition(KEYS[1])
     tail = tail.partition(VALUES[1])[2]
     if middle in ("=", "='", '="') and head.endswith("("):
-        whole = head + ARGUMENTS + tail[len(middle) - 1 :]
-        return _split(whole, NAMES[0], 0), PythonArguments()
+        whole = head + cf.ARGUMENTS + tail[len(middle) - 1 :]
+        return _split(whole, NAMES[0], 0), cf.PythonArguments()
     middles = _middles(prober, ends)
     if middle.startswith(":") and len(middle) > 1 and middles.get("integer") in (":", middle):
         quote = middle[1:]
-        return _split(head + ARGUMENTS + tail[len(quote) :], NAMES[0], 0), QuotedArguments(quote)
+        return _split(head + cf.ARGUMENTS + tail[len(quote) :], NAMES[0], 0), cf.QuotedArguments(quote)
     return _tagged_parts(head, head_end, middle, between, tail, middles)
 
 
 def _tagged_parts(
     head: str, head_end: int, middle: str, between: str, tail: str, middles: dict[str, str]
-) -> tuple[Parts, Arguments] | None:
-    between = between.replace(KEYS[0], KEY)
-    tail = tail.replace(KEYS[1], KEY)
+) -> tuple[Parts, cf.Arguments] | None:
+    between = between.replace(KEYS[0], cf.KEY)
+    tail = tail.replace(KEYS[1], cf.KEY)
     opening = trimmed_opening(common_suffix(head[head_end:], between))
     rest = between[: len(between) - len(opening)]
     closing, rest = whole_tags(common_prefix(tail, rest), tail, rest)
@@ -306,8 +295,8 @@ def _tagged_parts(
         middles = {"string": middle, "any": others.pop()}
     else:
         middles = {"string": middle, **middles}
-    arguments = TaggedArguments(opening, middles, closing, rest[len(closing) :], is_nested, literals)
-    whole = head[: len(head) - len(opening)] + ARGUMENTS + tail[len(closing) :]
+    arguments = cf.TaggedArguments(opening, middles, closing, rest[len(closing) :], is_nested, literals)
+    whole = head[: len(head) - len(opening)] + cf.ARGUMENTS + tail[len(closing) :]
     return _split(whole, NAMES[0], 0), arguments
 
 
@@ -333,11 +322,13 @@ def _middles(prober: Prober, ends: tuple[str, ...]) -> dict[str, str]:
 # -- texts ---------------------------------------------------------------------------------------------------
 
 
-def _as_json_object(form: CallFormat) -> CallFormat:
+def _as_json_object(form: cf.CallFormat) -> cf.CallFormat:
     """The format, marked as one whose calls are JSON objects if they are."""
-    if not isinstance(form.arguments, JsonArguments):
+    if not isinstance(form.arguments, cf.JsonArguments):
         return form
-    text = "".join({NAME: "zname", ID: "zid", INDEX: "0", ARGUMENTS: '{"zarguments": 0}'}.get(p, p) for p in form.call)
+    text = "".join(
+        {cf.NAME: "zname", cf.ID: "zid", cf.INDEX: "0", cf.ARGUMENTS: '{"zarguments": 0}'}.get(p, p) for p in form.call
+    )
     start = text.find("{")
     try:
         value, _ = json.JSONDecoder().raw_decode(text, start)

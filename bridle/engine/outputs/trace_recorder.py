@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from bridle import traces
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, TextDecoder
 from bridle.engine.scheduling.scheduler import Scheduled
@@ -16,24 +17,6 @@ from bridle.engine.scheduling.step_plan import SampleRow, StepResult
 from bridle.engine.sequence import Sequence as Output
 from bridle.engine.sequence_state import NO_DRAW, TraceBudget, TraceState
 from bridle.outputs import TOKEN_KINDS, Finished, Traced
-from bridle.traces import (
-    MAX_BIASES,
-    MAX_LIVE_RECORDS,
-    ChunkRecord,
-    Cost,
-    Draw,
-    EndRecord,
-    ForkRecord,
-    Later,
-    LogRecord,
-    PromptRecord,
-    Record,
-    ReplacedRecord,
-    RewindRecord,
-    StoredRecord,
-    TokenRecord,
-    WaitRecord,
-)
 
 
 class TraceRecorder:
@@ -50,7 +33,7 @@ class TraceRecorder:
         self.num_live_records = self.num_cut = 0
         self._num_over = 0  # records of requests that have ended
         self._step = 0
-        self._cost: Cost | None = None
+        self._cost: traces.Cost | None = None
 
     @property
     def num_records(self) -> int:
@@ -71,7 +54,7 @@ class TraceRecorder:
         """Record the work of a step and its times: before and after forward, after control, after sampling. This is the
         cost of its tokens."""
         began, computed, steered, sampled = times
-        self._cost = Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
+        self._cost = traces.Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
             seq = item.seq
             trace = seq.trace
@@ -88,7 +71,9 @@ class TraceRecorder:
         num_again = max(min(end, trace.num_seen) - start, 0)
         trace.num_seen = max(trace.num_seen, end)
         if end - start > 1 or num_again or end < len(item.seq.tokens):
-            self._add(item.seq, ChunkRecord(item.seq.index, self._step, start, end - start, num_again, self._cost))
+            self._add(
+                item.seq, traces.ChunkRecord(item.seq.index, self._step, start, end - start, num_again, self._cost)
+            )
 
     # -- tokens ------------------------------------------------------------------------------------------
 
@@ -103,7 +88,7 @@ class TraceRecorder:
             return
         decoder = self._decoder if request.detokenize else None
         at = len(seq.tokens) - seq.num_prompt - 1
-        made: Later  # one flat tuple, so that there is little for the collector of garbage to go through
+        made: traces.Later  # one flat tuple, so that there is little for the collector of garbage to go through
         if forced:
             made = _forced_token, decoder, index, self._step, at, token, text, trace.by, trace.answered
         else:
@@ -117,14 +102,14 @@ class TraceRecorder:
         trace = _traced(seq)
         _, _, draws, number = trace.drawn
         draw = _draw_of(self._decoder if seq.request.detokenize else None, draws, number)
-        self._add(seq, ReplacedRecord(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
+        self._add(seq, traces.ReplacedRecord(seq.index, self._step, token, self._spell(seq, token), trace.by, draw))
         trace.drawn = NO_DRAW
 
     def rewind(self, seq: Output, num_tokens: int, num_chars: int, num_prompt: int = 0) -> None:
         """Record that tokens and characters were rolled back."""
         trace = _traced(seq)
         trace.num_seen = min(trace.num_seen, len(seq.tokens))
-        self._add(seq, RewindRecord(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
+        self._add(seq, traces.RewindRecord(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
 
     def prompt(self, seq: Output) -> None:
         """Record that the prompt is computed."""
@@ -139,7 +124,7 @@ class TraceRecorder:
 
     def fork(self, parent: Output, child: Output) -> None:
         """Record a new output."""
-        self._add(child, ForkRecord(child.index, self._step, parent.index, parent.num_generated))
+        self._add(child, traces.ForkRecord(child.index, self._step, parent.index, parent.num_generated))
 
     def end(self, seq: Output, event: Finished) -> None:
         """Record the end of an output."""
@@ -147,7 +132,7 @@ class TraceRecorder:
         self._end_wait(seq, trace)
         error = None if event.error is None else f"{event.error.code}: {event.error}"
         usage = {name: getattr(event.usage, name) for name in TOKEN_KINDS.values()}
-        record = EndRecord(seq.index, self._step, event.reason.value, event.text, event.stop, error, usage)
+        record = traces.EndRecord(seq.index, self._step, event.reason.value, event.text, event.stop, error, usage)
         record.constraint = event.usage.constraint_fields().get("constraint")
         record.num_cut, record.modules = trace.room.num_cut, trace.modules
         self._emit(Traced(seq.request.id, seq.index, record))
@@ -180,18 +165,18 @@ class TraceRecorder:
             else:
                 self._add(seq, record)
 
-    def _said(self, seq: Output, answer: Answer) -> list[LogRecord | StoredRecord]:
-        wrote: list[LogRecord | StoredRecord] = [
-            StoredRecord(seq.index, self._step, *stored) for stored in answer.stored
+    def _said(self, seq: Output, answer: Answer) -> list[traces.LogRecord | traces.StoredRecord]:
+        wrote: list[traces.LogRecord | traces.StoredRecord] = [
+            traces.StoredRecord(seq.index, self._step, *stored) for stored in answer.stored
         ]
-        return [LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
+        return [traces.LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
         """Record one more step in which the controller holds the output: by its decision, or because it is late."""
         trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
-            trace.wait, trace.waits_since = WaitRecord(seq.index, self._step, decision is None, names), now
+            trace.wait, trace.waits_since = traces.WaitRecord(seq.index, self._step, decision is None, names), now
         trace.wait.num_steps += 1
         trace.wait.seconds = now - trace.waits_since
 
@@ -209,13 +194,13 @@ class TraceRecorder:
 
     # -- helpers -----------------------------------------------------------------------------------------
 
-    def _add(self, seq: Output, record: Record) -> None:
+    def _add(self, seq: Output, record: traces.Record) -> None:
         if self._has_room(_traced(seq).room):
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceBudget) -> bool:
         """Reserve room for one more record. Returns whether there is any."""
-        if room.num_records >= room.most_records or self.num_live_records >= MAX_LIVE_RECORDS:
+        if room.num_records >= room.most_records or self.num_live_records >= traces.MAX_LIVE_RECORDS:
             self._cut(room)
             return False
         room.num_records += 1
@@ -241,9 +226,9 @@ def _prompt(
     num_cached: int,
     queued: float,
     opening: float,
-) -> PromptRecord:
+) -> traces.PromptRecord:
     texts = [_spelled(decoder, token) for token in tokens]
-    return PromptRecord(output, step, tokens, texts, num_cached, queued, opening)
+    return traces.PromptRecord(output, step, tokens, texts, num_cached, queued, opening)
 
 
 def _forced_token(
@@ -255,8 +240,8 @@ def _forced_token(
     text: str,
     by: str | None,
     answer: float,
-) -> TokenRecord:
-    return TokenRecord(output, step, at, token, text, _spelled(decoder, token), True, by, answer=answer)
+) -> traces.TokenRecord:
+    return traces.TokenRecord(output, step, at, token, text, _spelled(decoder, token), True, by, answer=answer)
 
 
 def _drawn_token(
@@ -268,19 +253,19 @@ def _drawn_token(
     text: str,
     bias: tuple[tuple[int, float], ...],
     is_draft: bool,
-    draws: Sequence[Draw | None],
+    draws: Sequence[traces.Draw | None],
     number: int,
     answer: float,
-    cost: Cost | None,
-) -> TokenRecord:
-    told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[:MAX_BIASES]])
+    cost: traces.Cost | None,
+) -> traces.TokenRecord:
+    told = tuple([(each, None if math.isinf(addend) else addend) for each, addend in bias[: traces.MAX_BIASES]])
     draw, spelled = _draw_of(decoder, draws, number), _spelled(decoder, token)
-    return TokenRecord(
+    return traces.TokenRecord(
         output, step, at, token, text, spelled, False, None, is_draft, draw, told, len(bias), answer, cost
     )
 
 
-def _draw_of(decoder: TextDecoder | None, draws: Sequence[Draw | None], number: int) -> Draw | None:
+def _draw_of(decoder: TextDecoder | None, draws: Sequence[traces.Draw | None], number: int) -> traces.Draw | None:
     draw = draws[number] if draws else None
     if draw is not None and decoder is not None:
         for odds in (draw.before, draw.after):
@@ -298,5 +283,5 @@ def _traced(seq: Output) -> TraceState:
     return seq.trace
 
 
-def _size(record: LogRecord | StoredRecord) -> int:
-    return len(record.text) if isinstance(record, LogRecord) else len(record.name) + len(record.value)
+def _size(record: traces.LogRecord | traces.StoredRecord) -> int:
+    return len(record.text) if isinstance(record, traces.LogRecord) else len(record.name) + len(record.value)

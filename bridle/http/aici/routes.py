@@ -17,20 +17,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
+from bridle import errors
 from bridle.chat.chat_request import limited, render_prompt
 from bridle.chat.conversation import Conversation, continued
 from bridle.controllers.plugins import is_class
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
-from bridle.errors import (
-    BridleError,
-    ControllerUnavailable,
-    EngineClosed,
-    InvalidRequest,
-    ModelUnavailable,
-    Overloaded,
-    Unauthorized,
-    UnsupportedFeature,
-)
 from bridle.http.aici.shapes import RunShaper, initial_run
 from bridle.http.errors import RefusedBody, error_body, retry_headers, status_of
 from bridle.http.fields import ControllerFields, Fields, InnerFields
@@ -70,7 +61,7 @@ MAX_TAGS = 64
 _WASM = b"\0asm"  # how a module begins
 _SEED = 42
 #: Errors that are reported by the status code if they come before the stream begins.
-_REFUSALS = (InvalidRequest, ControllerUnavailable, Overloaded)
+_REFUSALS = (errors.InvalidRequest, errors.ControllerUnavailable, errors.Overloaded)
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -130,11 +121,11 @@ class RunBody(ControllerFields, _Derived):
     def sampling(self) -> SamplingParams:
         """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
         if not self.temperature and self.top_p not in (None, 1):
-            raise InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
+            raise errors.InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
         if not self.temperature and self.top_k not in (None, -1):
-            raise InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
+            raise errors.InvalidRequest(f"top_k is {self.top_k}; must be -1 when temperature is 0", "top_k")
         if self.top_k is not None and self.top_k != -1 and self.top_k < 1:
-            raise InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
+            raise errors.InvalidRequest(f"top_k is {self.top_k}; must be -1 (all) or at least 1", "top_k")
         usual = {"max_tokens": None, "temperature": 0.0}
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
@@ -142,14 +133,16 @@ class RunBody(ControllerFields, _Derived):
         """The conversation to begin with, if there is one. Raises `InvalidRequest`."""
         if self.messages is None:
             if self.tools:
-                raise InvalidRequest("tools are given without messages; give messages, or leave tools out", "tools")
+                raise errors.InvalidRequest(
+                    "tools are given without messages; give messages, or leave tools out", "tools"
+                )
             if self.thinking_budget is not None or self.thinking_budget_message is not None:
-                raise InvalidRequest(
+                raise errors.InvalidRequest(
                     "thinking_budget is given without messages; give messages, or leave it out", "thinking_budget"
                 )
             return None
         if self.prompt:
-            raise InvalidRequest("prompt and messages are given; a run begins with one of them", "messages")
+            raise errors.InvalidRequest("prompt and messages are given; a run begins with one of them", "messages")
         messages, begun = continued(self.messages, self.continue_final_message, self.add_generation_prompt)
         return Conversation(
             messages,
@@ -206,7 +199,7 @@ async def set_tags(body: TagsBody, request: Request) -> Response:
 async def run(body: RunBody, request: Request) -> Response:
     try:
         generation = await run_while_connected(request.receive, _begin(body, serving_of(request, body.trace)))
-    except BridleError as error:
+    except errors.BridleError as error:
         call_of(request.scope).error = error
         return _error(error)
     shaper = RunShaper(generation.parts[0])
@@ -262,10 +255,10 @@ async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[
         control = control_of(await serving_of(request).acquire_model_for_metadata(request.query_params.get("model")))
         call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
         data = await work(control)
-    except (Overloaded, EngineClosed, ControllerUnavailable, ModelUnavailable) as error:
+    except (errors.Overloaded, errors.EngineClosed, errors.ControllerUnavailable, errors.ModelUnavailable) as error:
         call.error = error
         return _error(error)
-    except BridleError as error:
+    except errors.BridleError as error:
         call.error = error
         return _error(error, 400)
     return json_response(msgspec.to_builtins(data))
@@ -284,7 +277,7 @@ def _upload_place(http: HttpState) -> Iterator[None]:
     times."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
-        raise Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
+        raise errors.Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
     http.num_uploads += 1
     try:
         yield
@@ -307,17 +300,17 @@ async def _read_module(request: Request, control: RuntimePool) -> bytes:
                 if len(body) > limit:
                     raise _too_large(limit)
                 if not body.startswith(_WASM[: len(body)]):
-                    raise InvalidRequest(f"the body begins with {bytes(body[:4])!r}, no WebAssembly module does")
+                    raise errors.InvalidRequest(f"the body begins with {bytes(body[:4])!r}, no WebAssembly module does")
     except TimeoutError:
-        error = InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
+        error = errors.InvalidRequest(f"the module did not arrive within {10 * settings.receive_timeout:g} seconds")
         raise RefusedBody(408, error) from None
     if not body:
-        raise InvalidRequest("the body is empty; send the bytes of a .wasm file")
+        raise errors.InvalidRequest("the body is empty; send the bytes of a .wasm file")
     return bytes(body)
 
 
 def _too_large(limit: int) -> RefusedBody:
-    return RefusedBody(413, InvalidRequest(f"the module is too large; at most {limit} bytes are taken"))
+    return RefusedBody(413, errors.InvalidRequest(f"the module is too large; at most {limit} bytes are taken"))
 
 
 def _refuse_foreign_page(request: Request) -> None:
@@ -328,14 +321,14 @@ def _refuse_foreign_page(request: Request) -> None:
     if origin is None or "*" in allowed or origin in allowed:
         return
     if urlsplit(origin).netloc != request.headers.get("host"):
-        raise RefusedBody(403, Unauthorized(f"pages of {origin[:80]!r} may not upload; see --cors-origin"))
+        raise RefusedBody(403, errors.Unauthorized(f"pages of {origin[:80]!r} may not upload; see --cors-origin"))
 
 
-def _error(error: BridleError, status: int | None = None) -> Response:
+def _error(error: errors.BridleError, status: int | None = None) -> Response:
     """The error in OpenAI's shape, with the message also where the original's client reads it."""
-    if isinstance(error, UnsupportedFeature):
+    if isinstance(error, errors.UnsupportedFeature):
         status = 501
-    elif isinstance(error, ControllerUnavailable):
+    elif isinstance(error, errors.ControllerUnavailable):
         status = 500
     headers = retry_headers(error)
     return json_response({"message": public_text(error), **error_body(error)}, status or status_of(error)[0], headers)

@@ -10,16 +10,7 @@ import msgspec
 from bridle.chat.stream_deltas import own_id
 from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.fields import InnerFields
-from bridle.http.openai.schemas import (
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    ChatBody,
-    JsonObjects,
-    SamplingFields,
-    Stop,
-    objects,
-    text_or_objects,
-)
+from bridle.http.openai import schemas as openai
 from bridle.multimodal.modalities import reads
 from bridle.safe_repr import short_repr
 from bridle.tokenizer.chat_settings import ToolPrompt
@@ -45,14 +36,14 @@ class OutputFields(InnerFields):
     effort: str | None = None
 
 
-class MessagesBody(SamplingFields):
+class MessagesBody(openai.SamplingFields):
     """`POST /v1/messages`. In addition to Anthropic's fields, the body has the fields of the other routes for sampling,
     controllers and constraints."""
 
-    messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
-    system: Annotated[str | JsonObjects | None, text_or_objects("system", MAX_MESSAGES)] = None
-    stop_sequences: Stop = ()
-    tools: Annotated[JsonObjects | None, objects("tools", MAX_TOOLS)] = None
+    messages: Annotated[openai.JsonObjects, openai.objects("messages", openai.MAX_MESSAGES)]
+    system: Annotated[str | openai.JsonObjects | None, openai.text_or_objects("system", openai.MAX_MESSAGES)] = None
+    stop_sequences: openai.Stop = ()
+    tools: Annotated[openai.JsonObjects | None, openai.objects("tools", openai.MAX_TOOLS)] = None
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingFields | None = None
     thinking_budget_message: str | None = None
@@ -61,7 +52,7 @@ class MessagesBody(SamplingFields):
     tool_prompt: ToolPrompt | None = None
     cache_control: dict[str, Any] | None = None
 
-    def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[ChatBody, str]:
+    def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[openai.ChatBody, str]:
         """Return the body as a chat with `model`, which reads files of `modalities`, and the beginning of the
         answer: a last message of the assistant is continued. Raises `InvalidRequest` that names the invalid message
         or tool."""
@@ -76,11 +67,11 @@ class MessagesBody(SamplingFields):
         prefill = ""
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
             prefill = messages.pop()["content"]
-        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        given = {name: getattr(self, name) for name in openai.SamplingFields.model_fields}
         given["stop"] = (*self.stop, *self.stop_sequences)
         if self.output_config is not None and self.output_config.format is not None:
             given["response_format"] = _format(self.output_config.format)
-        chat = ChatBody.model_construct(
+        chat = openai.ChatBody.model_construct(
             **given,
             messages=messages,
             tools=None if self.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools)],
@@ -94,7 +85,7 @@ class MessagesBody(SamplingFields):
         )
         return chat, prefill
 
-    def _messages(self) -> JsonObjects:
+    def _messages(self) -> openai.JsonObjects:
         messages = [] if self.system is None else [{"role": "system", "content": _text(self.system, "system")}]
         for position, message in enumerate(self.messages):
             messages += _messages(message, f"messages[{position}]")
@@ -117,7 +108,7 @@ class MessagesBody(SamplingFields):
         return chosen | (self.chat_template_kwargs or {})
 
 
-def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
+def _messages(message: Mapping[str, Any], where: str) -> openai.JsonObjects:
     """One message as a message of the chat API; results of tools become messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
@@ -131,9 +122,9 @@ def _messages(message: Mapping[str, Any], where: str) -> JsonObjects:
     return _user(role, content, f"{where}.content")
 
 
-def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
-    messages: JsonObjects = []
-    others: JsonObjects = []
+def _user(role: str, blocks: openai.JsonObjects, where: str) -> openai.JsonObjects:
+    messages: openai.JsonObjects = []
+    others: openai.JsonObjects = []
     for position, block in enumerate(blocks):
         if block.get("type") == "tool_result":
             content = _content(block.get("content") or "", f"{where}[{position}].content")
@@ -143,7 +134,7 @@ def _user(role: str, blocks: JsonObjects, where: str) -> JsonObjects:
     return [*messages, {"role": role, "content": _content(others, where)}] if others else messages
 
 
-def _content(content: Any, where: str) -> str | JsonObjects:
+def _content(content: Any, where: str) -> str | openai.JsonObjects:
     """The text of blocks; the blocks themselves, in order, where some are images."""
     if not isinstance(content, list) or not any(_is_picture(block) for block in content):
         return _text(content, where)
@@ -157,7 +148,7 @@ def _is_picture(block: Any) -> bool:
     return isinstance(block, dict) and block.get("type") == "image"
 
 
-def _assistant(blocks: JsonObjects, where: str) -> dict[str, Any]:
+def _assistant(blocks: openai.JsonObjects, where: str) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for position, block in enumerate(blocks):
         match block.get("type"):

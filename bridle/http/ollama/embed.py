@@ -19,14 +19,7 @@ from bridle.http.ollama.schemas import EmbedBody, EmbeddingsBody
 from bridle.http.openai.embeddings import TextsBody
 from bridle.http.state import json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.pooling_inputs import (
-    AS_FITS,
-    PoolingOptions,
-    check_embeds,
-    read_texts,
-    run_vectors,
-    shaped,
-)
+from bridle.serving.requests import pooling_inputs
 
 router = APIRouter(route_class=OllamaRoute)
 
@@ -35,7 +28,7 @@ router = APIRouter(route_class=OllamaRoute)
 async def embed(request: Request) -> Response:
     body = await read_body(EmbedBody, request)
     texts, call = body.texts(), call_of(request.scope)
-    truncate = None if body.truncate is False else AS_FITS
+    truncate = None if body.truncate is False else pooling_inputs.AS_FITS
     rows, load_seconds = await run_while_connected(
         request.receive, _vectors(body, texts, serving_of(request), truncate, body.dimensions)
     )
@@ -57,7 +50,9 @@ async def embeddings(request: Request) -> Response:
     body = await read_body(EmbeddingsBody, request)
     if not body.prompt:
         return json_response({"embedding": []})
-    rows, _ = await run_while_connected(request.receive, _vectors(body, [body.prompt], serving_of(request), AS_FITS))
+    rows, _ = await run_while_connected(
+        request.receive, _vectors(body, [body.prompt], serving_of(request), pooling_inputs.AS_FITS)
+    )
     note_keep_alive(request, body.model, body.keep_alive)
     return json_response({"embedding": msgspec.Raw(rows[0])})
 
@@ -73,12 +68,12 @@ async def _vectors(
         return [], time.monotonic() - began
     at_once = await body.hold(serving, len(texts))
     load_seconds = time.monotonic() - began
-    check_embeds(serving.model, dimensions)
-    tokens = await read_texts(serving, texts, PoolingOptions(None, truncate))
+    pooling_inputs.check_embeds(serving.model, dimensions)
+    tokens = await pooling_inputs.read_texts(serving, texts, pooling_inputs.PoolingOptions(None, truncate))
     rows = [b""] * len(tokens)
 
     def keep(number: int, vector: array[float]) -> None:
-        rows[number] = msgspec.json.encode(shaped(serving.model, vector, dimensions).tolist())
+        rows[number] = msgspec.json.encode(pooling_inputs.shaped(serving.model, vector, dimensions).tolist())
 
-    await run_vectors(serving, tokens, at_once, keep)
+    await pooling_inputs.run_vectors(serving, tokens, at_once, keep)
     return rows, load_seconds

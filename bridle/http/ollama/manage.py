@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from bridle.errors import (
-    InvalidRequest,
-    Overloaded,
-    RequestCancelled,
-    Unauthorized,
-    UnknownModel,
-    UnsupportedFeature,
-)
+from bridle import errors
 from bridle.http.errors import RefusedBody
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
@@ -51,7 +44,7 @@ async def pull(request: Request) -> Response:
     entry = find_entry(name)
     if entry is None and not _is_served(http.registry, name):
         known = ", ".join(each.name for each in library_entries())
-        raise UnknownModel(f"model {name[:100]!r} not found; models that can be pulled: {known}", "model")
+        raise errors.UnknownModel(f"model {name[:100]!r} not found; models that can be pulled: {known}", "model")
     pulling = _Pulling(http, entry)
     if body.stream is not False:
         return NdjsonResponse(pulling.stream, call_of(request.scope), http.settings)
@@ -62,7 +55,7 @@ async def pull(request: Request) -> Response:
 def _is_served(registry: ModelRegistry, name: str) -> bool:
     try:
         registry.choose(served_name(registry, name))
-    except UnknownModel:
+    except errors.UnknownModel:
         return False
     return True
 
@@ -94,7 +87,7 @@ class _Pulling:
         if entry is None:
             return
         if self.http.num_pulls:
-            raise Overloaded("another model is being pulled; try again when it is done")
+            raise errors.Overloaded("another model is being pulled; try again when it is done")
         self.http.num_pulls += 1
         try:
             pulling = asyncio.create_task(asyncio.to_thread(pull_entry, entry, self._report))
@@ -114,7 +107,7 @@ class _Pulling:
     def _report(self, stage: str, share: float) -> None:
         """Report the progress, in the thread that pulls; end the pull if no client waits any more."""
         if self._is_left:
-            raise RequestCancelled("the client went away")
+            raise errors.RequestCancelled("the client went away")
         self._share = share
 
     def _row(self, entry: LibraryEntry) -> Row:
@@ -130,10 +123,10 @@ async def delete(request: Request) -> Response:
     _check_may_manage(request, http)
     entry = find_entry(name)
     if entry is None:
-        raise UnknownModel(f"model {name[:100]!r} not found among those that can be deleted", "model")
+        raise errors.UnknownModel(f"model {name[:100]!r} not found among those that can be deleted", "model")
     await _unload(http.registry, entry)
     if not await asyncio.to_thread(remove_entry, entry):
-        raise UnknownModel(f"model {name[:100]!r} not found; it is not on this machine", "model")
+        raise errors.UnknownModel(f"model {name[:100]!r} not found; it is not on this machine", "model")
     return Response(status_code=200)
 
 
@@ -144,7 +137,9 @@ async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
         if find_entry(named) is not entry:
             continue
         if not slot.is_passing:
-            raise InvalidRequest(f"{slot.name} was named when the server started, so it cannot be deleted", "model")
+            raise errors.InvalidRequest(
+                f"{slot.name} was named when the server started, so it cannot be deleted", "model"
+            )
         if slot.model is not None:
             await registry.unload(slot.name)
 
@@ -154,13 +149,13 @@ def _check_may_manage(request: Request, http: HttpState) -> None:
     check_admin(request)
     if not http.registry.may_pull:
         reason = "this server pulls and deletes no models; its operator allows it with --allow-pull"
-        raise RefusedBody(403, Unauthorized(reason))
+        raise RefusedBody(403, errors.Unauthorized(reason))
 
 
 def _refusing(path: str, why: str) -> None:
     @router.post(f"/api/{path}", include_in_schema=False)
     async def refuse(request: Request) -> Response:
-        raise UnsupportedFeature(f"/api/{path} is not supported: {why}")
+        raise errors.UnsupportedFeature(f"/api/{path} is not supported: {why}")
 
 
 for _path, _why in _REFUSED.items():

@@ -14,14 +14,7 @@ from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.openai.embeddings import Inputs, TextsBody
 from bridle.http.state import json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.pooling_inputs import (
-    PoolingOptions,
-    activated,
-    activation_of,
-    check_classifies,
-    read_texts,
-    run_vectors,
-)
+from bridle.serving.requests import pooling_inputs
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -46,15 +39,17 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
 
 async def _rows(body: ClassifyBody, serving: RequestLifecycle) -> tuple[list[dict[str, Any]], str]:
     at_once = await body.hold(serving, len(body.input))
-    check_classifies(serving.model)
-    tokens = await read_texts(serving, body.input, PoolingOptions(truncate=body.truncate_prompt_tokens))
-    activation = activation_of(serving.model) if body.use_activation else "identity"
+    pooling_inputs.check_classifies(serving.model)
+    tokens = await pooling_inputs.read_texts(
+        serving, body.input, pooling_inputs.PoolingOptions(truncate=body.truncate_prompt_tokens)
+    )
+    activation = pooling_inputs.activation_of(serving.model) if body.use_activation else "identity"
     rows: list[dict[str, Any]] = [{}] * len(tokens)
 
     def keep(number: int, logits: array[float]) -> None:
-        probs = activated(logits, activation)
+        probs = pooling_inputs.activated(logits, activation)
         assert serving.model.pooling is not None  # it classifies
         label = serving.model.pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
         rows[number] = {"index": number, "label": label, "probs": probs, "num_classes": len(probs)}
 
-    return rows, await run_vectors(serving, tokens, at_once, keep)
+    return rows, await pooling_inputs.run_vectors(serving, tokens, at_once, keep)

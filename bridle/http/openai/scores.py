@@ -24,16 +24,7 @@ from bridle.http.middleware.request_context import RequestContext, call_of, run_
 from bridle.http.openai.embeddings import TextsBody
 from bridle.http.state import json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.pooling_inputs import (
-    AS_FITS,
-    PoolingOptions,
-    activated,
-    activation_of,
-    ranks_pairs,
-    read_texts,
-    run_vectors,
-    shaped,
-)
+from bridle.serving.requests import pooling_inputs
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -128,7 +119,7 @@ def _row(number: int, name: str, value: float, document: Any) -> dict[str, Any]:
 
 async def _ranks(body: RerankBody, serving: RequestLifecycle, pairs: Sequence[Pair]) -> tuple[list[float], str]:
     if body.truncate and body.truncate_prompt_tokens is None:
-        body.truncate_prompt_tokens = AS_FITS
+        body.truncate_prompt_tokens = pooling_inputs.AS_FITS
     return await _scores(body, serving, pairs, is_raw=bool(body.raw_scores))
 
 
@@ -137,27 +128,31 @@ async def _scores(
 ) -> tuple[list[float], str]:
     """Return the score of each pair, and the served name."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    how = PoolingOptions(truncate=body.truncate_prompt_tokens)
+    how = pooling_inputs.PoolingOptions(truncate=body.truncate_prompt_tokens)
     at_once = await body.hold(serving, len(texts))
-    if ranks_pairs(serving.model):
+    if pooling_inputs.ranks_pairs(serving.model):
         return await _cross_scores(serving, pairs, how, at_once, is_raw)
     vectors: dict[str, array[float]] = {}
 
     def keep(number: int, vector: array[float]) -> None:
-        vectors[texts[number]] = shaped(serving.model, vector)
+        vectors[texts[number]] = pooling_inputs.shaped(serving.model, vector)
 
-    name = await run_vectors(serving, await read_texts(serving, texts, how), at_once, keep)
+    name = await pooling_inputs.run_vectors(
+        serving, await pooling_inputs.read_texts(serving, texts, how), at_once, keep
+    )
     # Vectors have length 1, so that their product is the cosine.
     return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs], name
 
 
 async def _cross_scores(
-    serving: RequestLifecycle, pairs: Sequence[Pair], how: PoolingOptions, at_once: int, is_raw: bool
+    serving: RequestLifecycle, pairs: Sequence[Pair], how: pooling_inputs.PoolingOptions, at_once: int, is_raw: bool
 ) -> tuple[list[float], str]:
     scores = [0.0] * len(pairs)
-    activation = "identity" if is_raw else activation_of(serving.model)
+    activation = "identity" if is_raw else pooling_inputs.activation_of(serving.model)
 
     def keep(number: int, logits: array[float]) -> None:
-        (scores[number],) = activated(logits, activation)
+        (scores[number],) = pooling_inputs.activated(logits, activation)
 
-    return scores, await run_vectors(serving, await read_texts(serving, pairs, how), at_once, keep)
+    return scores, await pooling_inputs.run_vectors(
+        serving, await pooling_inputs.read_texts(serving, pairs, how), at_once, keep
+    )

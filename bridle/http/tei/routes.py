@@ -18,16 +18,7 @@ from bridle.http.tei.schemas import EmbedBody, PredictBody, SimilarityBody
 from bridle.http.tgi.errors import TgiRoute
 from bridle.http.tgi.schemas import base_name
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
-from bridle.serving.requests.pooling_inputs import (
-    PoolingOptions,
-    activated,
-    activation_of,
-    check_classifies,
-    check_embeds,
-    read_texts,
-    run_vectors,
-    shaped,
-)
+from bridle.serving.requests import pooling_inputs
 
 router = APIRouter(route_class=TgiRoute)
 
@@ -41,16 +32,16 @@ async def embed(body: EmbedBody, request: Request) -> Response:
 async def _vectors(body: EmbedBody, texts: list[Any], serving: RequestLifecycle) -> list[bytes]:
     """Each vector as JSON, made as it comes, so that a long answer does not hold up other requests."""
     at_once = await body.hold(serving, len(texts))
-    check_embeds(serving.model, body.dimensions)
-    tokens = await read_texts(serving, texts, PoolingOptions(body.prompt_name, body.cut))
+    pooling_inputs.check_embeds(serving.model, body.dimensions)
+    tokens = await pooling_inputs.read_texts(serving, texts, pooling_inputs.PoolingOptions(body.prompt_name, body.cut))
     rows = [b""] * len(tokens)
 
     def keep(number: int, vector: array[float]) -> None:
         rows[number] = msgspec.json.encode(
-            shaped(serving.model, vector, body.dimensions, body.normalize is not False).tolist()
+            pooling_inputs.shaped(serving.model, vector, body.dimensions, body.normalize is not False).tolist()
         )
 
-    await run_vectors(serving, tokens, at_once, keep)
+    await pooling_inputs.run_vectors(serving, tokens, at_once, keep)
     return rows
 
 
@@ -64,14 +55,14 @@ async def _similarities(body: SimilarityBody, serving: RequestLifecycle) -> list
     if not all(texts):
         raise InvalidRequest("inputs has an empty text; a text must have at least one character", "inputs")
     at_once = await body.hold(serving, len(texts))
-    check_embeds(serving.model, None)
-    tokens = await read_texts(serving, texts, PoolingOptions(truncate=body.cut))
+    pooling_inputs.check_embeds(serving.model, None)
+    tokens = await pooling_inputs.read_texts(serving, texts, pooling_inputs.PoolingOptions(truncate=body.cut))
     vectors: dict[int, array[float]] = {}
 
     def keep(number: int, vector: array[float]) -> None:
-        vectors[number] = shaped(serving.model, vector)
+        vectors[number] = pooling_inputs.shaped(serving.model, vector)
 
-    await run_vectors(serving, tokens, at_once, keep)
+    await pooling_inputs.run_vectors(serving, tokens, at_once, keep)
     return [sum(map(mul, vectors[0], vectors[number])) for number in range(1, len(texts))]
 
 
@@ -85,20 +76,25 @@ async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[lis
     items = body.inputs.items
     at_once = await body.hold(serving, len(items))
     model, wanted = serving.model, body.parameters
-    check_classifies(model)
+    pooling_inputs.check_classifies(model)
     assert model.pooling is not None  # it classifies
     labels = model.pooling.labels
     told = None if wanted is None else wanted.function_to_apply
-    activation = "identity" if body.raw_scores or told == "none" else told or activation_of(model)
+    activation = "identity" if body.raw_scores or told == "none" else told or pooling_inputs.activation_of(model)
     most = None if wanted is None else wanted.top_k
     rows: list[list[dict[str, Any]]] = [[]] * len(items)
 
     def keep(number: int, logits: array[float]) -> None:
-        scores = activated(logits, activation)
+        scores = pooling_inputs.activated(logits, activation)
         order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:most]
         rows[number] = [{"score": scores[i], "label": labels[i]} for i in order]
 
-    await run_vectors(serving, await read_texts(serving, items, PoolingOptions(truncate=body.cut)), at_once, keep)
+    await pooling_inputs.run_vectors(
+        serving,
+        await pooling_inputs.read_texts(serving, items, pooling_inputs.PoolingOptions(truncate=body.cut)),
+        at_once,
+        keep,
+    )
     return rows
 
 

@@ -17,37 +17,18 @@ from typing import Any
 from ray.exceptions import RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from bridle import errors
 from bridle.config import EngineConfig
 from bridle.controller_tools import ToolExecutor
+from bridle.distributed import replica_messages as m
 from bridle.distributed.codec.errors import unpack_error
 from bridle.distributed.live_request import MAX_LOSSES, RoutedRequest
-from bridle.distributed.replica_messages import (
-    Events,
-    Handshake,
-    Heartbeat,
-    RequestFailed,
-    add_beat,
-    encode,
-    pack_request,
-    read_by_router,
-    unpack_event,
-)
 from bridle.distributed.tool_messages import ToolAnswered, ToolAsked, ToolGivenUp
 from bridle.engine.client import EventStream
 from bridle.engine.input_processor import InputProcessor
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.request import Request
 from bridle.engine.statistics import EngineStatistics
-from bridle.errors import (
-    BridleError,
-    DeadlineExceeded,
-    EngineClosed,
-    InternalError,
-    InvalidRequest,
-    Overloaded,
-    ProtocolError,
-    ShardUnavailable,
-)
 from bridle.launch.ray.tools import FrontCalls
 from bridle.outputs import Finished, FinishReason
 
@@ -64,13 +45,13 @@ class ClusterClient:
     """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs the calls of
     controllers; its creator must close it."""
 
-    def __init__(self, handle: Any, hello: Handshake, tools: ToolExecutor) -> None:
+    def __init__(self, handle: Any, hello: m.Handshake, tools: ToolExecutor) -> None:
         self._handle = handle
         self._calls = FrontCalls(tools, self._answer)
         self._learn(hello)
         self._loop = asyncio.get_running_loop()
         self._live: dict[str, asyncio.Task[None]] = {}
-        self._beats: list[Heartbeat] = []
+        self._beats: list[m.Heartbeat] = []
         self._is_closed = False
         self.num_losses = 0
         self._looking = self._loop.create_task(self._look())
@@ -80,7 +61,7 @@ class ClusterClient:
         """Waits for the first engine."""
         return cls(handle, await _greet(handle), tools)
 
-    def _learn(self, hello: Handshake) -> None:
+    def _learn(self, hello: m.Handshake) -> None:
         """Read the engines' descriptions, because an update may have changed them."""
         self._hello = hello
         self._intake = InputProcessor(
@@ -106,11 +87,11 @@ class ClusterClient:
     def submit(self, request: Request) -> EventStream:
         """Start a request on a suitable engine; it waits if there is none."""
         if self._is_closed:
-            raise EngineClosed("this front is closed and accepts no requests")
+            raise errors.EngineClosed("this front is closed and accepts no requests")
         self._intake.check(request)
-        pack_request(request)  # what cannot travel is refused now
+        m.pack_request(request)  # what cannot travel is refused now
         if request.id in self._live:
-            raise InvalidRequest(f"a request with id {request.id!r} is running", "id")
+            raise errors.InvalidRequest(f"a request with id {request.id!r} is running", "id")
         request = replace(request, parks=False)  # the next request may go to another engine
         live = RoutedRequest(request, EventStream(request.id, self.cancel))
         self._live[request.id] = self._loop.create_task(self._run(live))
@@ -127,7 +108,7 @@ class ClusterClient:
         """Return sums over the engines, as of their last heartbeats."""
         total = EngineStatistics()
         for beat in self._beats:
-            add_beat(total, beat)
+            m.add_beat(total, beat)
         return total
 
     def close(self, drain: float = 0.0) -> None:
@@ -151,14 +132,14 @@ class ClusterClient:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                 await self._see_through(live)
         except TimeoutError:
-            live.end(FinishReason.DEADLINE, DeadlineExceeded("the request's deadline passed"))
+            live.end(FinishReason.DEADLINE, errors.DeadlineExceeded("the request's deadline passed"))
         except asyncio.CancelledError:
             live.end(FinishReason.CANCELLED)
-        except BridleError as error:
+        except errors.BridleError as error:
             live.end(FinishReason.ERROR, error)
         except Exception as error:
             _log.exception("a request failed")
-            live.end(FinishReason.ERROR, InternalError(f"the front failed: {error!r}"))
+            live.end(FinishReason.ERROR, errors.InternalError(f"the front failed: {error!r}"))
         finally:
             del self._live[live.request.id]
             self._calls.forget(live.request.id)
@@ -178,12 +159,12 @@ class ClusterClient:
                 if self._take(live, data):
                     return None
             return "its stream ended too soon"
-        except (BridleError, asyncio.CancelledError, TimeoutError):
+        except (errors.BridleError, asyncio.CancelledError, TimeoutError):
             raise
         except BackPressureError as error:
-            raise Overloaded(str(error)) from None
+            raise errors.Overloaded(str(error)) from None
         except RayTaskError as error:  # the engine is there: the fault is in the request, or ours
-            raise InternalError(f"an engine failed: {error}") from None
+            raise errors.InternalError(f"an engine failed: {error}") from None
         except Exception as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
         finally:
@@ -192,15 +173,15 @@ class ClusterClient:
 
     def _take(self, live: RoutedRequest, data: bytes) -> bool:
         """Send an engine's message to the client. Returns whether it was the last one."""
-        message = read_by_router(data)
+        message = m.read_by_router(data)
         if isinstance(message, (ToolAsked, ToolGivenUp)):
             self._calls.handle(live.request, message)
             return False
-        if isinstance(message, RequestFailed):
+        if isinstance(message, m.RequestFailed):
             raise _Gone(str(unpack_error(*message.error)))
-        if not isinstance(message, Events):
-            raise ProtocolError(f"a {type(message).__name__} came within a stream")
-        fresh = [event for event in map(unpack_event, message.events) if live.is_news(event)]
+        if not isinstance(message, m.Events):
+            raise errors.ProtocolError(f"a {type(message).__name__} came within a stream")
+        fresh = [event for event in map(m.unpack_event, message.events) if live.is_news(event)]
         if not fresh:
             return False
         live.tell(fresh)
@@ -211,14 +192,14 @@ class ClusterClient:
         live.num_losses += 1
         _log.warning("request %s lost its engine: %s", live.request.id, reason)
         if live.num_losses >= MAX_LOSSES:
-            raise ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
+            raise errors.ShardUnavailable(f"the request lost {live.num_losses} engines, the last: {reason}")
         if (error := self._calls.begin_again(live.request.id)) is not None:
             raise error
         live.tell_resuming()
 
     async def _answer(self, address: str, message: ToolAnswered) -> None:
         """Send an engine the answer of a tool call."""
-        await self._handle.answer.remote(encode(message), address)
+        await self._handle.answer.remote(m.encode(message), address)
 
     async def _look(self) -> None:
         """Ask all engines for a heartbeat repeatedly, and sometimes one of them for its model."""
@@ -229,18 +210,18 @@ class ClusterClient:
                         self._learn(await _greet(self._handle))
                 response = self._handle.broadcast("look")
                 found = await response.results_async(timeout_s=_LOOK_TIMEOUT, return_exceptions=True)
-                messages = [read_by_router(data) for data in found if isinstance(data, bytes)]
-                self._beats = [message for message in messages if isinstance(message, Heartbeat)]
+                messages = [m.read_by_router(data) for data in found if isinstance(data, bytes)]
+                self._beats = [message for message in messages if isinstance(message, m.Heartbeat)]
             except Exception as error:  # whatever it is, there is nobody now
                 _log.debug("no engine answers: %s", error)
                 self._beats = []
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-async def _greet(handle: Any) -> Handshake:
-    hello = read_by_router(await handle.hello.remote())
-    if not isinstance(hello, Handshake):
-        raise ProtocolError(f"an engine sent a greeting with {type(hello).__name__}")
+async def _greet(handle: Any) -> m.Handshake:
+    hello = m.read_by_router(await handle.hello.remote())
+    if not isinstance(hello, m.Handshake):
+        raise errors.ProtocolError(f"an engine sent a greeting with {type(hello).__name__}")
     return hello
 
 
@@ -253,4 +234,4 @@ def _packed(live: RoutedRequest) -> bytes:
     request = live.remaining
     if request.deadline is not None:
         request = replace(request, deadline=request.deadline - time.monotonic())
-    return encode(pack_request(request))
+    return m.encode(m.pack_request(request))

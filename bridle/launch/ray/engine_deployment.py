@@ -15,22 +15,11 @@ from functools import partial
 from typing import Any
 
 from bridle.controllers.reasoning_gate import compile_grammar
+from bridle.distributed import replica_messages as m
 from bridle.distributed.codec.controllers import form_to_compile
 from bridle.distributed.codec.errors import pack_error
 from bridle.distributed.prefix_router import RUNNING_TOKENS
 from bridle.distributed.remote_tools import RemoteToolExecutor
-from bridle.distributed.replica_messages import (
-    PROTOCOL,
-    Events,
-    Handshake,
-    RequestFailed,
-    Submit,
-    encode,
-    pack_beat,
-    pack_event,
-    read_by_replica,
-    unpack_request,
-)
 from bridle.distributed.tool_messages import ToolAnswered, ToolMessage
 from bridle.engine import Request
 from bridle.errors import BridleError, ProtocolError, ShardUnavailable
@@ -74,16 +63,16 @@ class EngineReplica:
     async def hello(self) -> bytes:
         """The description of this engine's models."""
         engine = self._config.engine
-        return encode(Handshake(PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
+        return m.encode(m.Handshake(m.PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
 
     async def look(self) -> bytes:
         """Return a heartbeat with the engine's counters."""
-        return encode(pack_beat(self._client.is_healthy, self._client.statistics()))
+        return m.encode(m.pack_beat(self._client.is_healthy, self._client.statistics()))
 
     async def generate(self, data: bytes) -> AsyncIterator[bytes]:
         """Run a request; gives its stream's events, batch by batch. Leaving the iteration cancels the request."""
-        message = read_by_replica(data)
-        if not isinstance(message, Submit):
+        message = m.read_by_replica(data)
+        if not isinstance(message, m.Submit):
             raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
         request_id = message.request.id
         self._queued[request_id] = len(message.request.prompt) + len(message.request.generated)
@@ -92,28 +81,28 @@ class EngineReplica:
             stream = self._client.submit(await self._unpack(message)).with_progress()
             async with stream, aclosing(self._calls.merged(stream)) as merged:
                 async for news in stream if message.controller is None else merged:
-                    yield encode(news if isinstance(news, ToolMessage) else self._packed(request_id, news))
+                    yield m.encode(news if isinstance(news, ToolMessage) else self._packed(request_id, news))
         except BridleError as error:
             yield self._failure(request_id, error)
         finally:
             self._queued.pop(request_id, None)
             self._num_live -= 1
 
-    def _packed(self, request_id: str, events: list[Event]) -> Events:
+    def _packed(self, request_id: str, events: list[Event]) -> m.Events:
         if any(isinstance(event, PromptEvent) for event in events):
             self._queued.pop(request_id, None)
-        return Events([pack_event(event) for event in events])
+        return m.Events([m.pack_event(event) for event in events])
 
     async def answer(self, data: bytes, address: str) -> None:
         """Take a front's answer to a tool call of this engine. `address` is for the router."""
-        message = read_by_replica(data)
+        message = m.read_by_replica(data)
         if isinstance(message, ToolAnswered):
             self._calls.answer(message)
 
-    async def _unpack(self, message: Submit) -> Request:
+    async def _unpack(self, message: m.Submit) -> Request:
         form, pool = form_to_compile(message.controller), self._model.constraints
         grammar = None if form is None or pool is None else await compile_grammar(pool, form)
-        request = unpack_request(message, grammar)
+        request = m.unpack_request(message, grammar)
         if request.deadline is None:
             return request
         return replace(request, deadline=time.monotonic() + request.deadline)
@@ -122,8 +111,8 @@ class EngineReplica:
         """The message for a failed request. The requests of a closing engine continue on others; any other error is
         the answer."""
         if self._client.is_healthy:
-            return encode(Events([pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
-        return encode(RequestFailed(request_id, pack_error(error)))
+            return m.encode(m.Events([m.pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
+        return m.encode(m.RequestFailed(request_id, pack_error(error)))
 
     # -- for Serve -------------------------------------------------------------------------------------------
 

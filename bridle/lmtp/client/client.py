@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.lmtp import messages as m
 from bridle.lmtp.client.connection import ClientConnection
 from bridle.lmtp.client.protocol import ClientProtocol
 from bridle.lmtp.client.retry import RetryPolicy
@@ -24,17 +25,6 @@ from bridle.lmtp.client.stream import TokenStream
 from bridle.lmtp.client.stream_state import StreamProgress
 from bridle.lmtp.client.transports import Transport
 from bridle.lmtp.client.websocket import DEFAULT_ENDPOINT, WebSocketCarrier
-from bridle.lmtp.messages import (
-    UNAVAILABLE,
-    Buffer,
-    EventMessage,
-    Generate,
-    ModelInfo,
-    Prompt,
-    Score,
-    Token,
-    ToolResult,
-)
 
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
@@ -62,7 +52,7 @@ class Client:
         max_unread: int = 65_536,
         tokenizer: Tokenizer | None = None,
         plain: bool = False,
-        on_event: Callable[[EventMessage], None] = lambda event: None,
+        on_event: Callable[[m.EventMessage], None] = lambda event: None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -107,7 +97,7 @@ class Client:
         `trace` asks for a trace, which the server keeps; with `"events"` its records are among the stream's items.
         Waits while as many streams are open as may be."""
         _check_numbers(max_tokens, top_logprobs, temperature)
-        request = Generate(
+        request = m.Generate(
             stream_id=0,
             model=model or self.model,
             prompt=prompt if isinstance(prompt, str) else tuple(prompt),
@@ -145,11 +135,11 @@ class Client:
         model: str | None = None,
         buffer: str | None = None,
         adapter: str | None = None,
-    ) -> list[Token]:
+    ) -> list[m.Token]:
         """Return the log-probabilities of `scored`: each token after `prompt` and the scored tokens before it."""
         if not scored:
             raise InvalidRequest("there is nothing to score", "scored")
-        request = Score(
+        request = m.Score(
             stream_id=0,
             model=model or self.model,
             prompt=await self._as_prompt(prompt),
@@ -162,14 +152,14 @@ class Client:
     async def model_info(self, model: str | None = None) -> Any:
         """Return the server's facts about a model. While the model is loading, this asks again until
         `patience.first_token` has passed, and then returns the server's "<unavailable>"."""
-        request = ModelInfo(stream_id=0, model=model or self.model)
-        info: Any = UNAVAILABLE
+        request = m.ModelInfo(stream_id=0, model=model or self.model)
+        info: Any = m.UNAVAILABLE
         num_asked = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._connection.patience.first_token):
                 while True:
                     info = (await self._connection.ask(request)).model_info
-                    if info != UNAVAILABLE:
+                    if info != m.UNAVAILABLE:
                         return info
                     num_asked += 1
                     await asyncio.sleep(self._connection.patience.pause(num_asked))
@@ -182,19 +172,19 @@ class Client:
         client that reconnects names its buffers again, except those that a stream `save`s; these are lost then."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
-        request = Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
+        request = m.Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
         return (await self._connection.ask(request)).num_tokens or 0
 
     async def drop_buffer(self, name: str) -> None:
         """Make the server forget a buffer."""
         await self._needs("buffers")
-        await self._connection.ask(Buffer(stream_id=0, model=self.model, name=name, drop=True))
+        await self._connection.ask(m.Buffer(stream_id=0, model=self.model, name=name, drop=True))
 
     async def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
         """Answer the call of a tool that an event `tool_call` has reported, with a result or with an error message; the
         stream that waits for it continues. Raises an error if no such call waits."""
         await self._needs("tool_results")
-        await self._connection.ask(ToolResult(stream_id=0, id=call_id, result=result, error=error))
+        await self._connection.ask(m.ToolResult(stream_id=0, id=call_id, result=result, error=error))
 
     # -- the connection --------------------------------------------------------------------------------------
 
@@ -230,7 +220,7 @@ class Client:
         await self._connection.open(stream, progress)
         return stream
 
-    def _tell(self, event: EventMessage) -> None:
+    def _tell(self, event: m.EventMessage) -> None:
         self.on_event(event)
 
     def _leave_place(self, progress: StreamProgress) -> None:
@@ -238,7 +228,7 @@ class Client:
             self._placed.discard(progress)
             self._places.release()
 
-    async def _as_understood(self, request: Generate) -> StreamProgress:
+    async def _as_understood(self, request: m.Generate) -> StreamProgress:
         """Return the request in a form that the server understands: with text, or with tokens if the server knows
         only those."""
         if not isinstance(request.prompt, str) and not request.text:
@@ -253,7 +243,7 @@ class Client:
             progress.text_state = Detokenizer(self.tokenizer).open(prompt, skip_special_tokens=True)
         return progress
 
-    async def _as_prompt(self, prompt: str | Sequence[int], *, is_start: bool = True) -> Prompt:
+    async def _as_prompt(self, prompt: str | Sequence[int], *, is_start: bool = True) -> m.Prompt:
         if not isinstance(prompt, str):
             return tuple(prompt)
         return prompt if (await self.connect()).get("text") else self._encode(prompt, is_start=is_start)
@@ -279,7 +269,7 @@ def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None
         raise InvalidRequest(f"temperature is {temperature!r}; must be a number", "temperature")
 
 
-def _extensions(request: Generate) -> list[str]:
+def _extensions(request: m.Generate) -> list[str]:
     """Return the extensions that a server must have announced, or it would ignore a part of the request."""
     fields = {"images": request.images, "audio": request.audio, "video": request.video, "traces": request.trace}
     return [extension for extension, asked in fields.items() if asked]

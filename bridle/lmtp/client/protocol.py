@@ -14,23 +14,11 @@ from itertools import count
 from typing import Any
 
 from bridle.errors import BridleError, ConnectionLost, ProtocolError
+from bridle.lmtp import messages as m
 from bridle.lmtp.client.errors import error_of
 from bridle.lmtp.client.stream_state import StreamProgress
 from bridle.lmtp.client_decoding import decode_answers
 from bridle.lmtp.encoding import encode_request
-from bridle.lmtp.messages import (
-    Answer,
-    Buffer,
-    Cancel,
-    EventMessage,
-    Failure,
-    ModelInfo,
-    Msg,
-    StreamId,
-    Token,
-    ToolResult,
-    features_of,
-)
 
 log = logging.getLogger(__name__)
 _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
@@ -40,9 +28,9 @@ _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
 class PendingCall:
     """A request that is answered by one MSG. `request` has no stream id yet."""
 
-    request: ModelInfo | Buffer | ToolResult
+    request: m.ModelInfo | m.Buffer | m.ToolResult
     wake: Callable[[], None] = lambda: None
-    answer: Msg | None = None
+    answer: m.Msg | None = None
     error: BridleError | None = None
     num_failures: int = 0  # connections lost while it waited
     is_own: bool = False  # asked by the client itself; forgotten with the connection
@@ -68,12 +56,12 @@ class ClientProtocol:
 
     model: str
     is_plain: bool = False
-    on_event: Callable[[EventMessage], None] = lambda event: None
+    on_event: Callable[[m.EventMessage], None] = lambda event: None
     features: Mapping[str, Any] = field(default_factory=dict)
     _is_ready: bool = False  # the server has greeted; until then everything waits
     _waiting: list[StreamProgress | PendingCall] = field(default_factory=list)
-    _open: dict[StreamId, StreamProgress | PendingCall] = field(default_factory=dict)
-    _buffers: dict[str, Buffer] = field(default_factory=dict)  # to be named again on another connection
+    _open: dict[m.StreamId, StreamProgress | PendingCall] = field(default_factory=dict)
+    _buffers: dict[str, m.Buffer] = field(default_factory=dict)  # to be named again on another connection
     _ids: count[int] = field(default_factory=lambda: count(1))
     num_answers: int = 0  # that came, all together
 
@@ -98,12 +86,12 @@ class ClientProtocol:
         self._ids = count(1)
         if self.is_plain:
             return None, []
-        hello = PendingCall(ModelInfo(stream_id=0, model=self.model, data=_HELLO), is_own=True)
+        hello = PendingCall(m.ModelInfo(stream_id=0, model=self.model, data=_HELLO), is_own=True)
         return hello, self._ask(hello)
 
     def resume(self, hello: PendingCall | None) -> list[str]:
         """Continue all streams after the server has announced its features, or has not answered."""
-        self.features = {} if hello is None or hello.answer is None else features_of(hello.answer)
+        self.features = {} if hello is None or hello.answer is None else m.features_of(hello.answer)
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
         named = [line for buffer in self._buffers.values() for line in self._ask(PendingCall(buffer, is_own=True))]
@@ -145,7 +133,7 @@ class ClientProtocol:
             del self._open[stream_id]
         if not (cancels and self.has("cancel") and isinstance(item, StreamProgress)):
             return []
-        return [encode_request(Cancel(stream_id=stream_id)) for stream_id in ids]
+        return [encode_request(m.Cancel(stream_id=stream_id)) for stream_id in ids]
 
     def _send(self, item: StreamProgress | PendingCall, *, resumes: bool = False) -> list[str]:
         if isinstance(item, PendingCall):
@@ -185,8 +173,8 @@ class ClientProtocol:
                 lines += self._deliver(item, answer, failed)
         return failed, lines
 
-    def _deliver(self, item: StreamProgress | PendingCall, answer: Answer, failed: list[StreamProgress]) -> list[str]:
-        goes_on = isinstance(answer, Token) and answer.finish_reason is None
+    def _deliver(self, item: StreamProgress | PendingCall, answer: m.Answer, failed: list[StreamProgress]) -> list[str]:
+        goes_on = isinstance(answer, m.Token) and answer.finish_reason is None
         self._take(item, answer)
         if isinstance(item, StreamProgress) and item.has_failed:
             failed.append(item)
@@ -194,36 +182,36 @@ class ClientProtocol:
             return []
         return self.drop(item, cancels=goes_on)
 
-    def _find(self, stream_id: StreamId | None) -> StreamProgress | PendingCall | None:
+    def _find(self, stream_id: m.StreamId | None) -> StreamProgress | PendingCall | None:
         if isinstance(stream_id, str) and stream_id.isdecimal() and stream_id not in self._open:
             stream_id = int(stream_id[:18])
         return None if stream_id is None else self._open.get(stream_id)
 
-    def _take_stray(self, answer: Answer) -> None:
-        if isinstance(answer, EventMessage):
+    def _take_stray(self, answer: m.Answer) -> None:
+        if isinstance(answer, m.EventMessage):
             self.on_event(answer)
-        elif isinstance(answer, Msg) and answer.error:
+        elif isinstance(answer, m.Msg) and answer.error:
             log.warning("the server says: %s", answer.error)
 
-    def _take(self, item: StreamProgress | PendingCall, answer: Answer) -> None:
-        if isinstance(answer, EventMessage) and answer.position is None:
+    def _take(self, item: StreamProgress | PendingCall, answer: m.Answer) -> None:
+        if isinstance(answer, m.EventMessage) and answer.position is None:
             self.on_event(answer)
             item.wake()  # a sign of life: its reader waits again
         elif isinstance(item, PendingCall):
             self._answer(item, answer)
-        elif not isinstance(answer, Msg):
+        elif not isinstance(answer, m.Msg):
             item.accept(answer)
         elif answer.error is not None:  # how the genuine server refuses
-            item.accept(Failure(stream_id=0, error=answer.error, code=answer.code or "error"))
+            item.accept(m.Failure(stream_id=0, error=answer.error, code=answer.code or "error"))
 
-    def _answer(self, question: PendingCall, answer: Answer) -> None:
-        if isinstance(answer, (Msg, Failure)) and answer.error is not None:
-            question.fail(error_of(Failure(stream_id=0, error=answer.error, code=answer.code or "error")))
-        elif isinstance(answer, Msg):
+    def _answer(self, question: PendingCall, answer: m.Answer) -> None:
+        if isinstance(answer, (m.Msg, m.Failure)) and answer.error is not None:
+            question.fail(error_of(m.Failure(stream_id=0, error=answer.error, code=answer.code or "error")))
+        elif isinstance(answer, m.Msg):
             request = question.request
-            if question.is_own and isinstance(request, ModelInfo):  # also when it comes too late for `resume`
-                self.features = features_of(answer)
-            if isinstance(request, Buffer):
+            if question.is_own and isinstance(request, m.ModelInfo):  # also when it comes too late for `resume`
+                self.features = m.features_of(answer)
+            if isinstance(request, m.Buffer):
                 self._buffers.pop(request.name, None)
                 if not request.drop:
                     self._buffers[request.name] = request

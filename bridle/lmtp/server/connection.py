@@ -15,24 +15,13 @@ from typing import Any, Protocol
 import msgspec
 
 from bridle.errors import BridleError, ConnectionLost, ProtocolError
+from bridle.lmtp import session as sessions
 from bridle.lmtp.decoding import decode_request
 from bridle.lmtp.encoding import encode_answers
 from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import Answer, Msg, Rejected, Request
 from bridle.lmtp.server.info import describe
 from bridle.lmtp.server.streams import ServerContext, Streams
-from bridle.lmtp.session import (
-    Action,
-    AnswerCall,
-    DefineBuffer,
-    Describe,
-    Reattach,
-    Send,
-    Session,
-    Start,
-    StopStream,
-    Stream,
-)
 from bridle.serving.requests.json_size import MAX_INLINE_BYTES, JsonSize, json_size
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tenancy.loop_throttle import BURST, RateBudget
@@ -75,7 +64,7 @@ class ServerConnection:
         self._user = identity.user
         self._link = link
         self._echo = echo
-        self._session = Session(home.settings.max_streams)
+        self._session = sessions.Session(home.settings.max_streams)
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._streams = Streams(home, identity, self._session, self._send, self._has_room, trace or {})
@@ -149,28 +138,28 @@ class ServerConnection:
         async with self._home.reading:
             return await asyncio.to_thread(decode_request, text, _loads_large)
 
-    def _do_all(self, todo: list[Action]) -> None:
+    def _do_all(self, todo: list[sessions.Action]) -> None:
         for action in todo:
             self._do(action)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: sessions.Action) -> None:
         match action:
-            case Send(answer):
+            case sessions.Send(answer):
                 self._send(answer)
-            case Start(stream):
+            case sessions.Start(stream):
                 self._try(stream, self._streams.start, action)
-            case Reattach(stream):
+            case sessions.Reattach(stream):
                 self._try(stream, self._streams.reattach, action)
-            case StopStream():
+            case sessions.StopStream():
                 self._streams.stop(action)
-            case Describe(asked):
+            case sessions.Describe(asked):
                 self._send(describe(self._home.host.registry, asked))
-            case DefineBuffer(asked):
+            case sessions.DefineBuffer(asked):
                 self._streams.keep(asked)
-            case AnswerCall(asked):
+            case sessions.AnswerCall(asked):
                 self._streams.answer_call(asked)
 
-    def _try(self, stream: Stream, step: Callable[[Any], None], action: Action) -> None:
+    def _try(self, stream: sessions.Stream, step: Callable[[Any], None], action: sessions.Action) -> None:
         try:
             step(action)
         except BridleError as error:

@@ -12,16 +12,7 @@ import regex
 
 from bridle.controllers.plugins import make_demanded
 from bridle.controllers.thinking import ThinkingBudget, sentence_tokens, tags_of
-from bridle.engine.guardrails.guardrails import (
-    MAX_MATCH,
-    Action,
-    BudgetRule,
-    Guardrails,
-    LoopRule,
-    OnFailure,
-    TextRule,
-    compiled,
-)
+from bridle.engine.guardrails import guardrails
 from bridle.engine.guardrails.text_normalization import Reading, fold
 from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 from bridle.sampling_values import MAX_WATERMARK_CONTEXT, Watermark
@@ -59,9 +50,9 @@ _MOST_MATCH = 8_192
 class CompiledPolicy:
     """Compiled form of a policy. `allowed` is a pattern of the permitted characters."""
 
-    texts: tuple[TextRule, ...] = ()
-    loops: tuple[LoopRule, ...] = ()
-    budgets: tuple[BudgetRule, ...] = ()
+    texts: tuple[guardrails.TextRule, ...] = ()
+    loops: tuple[guardrails.LoopRule, ...] = ()
+    budgets: tuple[guardrails.BudgetRule, ...] = ()
     max_tokens: int | None = None
     allowed: str | None = None
     controller: MakeController | None = None
@@ -74,32 +65,32 @@ class PolicySettings:
 
     name: str
     version: str
-    on_failure: OnFailure
+    on_failure: guardrails.OnFailure
 
-    def rule(self, pattern: str, **more: Any) -> TextRule:
+    def rule(self, pattern: str, **more: Any) -> guardrails.TextRule:
         """A rule of this policy for texts."""
-        return TextRule(self.name, pattern, version=self.version, on_failure=self.on_failure, **more)
+        return guardrails.TextRule(self.name, pattern, version=self.version, on_failure=self.on_failure, **more)
 
 
-def _action(fields: PolicyFields, default: Action = "retry") -> tuple[Action, str]:
+def _action(fields: PolicyFields, default: guardrails.Action = "retry") -> tuple[guardrails.Action, str]:
     """Return the action for a match, and the replacement text."""
-    action = cast("Action", fields.choice("action", _ACTIONS, default))
+    action = cast("guardrails.Action", fields.choice("action", _ACTIONS, default))
     replacement = fields.text("replacement", most=200)
     if replacement and action != "replace":
         raise fields.error("replacement", f"goes with action 'replace', not {action!r}")
     return action, replacement
 
 
-def _checked(fields: PolicyFields, key: str, rule: TextRule) -> TextRule:
+def _checked(fields: PolicyFields, key: str, rule: guardrails.TextRule) -> guardrails.TextRule:
     """Return a rule whose pattern is valid and whose replacement does not violate it."""
     try:
-        pattern = compiled(rule.pattern)
+        pattern = guardrails.compiled(rule.pattern)
         is_empty = pattern.search("") is not None
     except (regex.error, RecursionError, OverflowError) as error:
         raise fields.error(key, f"is not a valid pattern: {error}") from None
     if is_empty:
         raise fields.error(key, "matches a text that is empty")
-    if rule.action == "replace" and Guardrails((rule,)).clean(rule.replacement) != rule.replacement:
+    if rule.action == "replace" and guardrails.Guardrails((rule,)).clean(rule.replacement) != rule.replacement:
         raise fields.wrong("replacement", rule.replacement, "a text that the policy allows")
     return rule
 
@@ -128,7 +119,7 @@ def _phrases(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
 def _pattern(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     pattern, is_anyway = fields.need("pattern", str), fields.flag("ignore_case")
     action, replacement = _action(fields)
-    most = fields.count("max_length", MAX_MATCH, most=_MOST_MATCH) or MAX_MATCH
+    most = fields.count("max_length", guardrails.MAX_MATCH, most=_MOST_MATCH) or guardrails.MAX_MATCH
     whole = f"(?i:{pattern})" if is_anyway else pattern
     is_late = action == "replace" or fields.flag("longest")
     reading: Reading = "seen" if fields.flag("seen") else "written"
@@ -190,14 +181,14 @@ def _loops(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     most = fields.count("max_length", 200, most=_MOST_MATCH) or 200
     least = fields.count("min_length", 1, most=most) or 1
     total = fields.count("min_total", 40, most=1 << 20) or 40
-    return CompiledPolicy(loops=(LoopRule(own.name, times, least, most, total, own.version),))
+    return CompiledPolicy(loops=(guardrails.LoopRule(own.name, times, least, most, total, own.version),))
 
 
 def _length(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     tokens, chars, work = (fields.count(key, None) for key in ("max_tokens", "max_chars", "max_work"))
     if tokens is None and chars is None and work is None:
         raise fields.error("max_tokens", "is missing; must be a number, or else max_chars or max_work")
-    budgets = () if chars is None and work is None else (BudgetRule(own.name, chars, work, own.version),)
+    budgets = () if chars is None and work is None else (guardrails.BudgetRule(own.name, chars, work, own.version),)
     return CompiledPolicy(budgets=budgets, max_tokens=tokens)
 
 
@@ -289,7 +280,7 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
 def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
     """Return the mask of the tokens that may occur in a text whose characters all patterns allow. Tokens with parts
     of characters may occur, and so may tokens without text."""
-    tokenizer, known = model.tokenizer, [compiled(pattern) for pattern in patterns]
+    tokenizer, known = model.tokenizer, [guardrails.compiled(pattern) for pattern in patterns]
     row = bytearray((model.info.vocab_size + 31) // 32 * 4)
     for token in range(model.info.vocab_size):
         text = tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
