@@ -3,26 +3,17 @@ steps."""
 
 from __future__ import annotations
 
-from bridle.controller_tools.call import Call
-from bridle.controller_tools.client import CALL_VARIABLE, OF_REQUESTS, ClientTool, check_client_tools
-from bridle.controller_tools.executor import Tool, ToolExecutor
-from bridle.controller_tools.functions import FunctionTool, function_tools
-from bridle.controller_tools.limits import DEFAULT_LIMITS, ToolLimits
-from bridle.controller_tools.session import Desk, ToolCallContext, ToolSession
-
-__all__ = [
-    "CALL_VARIABLE",
-    "DEFAULT_LIMITS",
-    "OF_REQUESTS",
-    "ToolCallContext",
-    "Call",
-    "ToolSession",
-    "ClientTool",
-    "Desk",
-    "FunctionTool",
-    "Tool",
-    "ToolExecutor",
-    "ToolLimits",
-    "check_client_tools",
-    "function_tools",
-]
+from bridle.controller_tools.call import Call as Call
+from bridle.controller_tools.client import CALL_VARIABLE as CALL_VARIABLE
+from bridle.controller_tools.client import OF_REQUESTS as OF_REQUESTS
+from bridle.controller_tools.client import ClientTool as ClientTool
+from bridle.controller_tools.client import check_client_tools as check_client_tools
+from bridle.controller_tools.executor import Tool as Tool
+from bridle.controller_tools.executor import ToolExecutor as ToolExecutor
+from bridle.controller_tools.functions import FunctionTool as FunctionTool
+from bridle.controller_tools.functions import function_tools as function_tools
+from bridle.controller_tools.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
+from bridle.controller_tools.limits import ToolLimits as ToolLimits
+from bridle.controller_tools.session import Desk as Desk
+from bridle.controller_tools.session import ToolCallContext as ToolCallContext
+from bridle.controller_tools.session import ToolSession as ToolSession

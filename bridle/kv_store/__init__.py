@@ -5,23 +5,14 @@ Blocks are runs of bytes under 16-byte keys. This package does not know the cont
 KV cache.
 """
 
-from bridle.kv_store.background import BlockStore
-from bridle.kv_store.host_memory import HostMemory
-from bridle.kv_store.readers import Load, LoadedBlock
-from bridle.kv_store.records import Snapshot
-from bridle.kv_store.settings import StoreSettings, default_folder, default_limit
-from bridle.kv_store.store import NoDisk, SegmentStore, forget_tenant
-
-__all__ = [
-    "BlockStore",
-    "HostMemory",
-    "Load",
-    "LoadedBlock",
-    "NoDisk",
-    "SegmentStore",
-    "Snapshot",
-    "StoreSettings",
-    "default_folder",
-    "default_limit",
-    "forget_tenant",
-]
+from bridle.kv_store.background import BlockStore as BlockStore
+from bridle.kv_store.host_memory import HostMemory as HostMemory
+from bridle.kv_store.readers import Load as Load
+from bridle.kv_store.readers import LoadedBlock as LoadedBlock
+from bridle.kv_store.records import Snapshot as Snapshot
+from bridle.kv_store.settings import StoreSettings as StoreSettings
+from bridle.kv_store.settings import default_folder as default_folder
+from bridle.kv_store.settings import default_limit as default_limit
+from bridle.kv_store.store import NoDisk as NoDisk
+from bridle.kv_store.store import SegmentStore as SegmentStore
+from bridle.kv_store.store import forget_tenant as forget_tenant

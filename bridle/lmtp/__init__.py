@@ -6,22 +6,15 @@ itself (`messages`, `session`) needs only the standard library.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names
+from bridle.lazy_names import lazy_names
 
-if TYPE_CHECKING:
-    from bridle.lmtp.client import Client, RetryPolicy, SyncClient
-
-__all__ = ["Client", "RetryPolicy", "SyncClient"]
-
-
-def _load(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("bridle.lmtp.client"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
+if TYPE_CHECKING:  # a name that is gone is an error
+    from bridle.lmtp.client import Client as Client
+    from bridle.lmtp.client import RetryPolicy as RetryPolicy
+    from bridle.lmtp.client import SyncClient as SyncClient
+else:
+    _load, __all__ = lazy_names(__name__, {"client": "Client RetryPolicy SyncClient"})
     __getattr__ = old_names(__name__, _load)

@@ -5,23 +5,15 @@ The package knows nothing of requests, plans or models. Importing it loads no to
 
 from __future__ import annotations
 
-from bridle.lora.cache_policy import AdapterState, AdapterStatus
-from bridle.lora.device import AdapterDevice, AdapterLimits, LayerShape, find_device, require_device
-from bridle.lora.files import AdapterFiles, find_adapter, open_adapter
-from bridle.lora.peft_config import LoraShape
-from bridle.lora.pool import AdapterPool
-
-__all__ = [
-    "AdapterDevice",
-    "AdapterFiles",
-    "AdapterLimits",
-    "AdapterPool",
-    "AdapterState",
-    "AdapterStatus",
-    "LayerShape",
-    "LoraShape",
-    "find_adapter",
-    "find_device",
-    "open_adapter",
-    "require_device",
-]
+from bridle.lora.cache_policy import AdapterState as AdapterState
+from bridle.lora.cache_policy import AdapterStatus as AdapterStatus
+from bridle.lora.device import AdapterDevice as AdapterDevice
+from bridle.lora.device import AdapterLimits as AdapterLimits
+from bridle.lora.device import LayerShape as LayerShape
+from bridle.lora.device import find_device as find_device
+from bridle.lora.device import require_device as require_device
+from bridle.lora.files import AdapterFiles as AdapterFiles
+from bridle.lora.files import find_adapter as find_adapter
+from bridle.lora.files import open_adapter as open_adapter
+from bridle.lora.peft_config import LoraShape as LoraShape
+from bridle.lora.pool import AdapterPool as AdapterPool

@@ -1,76 +1,46 @@
 """Common parts of all front ends: names of models, loading, validation, admission, and outputs from events."""
 
-from bridle.serving.controller_runtime import (
-    LOCAL_ADMIN,
-    ControlSettings,
-    as_control,
-    data_folder,
-    list_tags,
-    tag_module,
-    upload_module,
-)
-from bridle.serving.lora.adapter_registry import AdapterInfo, AdapterRegistry
-from bridle.serving.lora.lora_config import AdapterSet, AdapterSpec, parse_adapter, parse_adapters
-from bridle.serving.models.loading import LoadedModel, load_model, model_name
-from bridle.serving.models.model_registry import ModelRegistry
-from bridle.serving.models.model_slot import Lease, ModelState
-from bridle.serving.models.served_models import AUTO, EngineLoader, ModelSet, add_adapters, build_registry
-from bridle.serving.outputs.output_collector import OutputCollector, best_outputs, collect, raise_first_error
-from bridle.serving.outputs.stream_deltas import (
-    REWIND_MARK,
-    Delta,
-    DeltaReader,
-    RewindPolicy,
-    max_rewind_of,
-    split_at_rewinds,
-)
-from bridle.serving.requests.prompts import build_request, encode_prompt, tokenize
-from bridle.serving.requests.request_builder import check_length, check_text, check_unicode, new_request_id, new_seed
-from bridle.serving.tenancy.admission import Admission, Ticket
-
-__all__ = [
-    "AUTO",
-    "LOCAL_ADMIN",
-    "REWIND_MARK",
-    "AdapterInfo",
-    "AdapterRegistry",
-    "AdapterSet",
-    "AdapterSpec",
-    "Admission",
-    "ControlSettings",
-    "Delta",
-    "DeltaReader",
-    "EngineLoader",
-    "Lease",
-    "LoadedModel",
-    "ModelRegistry",
-    "ModelSet",
-    "ModelState",
-    "OutputCollector",
-    "RewindPolicy",
-    "Ticket",
-    "add_adapters",
-    "as_control",
-    "best_outputs",
-    "build_registry",
-    "build_request",
-    "check_length",
-    "check_text",
-    "check_unicode",
-    "collect",
-    "data_folder",
-    "encode_prompt",
-    "list_tags",
-    "load_model",
-    "max_rewind_of",
-    "model_name",
-    "new_request_id",
-    "new_seed",
-    "parse_adapter",
-    "parse_adapters",
-    "raise_first_error",
-    "split_at_rewinds",
-    "tag_module",
-    "tokenize",
-    "upload_module",
-]
+from bridle.serving.controller_runtime import LOCAL_ADMIN as LOCAL_ADMIN
+from bridle.serving.controller_runtime import ControlSettings as ControlSettings
+from bridle.serving.controller_runtime import as_control as as_control
+from bridle.serving.controller_runtime import data_folder as data_folder
+from bridle.serving.controller_runtime import list_tags as list_tags
+from bridle.serving.controller_runtime import tag_module as tag_module
+from bridle.serving.controller_runtime import upload_module as upload_module
+from bridle.serving.lora.adapter_registry import AdapterInfo as AdapterInfo
+from bridle.serving.lora.adapter_registry import AdapterRegistry as AdapterRegistry
+from bridle.serving.lora.lora_config import AdapterSet as AdapterSet
+from bridle.serving.lora.lora_config import AdapterSpec as AdapterSpec
+from bridle.serving.lora.lora_config import parse_adapter as parse_adapter
+from bridle.serving.lora.lora_config import parse_adapters as parse_adapters
+from bridle.serving.models.loading import LoadedModel as LoadedModel
+from bridle.serving.models.loading import load_model as load_model
+from bridle.serving.models.loading import model_name as model_name
+from bridle.serving.models.model_registry import ModelRegistry as ModelRegistry
+from bridle.serving.models.model_slot import Lease as Lease
+from bridle.serving.models.model_slot import ModelState as ModelState
+from bridle.serving.models.served_models import AUTO as AUTO
+from bridle.serving.models.served_models import EngineLoader as EngineLoader
+from bridle.serving.models.served_models import ModelSet as ModelSet
+from bridle.serving.models.served_models import add_adapters as add_adapters
+from bridle.serving.models.served_models import build_registry as build_registry
+from bridle.serving.outputs.output_collector import OutputCollector as OutputCollector
+from bridle.serving.outputs.output_collector import best_outputs as best_outputs
+from bridle.serving.outputs.output_collector import collect as collect
+from bridle.serving.outputs.output_collector import raise_first_error as raise_first_error
+from bridle.serving.outputs.stream_deltas import REWIND_MARK as REWIND_MARK
+from bridle.serving.outputs.stream_deltas import Delta as Delta
+from bridle.serving.outputs.stream_deltas import DeltaReader as DeltaReader
+from bridle.serving.outputs.stream_deltas import RewindPolicy as RewindPolicy
+from bridle.serving.outputs.stream_deltas import max_rewind_of as max_rewind_of
+from bridle.serving.outputs.stream_deltas import split_at_rewinds as split_at_rewinds
+from bridle.serving.requests.prompts import build_request as build_request
+from bridle.serving.requests.prompts import encode_prompt as encode_prompt
+from bridle.serving.requests.prompts import tokenize as tokenize
+from bridle.serving.requests.request_builder import check_length as check_length
+from bridle.serving.requests.request_builder import check_text as check_text
+from bridle.serving.requests.request_builder import check_unicode as check_unicode
+from bridle.serving.requests.request_builder import new_request_id as new_request_id
+from bridle.serving.requests.request_builder import new_seed as new_seed
+from bridle.serving.tenancy.admission import Admission as Admission
+from bridle.serving.tenancy.admission import Ticket as Ticket

@@ -1,17 +1,9 @@
 """The engine's side of the control runtime: starts it, talks to it, and applies its answers to sequences."""
 
-from bridle.aici.client.policy_pool import PolicyPool
-from bridle.aici.client.pool import RuntimePool
-from bridle.aici.client.process import OWN_RUNTIME, RuntimeConfig, RuntimeProcess
-from bridle.aici.client.reference import WasmController
-from bridle.aici.client.side_channel import SideChannel
-
-__all__ = [
-    "PolicyPool",
-    "OWN_RUNTIME",
-    "RuntimeConfig",
-    "RuntimePool",
-    "RuntimeProcess",
-    "SideChannel",
-    "WasmController",
-]
+from bridle.aici.client.policy_pool import PolicyPool as PolicyPool
+from bridle.aici.client.pool import RuntimePool as RuntimePool
+from bridle.aici.client.process import OWN_RUNTIME as OWN_RUNTIME
+from bridle.aici.client.process import RuntimeConfig as RuntimeConfig
+from bridle.aici.client.process import RuntimeProcess as RuntimeProcess
+from bridle.aici.client.reference import WasmController as WasmController
+from bridle.aici.client.side_channel import SideChannel as SideChannel

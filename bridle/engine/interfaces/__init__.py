@@ -10,73 +10,40 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names
-from bridle.engine.interfaces.controllers import (
-    DRAWN,
-    Answer,
-    Ask,
-    Capability,
-    Change,
-    ControllerPool,
-    DelegatingPool,
-    StoredValue,
-    ask_after,
-    check_pools,
-)
-from bridle.engine.interfaces.executor import (
-    AsyncExecutor,
-    DeviceKVBlocks,
-    Embedder,
-    Executor,
-    ExecutorInfo,
-    KVBlocks,
-    SequenceStates,
-    SupportsReconnect,
-    Task,
-    find_async,
-    find_device_blocks,
-    find_kv_blocks,
-    find_sequence_states,
-)
-from bridle.engine.interfaces.sampler import AsyncSampler, HistoryLookup, PendingSample, Sampler
-from bridle.engine.interfaces.stores import AdapterStore, BatchedMedia, MediaDevice, MediaStore, VectorStore
-from bridle.engine.interfaces.text import TextDecoder, TextState
-
-__all__ = [
-    "AdapterStore",
-    "Answer",
-    "Ask",
-    "BatchedMedia",
-    "Capability",
-    "Change",
-    "DRAWN",
-    "ControllerPool",
-    "PendingSample",
-    "AsyncSampler",
-    "Embedder",
-    "Executor",
-    "ExecutorInfo",
-    "HistoryLookup",
-    "DeviceKVBlocks",
-    "KVBlocks",
-    "SequenceStates",
-    "SupportsReconnect",
-    "AsyncExecutor",
-    "MediaDevice",
-    "MediaStore",
-    "DelegatingPool",
-    "Sampler",
-    "StoredValue",
-    "Task",
-    "TextDecoder",
-    "TextState",
-    "check_pools",
-    "find_async",
-    "find_device_blocks",
-    "find_kv_blocks",
-    "find_sequence_states",
-    "VectorStore",
-    "ask_after",
-]
+from bridle.engine.interfaces.controllers import DRAWN as DRAWN
+from bridle.engine.interfaces.controllers import Answer as Answer
+from bridle.engine.interfaces.controllers import Ask as Ask
+from bridle.engine.interfaces.controllers import Capability as Capability
+from bridle.engine.interfaces.controllers import Change as Change
+from bridle.engine.interfaces.controllers import ControllerPool as ControllerPool
+from bridle.engine.interfaces.controllers import DelegatingPool as DelegatingPool
+from bridle.engine.interfaces.controllers import StoredValue as StoredValue
+from bridle.engine.interfaces.controllers import ask_after as ask_after
+from bridle.engine.interfaces.controllers import check_pools as check_pools
+from bridle.engine.interfaces.executor import AsyncExecutor as AsyncExecutor
+from bridle.engine.interfaces.executor import DeviceKVBlocks as DeviceKVBlocks
+from bridle.engine.interfaces.executor import Embedder as Embedder
+from bridle.engine.interfaces.executor import Executor as Executor
+from bridle.engine.interfaces.executor import ExecutorInfo as ExecutorInfo
+from bridle.engine.interfaces.executor import KVBlocks as KVBlocks
+from bridle.engine.interfaces.executor import SequenceStates as SequenceStates
+from bridle.engine.interfaces.executor import SupportsReconnect as SupportsReconnect
+from bridle.engine.interfaces.executor import Task as Task
+from bridle.engine.interfaces.executor import find_async as find_async
+from bridle.engine.interfaces.executor import find_device_blocks as find_device_blocks
+from bridle.engine.interfaces.executor import find_kv_blocks as find_kv_blocks
+from bridle.engine.interfaces.executor import find_sequence_states as find_sequence_states
+from bridle.engine.interfaces.sampler import AsyncSampler as AsyncSampler
+from bridle.engine.interfaces.sampler import HistoryLookup as HistoryLookup
+from bridle.engine.interfaces.sampler import PendingSample as PendingSample
+from bridle.engine.interfaces.sampler import Sampler as Sampler
+from bridle.engine.interfaces.stores import AdapterStore as AdapterStore
+from bridle.engine.interfaces.stores import BatchedMedia as BatchedMedia
+from bridle.engine.interfaces.stores import MediaDevice as MediaDevice
+from bridle.engine.interfaces.stores import MediaStore as MediaStore
+from bridle.engine.interfaces.stores import VectorStore as VectorStore
+from bridle.engine.interfaces.text import TextDecoder as TextDecoder
+from bridle.engine.interfaces.text import TextState as TextState
 
 if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
     __getattr__ = old_names(__name__)

@@ -1,17 +1,12 @@
 """The models that `bridle pull` knows by short names: their sources, and the copies in this user's folder. No torch."""
 
-from bridle.model.library.entries import DEFAULT_MODEL, LibraryEntry, Wheel, find_entry, library_entries
-from bridle.model.library.store import installed_entries, installed_path, models_folder, pull_entry, remove_entry
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "LibraryEntry",
-    "Wheel",
-    "find_entry",
-    "installed_entries",
-    "installed_path",
-    "library_entries",
-    "models_folder",
-    "pull_entry",
-    "remove_entry",
-]
+from bridle.model.library.entries import DEFAULT_MODEL as DEFAULT_MODEL
+from bridle.model.library.entries import LibraryEntry as LibraryEntry
+from bridle.model.library.entries import Wheel as Wheel
+from bridle.model.library.entries import find_entry as find_entry
+from bridle.model.library.entries import library_entries as library_entries
+from bridle.model.library.store import installed_entries as installed_entries
+from bridle.model.library.store import installed_path as installed_path
+from bridle.model.library.store import models_folder as models_folder
+from bridle.model.library.store import pull_entry as pull_entry
+from bridle.model.library.store import remove_entry as remove_entry
