@@ -12,15 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from bridle.errors import BridleError
-from bridle.http.errors import (
-    Refuse,
-    RefusedBody,
-    describe_validation,
-    note_error,
-    refuse_plainly,
-    retry_headers,
-    status_of,
-)
+from bridle.http import errors
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import json_response
 
@@ -57,8 +49,8 @@ class ApiRoute(BoundedRoute):
             try:
                 return await handler(request)
             except RequestValidationError as error:
-                return self._answer(request, describe_validation(error.errors()))
-            except RefusedBody as error:
+                return self._answer(request, errors.describe_validation(error.errors()))
+            except errors.RefusedBody as error:
                 return self._answer(request, error.error, error.status_code)
             except BridleError as error:
                 return self._answer(request, error)
@@ -66,15 +58,15 @@ class ApiRoute(BoundedRoute):
         return shaped
 
     def _answer(self, request: Request, error: BridleError, status: int | None = None) -> Response:
-        note_error(request, error)
-        status = status or self.status(status_of(error)[0])
-        response = json_response(self.shape(error, status), status, retry_headers(error))
+        errors.note_error(request, error)
+        status = status or self.status(errors.status_of(error)[0])
+        response = json_response(self.shape(error, status), status, errors.retry_headers(error))
         if status in (408, 413, 415):  # the rest of the body is not worth reading
             response.headers["connection"] = "close"
         return response
 
 
-def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
+def refusing_for(routers: Iterable[APIRouter]) -> errors.Refuse:
     """Return a function that answers errors on or below the paths of `routers` in the format of their routes."""
     kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ApiRoute)}
 
@@ -84,8 +76,8 @@ def refusing_for(routers: Iterable[APIRouter]) -> Refuse:
             path = path.rstrip("/").rpartition("/")[0]
             kind = kinds.get(path)
         if kind is None:
-            return refuse_plainly(path, error, status)
-        status = status or kind.status(status_of(error)[0])
-        return json_response(kind.shape(error, status), status, retry_headers(error))
+            return errors.refuse_plainly(path, error, status)
+        status = status or kind.status(errors.status_of(error)[0])
+        return json_response(kind.shape(error, status), status, errors.retry_headers(error))
 
     return refuse

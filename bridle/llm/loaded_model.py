@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from bridle import serving
 from bridle.backends import check_backend
 from bridle.chat.chat_format import learn
 from bridle.chat.tool_parsers.presets import check_names
@@ -21,18 +22,6 @@ from bridle.llm.requests import NO_CONTROL
 from bridle.load_progress import Report, shown
 from bridle.model.hub_lookup import check_available
 from bridle.sampling import SamplingParams
-from bridle.serving import (
-    LOCAL_ADMIN,
-    AdapterInfo,
-    AdapterSpec,
-    ControlSettings,
-    LoadedModel,
-    add_adapters,
-    as_control,
-    load_model,
-    tag_module,
-    upload_module,
-)
 from bridle.serving.policies import PolicySet, read_policies
 from bridle.tokenizer import Tokenizer
 
@@ -45,11 +34,11 @@ class LoadedModelMixin:
 
     def __init__(
         self,
-        model: str | ModelConfig | LoadedModel = "demo",
+        model: str | ModelConfig | serving.LoadedModel = "demo",
         *,
         sampling: SamplingParams | None = None,
         engine_config: EngineConfig | None = None,
-        control: ControlSettings | bool | None = None,
+        control: serving.ControlSettings | bool | None = None,
         adapters: Mapping[str, str | Path] | None = None,
         tools: Mapping[str, Callable[..., Any]] | None = None,
         tool_limits: ToolLimits = DEFAULT_LIMITS,
@@ -68,7 +57,9 @@ class LoadedModelMixin:
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolExecutor(function_tools(tools, tool_limits), tool_limits)
-        with shown(f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, LoadedModel)) as report:
+        with shown(
+            f"Loading {model}", is_wanted=use_tqdm_on_load and not isinstance(model, serving.LoadedModel)
+        ) as report:
             self._model = _load(model, engine_config, control, settings, adapters is not None, self._tools, report)
         if demanded is not None:
             self._model = copy.copy(self._model)
@@ -78,7 +69,7 @@ class LoadedModelMixin:
             for name, source in (adapters or {}).items():
                 self.load_adapter(name, source)
         except BaseException:
-            if not isinstance(model, LoadedModel):
+            if not isinstance(model, serving.LoadedModel):
                 self.close()
             raise
 
@@ -100,7 +91,7 @@ class LoadedModelMixin:
         return self._model.tokenizer
 
     @property
-    def model(self) -> LoadedModel:
+    def model(self) -> serving.LoadedModel:
         """Model with its engine client, as servers take it."""
         return self._model
 
@@ -112,14 +103,14 @@ class LoadedModelMixin:
 
     def load_adapter(
         self, name: str, source: str | Path, revision: str | None = None, *, replace: bool = False
-    ) -> AdapterInfo:
+    ) -> serving.AdapterInfo:
         """Read the LoRA adapter in a folder or hub repository; `generate(..., adapter=name)` applies it. Requests that
         run continue meanwhile. With `replace` it takes the place of one of this name, which running requests keep.
         Raises `AdapterRefused` with the reason for an adapter that cannot be applied."""
         self._model.check_process()
         if replace:
             return self._model.adapters.replace(name, str(source), revision)
-        add_adapters(self._model, [AdapterSpec(name, str(source), revision)])
+        serving.add_adapters(self._model, [serving.AdapterSpec(name, str(source), revision)])
         return self._model.adapters.get(name)
 
     def unload_adapter(self, name: str) -> None:
@@ -127,7 +118,7 @@ class LoadedModelMixin:
         self._model.adapters.remove(name)
 
     @property
-    def adapters(self) -> tuple[AdapterInfo, ...]:
+    def adapters(self) -> tuple[serving.AdapterInfo, ...]:
         """The adapters that requests may choose."""
         return self._model.adapters.list()
 
@@ -172,9 +163,9 @@ class LoadedModelMixin:
         control = self._model.control
         if control is None:
             raise UnsupportedFeature(NO_CONTROL, "control")
-        module = upload_module(control, data, LOCAL_ADMIN).module_id
+        module = serving.upload_module(control, data, serving.LOCAL_ADMIN).module_id
         if tags:
-            tag_module(control, module, tags, LOCAL_ADMIN)
+            serving.tag_module(control, module, tags, serving.LOCAL_ADMIN)
         return module
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -198,18 +189,18 @@ class LoadedModelMixin:
 def _load(
     model: Any,
     engine_config: EngineConfig | None,
-    control: ControlSettings | bool | None,
+    control: serving.ControlSettings | bool | None,
     settings: dict[str, Any],
     has_adapters: bool,
     tools: ToolExecutor | None,
     report: Report,
-) -> LoadedModel:
+) -> serving.LoadedModel:
     """Load the model that `model` names, with `settings` for it and for its engine; a loaded model is used unchanged.
     Raises `InvalidRequest` for settings that contradict each other."""
     of_model, of_engine = arguments.split_settings(settings)
-    if isinstance(model, LoadedModel) and (settings or engine_config or control or tools):
+    if isinstance(model, serving.LoadedModel) and (settings or engine_config or control or tools):
         raise InvalidRequest(f"settings were given for {model.name!r}, which is loaded already", "model")
-    if isinstance(model, LoadedModel):
+    if isinstance(model, serving.LoadedModel):
         return model
     if isinstance(model, ModelConfig) and of_model:
         name = next(iter(of_model))
@@ -226,7 +217,7 @@ def _load(
         from bridle.model.memory_estimate import settle_adapters
 
         config, engine = settle_adapters(config, engine)
-    loaded = load_model(config, engine, progress=report, control=as_control(control), tools=tools)
+    loaded = serving.load_model(config, engine, progress=report, control=serving.as_control(control), tools=tools)
     if loaded.pooling is None:
         learn(loaded)
     return loaded

@@ -19,16 +19,9 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.event_template import TextTemplate, text_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.openai import responses_common as common
 from bridle.http.openai.beams import searching
 from bridle.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from bridle.http.openai.responses_common import (
-    SYSTEM_FINGERPRINT,
-    ChoiceIndexer,
-    finish_reason,
-    options_shape,
-    rewind_fields,
-    usage_shape,
-)
 from bridle.http.openai.schemas import ChatBody
 from bridle.http.openai.tgi_client_chunks import is_native_client, native_chunks
 from bridle.http.sse import SseResponse, SseWriter, sse_event
@@ -76,7 +69,7 @@ async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
     events: EventOptions = {**turn.events, **body.cache_options(serving.user), "tell_resuming": tells_resuming}
     generation = await serving.prepare([turn.prompt], sampling, steering, run=not body.stream, **events)
     parts = generation.parts
-    numbers = ChoiceIndexer(parts, parts[0].request.sampling.n)
+    numbers = common.ChoiceIndexer(parts, parts[0].request.sampling.n)
     return _Answer(generation, turn, body, numbers, int(time.time()), search)
 
 
@@ -105,7 +98,7 @@ class _Answer:
     generation: Generation
     turn: ChatRequest
     body: ChatBody
-    _numbers: ChoiceIndexer
+    _numbers: common.ChoiceIndexer
     created: int
     search: BeamSearch | None = None
     _readers: dict[int, TurnReader] = field(default_factory=dict)
@@ -187,7 +180,7 @@ class _Answer:
             **({"score": output.score} if is_beam else {}),
             "message": message,
             "logprobs": self._logprobs(output.token_ids, output.logprobs, part),
-            "finish_reason": finish_reason(output, bool(found.calls)),
+            "finish_reason": common.finish_reason(output, bool(found.calls)),
             "stop_reason": None if is_beam else output.stop_reason,
             **({} if is_beam or part.notes is None else self._numbers.fields(part, part.note(output.index))),
             "seed": None if is_beam else part.request.sampling.seed,
@@ -200,7 +193,7 @@ class _Answer:
             self._readers[index] = self.turn.reader()
         reader = self._readers[index]
         chunks = [self._chunk(index, {"role": "assistant", "content": ""})] if delta.is_first else []
-        extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
+        extra = common.rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         shown = self._num_shown(part, delta)
         first = part if index not in self._scored else None
         logprobs = self._logprobs(delta.tokens[:shown], list(delta.logprobs[:shown]), first) if shown else None
@@ -229,7 +222,7 @@ class _Answer:
         output = part.collector.growing[index].output
         chunk = self._chunk(self._numbers.of(part, index), {})
         chunk["choices"][0] |= {
-            "finish_reason": finish_reason(output, has_calls),
+            "finish_reason": common.finish_reason(output, has_calls),
             "stop_reason": output.stop_reason,
             "seed": part.request.sampling.seed,
         }
@@ -248,7 +241,9 @@ class _Answer:
 
     def _usage(self) -> dict[str, Any]:
         outputs = [output for part in self.generation.parts for output in part.outputs]
-        return usage_shape(self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs))
+        return common.usage_shape(
+            self.generation.usage, sum(self.turn.num_thinking(output.token_ids) for output in outputs)
+        )
 
     def _logprobs(
         self, tokens: Sequence[int], entries: list[Any] | None, part: SubRequest | None = None
@@ -257,14 +252,14 @@ class _Answer:
         if entries is None or not self.body.logprobs:
             return None
         shape = chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
-        return shape if part is None else shape | options_shape(part)
+        return shape if part is None else shape | common.options_shape(part)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{self.generation.story.id}",
             "object": kind,
             "created": self.created,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "system_fingerprint": common.SYSTEM_FINGERPRINT,
             "model": self.generation.served_name,
             "choices": choices,
         }

@@ -14,16 +14,9 @@ from bridle.errors import InvalidRequest
 from bridle.http.event_template import TextTemplate
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.middleware.request_context import run_while_connected
+from bridle.http.openai import responses_common as common
 from bridle.http.openai.beams import searching
 from bridle.http.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from bridle.http.openai.responses_common import (
-    SYSTEM_FINGERPRINT,
-    ChoiceIndexer,
-    finish_reason,
-    options_shape,
-    rewind_fields,
-    usage_shape,
-)
 from bridle.http.openai.schemas import CompletionBody
 from bridle.http.sse import SseResponse, SseWriter, sse_event
 from bridle.http.state import http_state, json_response, serving_of
@@ -76,7 +69,7 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
     tells_resuming = bool(body.stream and body.stream_options and body.stream_options.include_resuming)
     events: EventOptions = {**body.cache_options(serving.user), "tell_resuming": tells_resuming}
     generation = await serving.prepare(tokens, sampling, steering, texts=texts, run=not body.stream, **events)
-    numbers = ChoiceIndexer(generation.parts, num_wanted)
+    numbers = common.ChoiceIndexer(generation.parts, num_wanted)
     return _Answer(generation, body, asked, num_wanted, numbers, int(time.time()), search)
 
 
@@ -127,7 +120,7 @@ class _Answer:
     body: CompletionBody
     asked: SamplingParams
     num_wanted: int
-    _numbers: ChoiceIndexer
+    _numbers: common.ChoiceIndexer
     created: int
     search: BeamSearch | None = None
     _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
@@ -163,9 +156,9 @@ class _Answer:
         delta = Delta(0, output.text, tuple(output.token_ids), tuple(output.logprobs or ()), is_first=True)
         shape = CompletionLogprobs(self.generation.model.tokenizer)
         choice = {"index": self._numbers.of(part, output.index)} | self._content(part, delta, shape)
-        choice |= {"finish_reason": finish_reason(output), "stop_reason": output.stop_reason}
+        choice |= {"finish_reason": common.finish_reason(output), "stop_reason": output.stop_reason}
         if choice["logprobs"]:
-            choice["logprobs"] |= options_shape(part)
+            choice["logprobs"] |= common.options_shape(part)
         choice |= self._numbers.fields(part, part.note(output.index))
         if self.body.prompt_logprobs is not None:
             entries = part.collector.output.prompt_logprobs or ()
@@ -181,7 +174,7 @@ class _Answer:
             delta = Delta(0, beam.text, tuple(beam.token_ids), tuple(beam.logprobs or ()), is_first=True)
             choice: dict[str, Any] = {"index": part.number * wanted + beam.index, "score": beam.score}
             choice |= self._content(part, delta, CompletionLogprobs(tokenizer))
-            choices.append(choice | {"finish_reason": finish_reason(beam), "stop_reason": None, "seed": None})
+            choices.append(choice | {"finish_reason": common.finish_reason(beam), "stop_reason": None, "seed": None})
         return choices
 
     def _chunk(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> dict[str, Any] | None:
@@ -189,17 +182,17 @@ class _Answer:
         shape = self._logprobs.setdefault(index, CompletionLogprobs(self.generation.model.tokenizer))
         if delta.taken_tokens or delta.taken_chars:
             shape.rewind(delta.taken_chars)
-        extra = rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
+        extra = common.rewind_fields(delta, part.policy) | self._numbers.fields(part, note)
         choice = {"index": index} | self._content(part, delta, shape) | extra
         output = part.collector.growing[delta.index].output
         is_last = delta.is_last
-        choice["finish_reason"] = finish_reason(output) if is_last else None
+        choice["finish_reason"] = common.finish_reason(output) if is_last else None
         choice["stop_reason"] = output.stop_reason if is_last else None
         if not (choice["text"] or choice["logprobs"] or is_last or extra):
             return None
         if choice["logprobs"] and index not in self._scored:
             self._scored.add(index)
-            choice["logprobs"] |= options_shape(part)
+            choice["logprobs"] |= common.options_shape(part)
         if is_last:
             choice["seed"] = part.request.sampling.seed
         chunk = self._envelope([choice])
@@ -228,14 +221,14 @@ class _Answer:
         return self.generation.model.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _usage(self) -> dict[str, Any]:
-        return usage_shape(self.generation.usage)
+        return common.usage_shape(self.generation.usage)
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": f"cmpl-{self.generation.story.id}",
             "object": "text_completion",
             "created": self.created,
-            "system_fingerprint": SYSTEM_FINGERPRINT,
+            "system_fingerprint": common.SYSTEM_FINGERPRINT,
             "model": self.generation.served_name,
             "choices": choices,
         }

@@ -16,16 +16,7 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.multimodal import Source, reads
 from bridle.multimodal.modalities import WORDS
 from bridle.sampling import SamplingParams
-from bridle.serving.requests.request_builder import (
-    RequestOptions,
-    check_ids,
-    check_length,
-    check_num_tokens,
-    check_sampling,
-    check_text,
-    check_unicode,
-    make_request,
-)
+from bridle.serving.requests import request_builder
 from bridle.serving.requests.text_params import resolve_text_params
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.spec import parse as parse_constraint
@@ -54,7 +45,7 @@ def build_request(
     stopping: Sequence[StoppingCriteria] = (),
     add_special_tokens: bool = True,
     pictures: Sequence[Source] = (),
-    **options: Unpack[RequestOptions],
+    **options: Unpack[request_builder.RequestOptions],
 ) -> Request:
     """Make a request that `model` can run. It always has a seed, so that it can be run again.
 
@@ -65,10 +56,10 @@ def build_request(
     tokens = encode_prompt(model, prompt, add_special_tokens)
     if pictures:
         tokens, options["sights"] = process_multimodal(model, tokens, pictures)
-    check_sampling(model, sampling)
+    request_builder.check_sampling(model, sampling)
     sampling = resolve_text_params(model, sampling)
     steering = compose(controller, None if constraint is None else parse_constraint(constraint))
-    return make_request(model, tokens, sampling, steering, stopping, **options)
+    return request_builder.make_request(model, tokens, sampling, steering, stopping, **options)
 
 
 def process_multimodal(
@@ -110,7 +101,7 @@ async def tokenize_all(
     before any is read, unless it is to be cut."""
     for prompt in prompts if truncate is None else ():
         if isinstance(prompt, str):
-            check_length(model, len(prompt), "prompt")
+            request_builder.check_length(model, len(prompt), "prompt")
     if sum(map(len, prompts)) <= MAX_INLINE_CHARS:
         return _encode_all(model, prompts, truncate, add_special_tokens)
     found: list[tuple[int, ...]] = []
@@ -149,14 +140,14 @@ def encode_prompt(
             tokens = (model.tokenizer.bos_token_id,)
     else:
         if truncate is None:
-            check_num_tokens(model, len(prompt))
+            request_builder.check_num_tokens(model, len(prompt))
         tokens = tuple(prompt)
-        check_ids("prompt", tokens, model.info.vocab_size)
+        request_builder.check_ids("prompt", tokens, model.info.vocab_size)
     if not tokens:
         raise InvalidRequest("the prompt is empty; it must have at least one token", "prompt")
     if truncate is not None:
         tokens = tokens[-truncate:]
-    check_num_tokens(model, len(tokens))
+    request_builder.check_num_tokens(model, len(tokens))
     return tokens
 
 
@@ -164,7 +155,7 @@ def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
     """The part of a text that the tokenizer must read: all of it, or the end that its last `truncate` tokens can come
     from."""
     if truncate is None:
-        check_text(model, text, "prompt")
+        request_builder.check_text(model, text, "prompt")
         return text
-    check_unicode(text, "prompt")
+    request_builder.check_unicode(text, "prompt")
     return text[-model.max_prompt_chars :]
