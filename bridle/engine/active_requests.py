@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -33,25 +33,20 @@ from bridle.sampling_values import split_probe
 _MAX_STALE = 64
 
 
+@dataclass(eq=False, repr=False)
 class ActiveRequests:
     """The outputs of each live request, in `outputs` by its id. Their changes go through `progress`; `ids` gives the
     number of each new sequence."""
 
-    def __init__(
-        self,
-        intake: InputProcessor,
-        progress: OutputProcessor,
-        rotation: LoRAScheduler,
-        media: EncoderScheduler,
-        vectors: VectorStore | None = None,
-    ) -> None:
+    _intake: InputProcessor
+    _progress: OutputProcessor
+    _rotation: LoRAScheduler
+    _media: EncoderScheduler
+    _vectors: VectorStore | None = None
+
+    def __post_init__(self) -> None:
         self.outputs: dict[str, Outputs] = {}
         self.ids = count()
-        self._intake = intake
-        self._progress = progress
-        self._rotation = rotation
-        self._media = media
-        self._vectors = vectors
         self._deadlines = Deadlines()
         self._cancelled: list[str] = []
 

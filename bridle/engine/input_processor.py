@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from bridle.config import EngineConfig
 from bridle.engine.control.controller_manager import ControllerManager, as_controller_error
@@ -150,22 +151,17 @@ def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
         raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)
 
 
+@dataclass(eq=False, repr=False)
 class ControllerOpenings:
     """Creates controllers. `begin` is called with each sequence whose prompt is final."""
 
-    def __init__(
-        self,
-        intake: InputProcessor,
-        steering: ControllerManager,
-        progress: OutputProcessor,
-        begin: Callable[[Sequence], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._intake = intake
-        self._steering = steering
-        self._progress = progress
-        self._begin = begin
-        self._clock = clock
+    _intake: InputProcessor
+    _steering: ControllerManager
+    _progress: OutputProcessor
+    _begin: Callable[[Sequence], None]
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.waiting: dict[int, tuple[Sequence, _Prompt]] = {}
 
     @property

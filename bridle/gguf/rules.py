@@ -92,11 +92,10 @@ def head_norms(offset: bool = False) -> tuple[TensorRule, ...]:
     return (layer("self_attn.q_norm", "attn_q_norm", change), layer("self_attn.k_norm", "attn_k_norm", change))
 
 
-GATED = (
-    layer("mlp.gate_proj", "ffn_gate"),
-    layer("mlp.up_proj", "ffn_up"),
-    layer("mlp.down_proj", "ffn_down"),
-)
+UNGATED = (layer("mlp.up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down"))
+GATED = (layer("mlp.gate_proj", "ffn_gate"), *UNGATED)
+#: Both matrices of the gate in one.
+JOINED = (layer("mlp.gate_up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down"))
 #: Experts whose gates and values take turns, in matrices that stand the other way round, and with biases.
 WOVEN_EXPERTS = (
     layer("mlp.router", "ffn_gate_inp"),

@@ -35,26 +35,20 @@ class _Move:
     epoch: int
 
 
+@dataclass(eq=False, repr=False)
 class Mover:
     """Moves adapters between disk, host and device as `books` say. `changed` is the lock of the books, which is
     notified of every change. `on_change` is called without the lock when an adapter came in or went."""
 
-    def __init__(
-        self,
-        device: AdapterDevice,
-        books: Residency,
-        changed: threading.Condition,
-        on_end: OnEnd,
-        on_change: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock = clock
-        self._device = device
-        self._books = books
-        self._changed = changed
-        self._on_end = on_end
-        self._on_change = on_change
-        self._epoch = device.epoch
+    _device: AdapterDevice
+    _books: Residency
+    _changed: threading.Condition
+    _on_end: OnEnd
+    _on_change: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._epoch = self._device.epoch
         self._num_changes = 0
         self._threads: list[threading.Thread] = []
         self.is_closed = False

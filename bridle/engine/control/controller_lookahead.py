@@ -7,7 +7,7 @@ regular ask.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from bridle.engine.control.controller_output import ControllerOutputs
 from bridle.engine.control.decision import DRAW, Branch
@@ -21,24 +21,16 @@ from bridle.engine.spec_decode.speculation import Speculation
 PLAIN = DRAW.branches
 
 
+@dataclass(eq=False, repr=False)
 class ControllerLookahead:
     """Asks ahead about live `sequences`; answers are checked against the `rules`."""
 
-    def __init__(
-        self,
-        sequences: Mapping[int, Sequence],
-        rules: DecisionValidator,
-        words: ControllerOutputs,
-        progress: OutputProcessor,
-        speculation: Speculation,
-        clock: Callable[[], float],
-    ) -> None:
-        self._sequences = sequences
-        self._rules = rules
-        self._words = words
-        self._progress = progress
-        self._speculation = speculation
-        self._clock = clock
+    _sequences: Mapping[int, Sequence]
+    _rules: DecisionValidator
+    _words: ControllerOutputs
+    _progress: OutputProcessor
+    _speculation: Speculation
+    _clock: Callable[[], float]
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
         """The asks with what is likely to be sampled next."""

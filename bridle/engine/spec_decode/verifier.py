@@ -56,20 +56,14 @@ class AcceptedDrafts:
 NONE_RIGHT = AcceptedDrafts()
 
 
+@dataclass(eq=False, repr=False)
 class DraftVerifier:
     """Applies sampled tokens along drafts; `accept_one` applies a single one."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        steering: ControllerManager,
-        progress: OutputProcessor,
-        accept_one: Callable[[PlannedDraw, int, Logprob | None], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._steering = steering
-        self._progress = progress
-        self._accept_one = accept_one
+    _scheduler: Scheduler
+    _steering: ControllerManager
+    _progress: OutputProcessor
+    _accept_one: Callable[[PlannedDraw, int, Logprob | None], None]
 
     def ways(self, item: Scheduled) -> list[Branch]:
         """Return the branches after each draft token of the sequence, as far as they are known: not past forks and

@@ -49,28 +49,22 @@ class ServerContext:
         return task
 
 
+@dataclass(eq=False, repr=False)
 class Streams:
     """Carries out a session's actions on streams and buffers. `send` leads to the client, which has `room` unless
     it reads too slowly; `trace` names the trace of its requests."""
 
-    def __init__(
-        self,
-        home: ServerContext,
-        identity: Identity,
-        session: Session,
-        send: Callable[[Answer], None],
-        room: asyncio.Event,
-        trace: Mapping[str, str],
-    ) -> None:
-        self._home = home
-        self._identity = identity
-        self._session = session
-        self._send = send
-        self.room = room
-        self._trace = trace
+    _home: ServerContext
+    _identity: Identity
+    _session: Session
+    _send: Callable[[Answer], None]
+    room: asyncio.Event
+    _trace: Mapping[str, str]
+
+    def __post_init__(self) -> None:
         self._relays: dict[Stream, StreamRelay] = {}
         self._num_filling = 0
-        self._buffers = Buffers(home.settings.max_buffers, home.settings.max_buffer_tokens)
+        self._buffers = Buffers(self._home.settings.max_buffers, self._home.settings.max_buffer_tokens)
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None:
         """Send an answer, unless the stream has ended."""
