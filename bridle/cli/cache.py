@@ -13,7 +13,6 @@ from cyclopts import App, Parameter
 from bridle.cli.short_help import epilogue
 
 if TYPE_CHECKING:
-    from bridle.file_cache import CacheFile
     from bridle.kv_store.store import ScopeFiles
 
 Store = Annotated[str, Parameter(name="--kv-store")]
@@ -41,7 +40,7 @@ def list_entries(
     from bridle.file_cache import cache_folder, cache_limit, entries
 
     found, scopes = entries()[::-1], _scopes(kv_store)
-    rows = [(_kind(entry), entry.num_bytes, entry.used, entry.path) for entry in found]
+    rows = [(entry.path.parent.name, entry.num_bytes, entry.used, entry.path) for entry in found]
     rows += [("kv", scope.num_bytes, scope.used, scope.folder) for scope in scopes]
     if as_json:
         for kind, num_bytes, used, path in rows:
@@ -117,10 +116,6 @@ def _folder(kv_store: str) -> Path:
 
 def _is_chosen(path: Path, names: Sequence[str]) -> bool:
     return not names or any(name in path.name for name in names)
-
-
-def _kind(entry: CacheFile) -> str:
-    return entry.path.parent.name
 
 
 def _size(num_bytes: int) -> str:

@@ -161,7 +161,7 @@ def describe_validation(errors: Any) -> InvalidRequest:
     if first.get("type") == "value_error":
         return InvalidRequest(message, param)
     found = short_repr(first.get("input"))
-    return InvalidRequest(f"{param or 'the request body'} is {found}; {_lower_first(message)}", param)
+    return InvalidRequest(f"{param or 'the request body'} is {found}; {message[:1].lower() + message[1:]}", param)
 
 
 async def _on_bridle_error(request: Request, error: Exception) -> Response:
@@ -200,7 +200,3 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
     response = refuse(path, refusal, error.status_code)
     response.headers.update(error.headers or {})
     return response
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]

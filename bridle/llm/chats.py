@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bridle.chat.chat_request import ChatRequest, prepare_chat
 from bridle.chat.conversation import Conversation, continued
@@ -74,13 +73,9 @@ def conversation_of(messages: Sequence[Message], options: ChatOptions) -> Conver
         template=options.get("chat_template"),
         prefill=begun,
         tool_prompt=options.get("tool_prompt"),
-        reads_calls=all(_is_function(tool) for tool in tools or ()),
+        # Custom templates may expect tools in another shape than OpenAI's.
+        reads_calls=all(isinstance(tool, Mapping) and "function" in tool for tool in tools or ()),
     )
-
-
-def _is_function(tool: Any) -> bool:
-    """Return whether a tool has OpenAI's shape; custom templates may expect another one."""
-    return isinstance(tool, Mapping) and "function" in tool
 
 
 def read_chats(chats: Sequence[ChatRun], outputs: list[RequestOutput]) -> list[RequestOutput]:

@@ -151,7 +151,7 @@ class _Filling:
             if full == "lm_head.weight" and self.model.config.tie_word_embeddings:
                 module._parameters[field] = self.model.get_input_embeddings().weight
                 continue
-            module._parameters[field] = _frozen(self._numbers(full, tuple(parameter.shape)))
+            module._parameters[field] = nn.Parameter(self._numbers(full, tuple(parameter.shape)), requires_grad=False)
         for field, buffer in module._buffers.items():
             if buffer is not None and f"{name}.{field}" in self.rules:
                 module._buffers[field] = self._numbers(f"{name}.{field}", tuple(buffer.shape), buffer.dtype)
@@ -355,10 +355,6 @@ def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> dict[str, 
 def _is_present(rule: TensorRule, layer: int, source: GgufModel) -> bool:
     suffix = suffix_of(rule.model)
     return all(file_name(file, layer, suffix) in source.tensors for file in rule.file)
-
-
-def _frozen(tensor: Tensor) -> nn.Parameter:
-    return nn.Parameter(tensor, requires_grad=False)
 
 
 def _divide_frequencies(model: Any, source: GgufModel) -> None:

@@ -97,7 +97,7 @@ class StandardSampler:
         work = gather(logits, indices)  # [len(rows), W]
         self._biases.apply(work, rows, logits.shape[-1])
         apply_masks(work, rows)
-        told = [i for i, row in enumerate(rows) if _is_changed(row) and _tells_processed(row)]
+        told = [i for i, row in enumerate(rows) if _is_changed(row) and (row.num_traced > 0 or _wants_processed(row))]
         made = _Drawn([], {i: work[i] if is_kept else work[i].clone() for i in told})
         if not is_kept:
             self._histories.apply(work, rows, history, logits.shape[-1])
@@ -163,10 +163,6 @@ def _is_biased(row: SampleRow) -> bool:
 def _wants_processed(row: SampleRow) -> bool:
     sampling = row.sampling
     return sampling.logprobs is not None and sampling.logprobs_mode == "processed"
-
-
-def _tells_processed(row: SampleRow) -> bool:
-    return row.num_traced > 0 or _wants_processed(row)
 
 
 def _draw(

@@ -56,11 +56,7 @@ def _default(field: Field[Any]) -> tuple[Any, ...]:
 _KINDS: dict[str, type[Any]] = {HEADER: TraceHeader, **KINDS}
 
 
-def _make_lines() -> dict[type[Any], _Line]:
-    return {kind: _Line(kind, name) for name, kind in _KINDS.items()}
-
-
-_LINES = _make_lines()
+_LINES = {kind: _Line(kind, name) for name, kind in _KINDS.items()}
 _BY_MESSAGE = {line.message: line for line in _LINES.values()}
 _ANY = functools.reduce(operator.or_, _BY_MESSAGE)
 _ENCODER = msgspec.json.Encoder()

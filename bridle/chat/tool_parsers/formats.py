@@ -114,17 +114,13 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
         return _named(form, tokenizer)
     found = _by_words(tokenizer)
     if found is None and prober_of(renderer_of(tokenizer.chat_template)) is None:
-        found = _hermes(tokenizer)
+        found = InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
     _log.log(
         logging.WARNING if found is None else logging.INFO,
         "the chat template writes no tool calls that are understood; %s, --tool-format sets another format",
         "requests with tools are refused" if found is None else f"read as {described_as(found)['name']}",
     )
     return found
-
-
-def _hermes(tokenizer: Tokenizer) -> ToolFormat:
-    return InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
 
 
 def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:

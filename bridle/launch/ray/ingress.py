@@ -20,7 +20,7 @@ from bridle.launch.ray.files import tools_of
 from bridle.launch.ray.settings import RaySettings
 from bridle.logs import configure_logs
 from bridle.serving import LoadedModel, ModelRegistry, model_name
-from bridle.serving.controller_runtime import ControlStart, finish_control
+from bridle.serving.controller_runtime import finish_control
 from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer
 from bridle.serving.policies import PolicyRegistry
 from bridle.serving.requests.sampling_defaults import read_defaults
@@ -40,7 +40,7 @@ class Front:
         config = settings.to_model()
         folder = resolve_model(config.model, config.revision)
         tokenizer = load_tokenizer(config, folder)
-        store = _begin_store(settings, folder)
+        store = begin_control_of(settings.to_model(), folder, replace(settings.to_control(), prepare=True))
         tools = tools_of(settings)
         self._policies = None if settings.policies is None else PolicyRegistry(Path(settings.policies))
         client = await ClusterClient.connect(engines, tools)
@@ -87,8 +87,3 @@ class Front:
         registry = getattr(self, "_registry", None)
         if registry is not None:
             registry.close()
-
-
-def _begin_store(settings: RaySettings, folder: Path) -> ControlStart | None:
-    """Start a runtime that takes uploads and tags into the store of all machines, and compiles bridle's controllers."""
-    return begin_control_of(settings.to_model(), folder, replace(settings.to_control(), prepare=True))

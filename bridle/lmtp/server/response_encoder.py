@@ -23,7 +23,7 @@ from bridle.errors import BridleError, InvalidRequest
 from bridle.lmtp.failures import failure_of
 from bridle.lmtp.messages import EventMessage, StreamAnswer, StreamId, Token
 from bridle.outputs import Event as EngineEvent
-from bridle.outputs import Finished, FinishReason, Forked, Log, Logprob, PromptEvent, Rewind, Stored, TokenEvent
+from bridle.outputs import Finished, FinishReason, Forked, Log, PromptEvent, Rewind, Stored, TokenEvent
 from bridle.serving import DeltaReader, OutputCollector
 from bridle.serving.lifecycle.generation import error_of
 
@@ -143,7 +143,7 @@ class GenerateTeller:
             stream_id=self._how.stream_id,
             token=event.token,
             logprob=known.logprob if known is not None else 0.0,
-            top_logprobs=_with_chosen(known) if known is not None else {event.token: 0.0},
+            top_logprobs={**dict(known.top), known.token: known.logprob} if known is not None else {event.token: 0.0},
             text=event.text if self._how.with_text else None,
             branch=event.index,
         )
@@ -221,8 +221,3 @@ class FinalEvents:
                 tail = output.text[growing.ends[-1] if growing.ends else 0 :]
                 assert output.finish_reason is not None
                 yield Finished("", 0, output.finish_reason, output.usage, tail, output.stop_reason, output.error)
-
-
-def _with_chosen(known: Logprob) -> dict[int, float]:
-    """The best tokens, and the chosen one even if it is not among them."""
-    return {**dict(known.top), known.token: known.logprob}

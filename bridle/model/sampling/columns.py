@@ -154,7 +154,7 @@ def columns_of(
         biases=writer.add(addends),
         ints=writer.add(ints),
         cut_rows=writer.add(np.array(cut, np.int32)),
-        told_rows=writer.add(np.array([(i, _is_processed(params[i])) for i in told], np.int32)),
+        told_rows=writer.add(np.array([(i, params[i].logprobs_mode == "processed") for i in told], np.int32)),
         words=writer.words(),
         longest_history=longest_history,
         longest_bias=longest_bias,
@@ -172,10 +172,6 @@ def _ints(rows: Sequence[SampleRow], mask_slots: Sequence[int], vocab: int) -> W
     ints[:, 1] = mask_slots
     ints[:, 5] = [row.sampling.top_k if 0 < row.sampling.top_k < vocab else 0 for row in rows]
     return ints
-
-
-def _is_processed(sampling: SamplingParams) -> bool:
-    return sampling.logprobs_mode == "processed"
 
 
 def _write_histories(

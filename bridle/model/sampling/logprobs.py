@@ -98,7 +98,7 @@ def place_of(values: list[float], size: int) -> Place:
     """Return the values of one row of `survey`, with the `size` best tokens."""
     value, rank, *best = values
     most = len(best) // 2
-    return _finite(value), _best(best[:most], best[most:], size), int(rank)
+    return (max(value, FLOOR) if math.isfinite(value) else FLOOR), _best(best[:most], best[most:], size), int(rank)
 
 
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
@@ -113,10 +113,6 @@ def _sorted_pairs(tokens: list[int], logprobs: list[float]) -> list[tuple[int, f
     pairs = [(token, value) for token, value in zip(tokens, logprobs, strict=True) if math.isfinite(value)]
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs
-
-
-def _finite(value: float) -> float:
-    return max(value, FLOOR) if math.isfinite(value) else FLOOR
 
 
 def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
