@@ -17,10 +17,5 @@ if TYPE_CHECKING:
     from bridle.aici.runner import Runner as Runner
 else:
     __getattr__, __all__ = lazy_names(
-        __name__,
-        {
-            "runner": "Runner",
-            "client.process": "RuntimeConfig",
-            "client.reference": "WasmController",
-        },
+        __name__, {"runner": "Runner", "client.process": "RuntimeConfig", "client.reference": "WasmController"}
     )

@@ -199,10 +199,7 @@ class Dialect1Handler:
         if answer is not None and not answer.error and isinstance(answer.result, m.Sampled):
             self._write(row, answer.masks[0])
             return r.SeqResult(
-                result=answer.result.splice,
-                storage=_commands(answer.storage),
-                logs=answer.logs,
-                micros=answer.micros,
+                result=answer.result.splice, storage=_commands(answer.storage), logs=answer.logs, micros=answer.micros
             )
         if job.is_late:
             logs = self._late_line(job.sequence, self._limits.max_step_time)

@@ -80,11 +80,7 @@ class Downloads:
         known = self._releases.get(reference.url)
         if known is not None and time.monotonic() - known[0] < FRESH:
             return known[1]
-        headers = {
-            "User-Agent": "AICI",
-            "Accept": "application/vnd.github+json",
-            "X-GitHub-Api-Version": "2022-11-28",
-        }
+        headers = {"User-Agent": "AICI", "Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         try:
             release: Any = msgspec.json.decode(self._get(reference.url, headers, _MAX_METADATA), type=_Release)
         except (OSError, msgspec.DecodeError) as error:

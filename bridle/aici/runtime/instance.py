@@ -19,12 +19,7 @@ from bridle.aici.replies import WriteVar
 from bridle.aici.runtime.loaded_module import GuestEnvironment, LoadedModule
 from bridle.aici.runtime.logs import LogBuffer
 from bridle.aici.runtime.storage import Variables
-from bridle.aici.runtime.wasm import (
-    LOOK_TICKS,
-    GuestFailed,
-    GuestFault,
-    running,
-)
+from bridle.aici.runtime.wasm import LOOK_TICKS, GuestFailed, GuestFault, running
 from bridle.aici.runtime.wasm_calls import GuestMemory
 from bridle.errors import ControllerError, ControllerTimeout, ControllerTrap, InvalidRequest
 

@@ -228,6 +228,5 @@ def tokenizer_of(options: argparse.Namespace) -> str:
     if "/" in name or name.startswith(".") or Path(name).exists():
         return name
     raise InvalidRequest(
-        f"unknown tokenizer {name!r}: {', '.join(TOKENIZERS)}, a hub id user/model[@revision], or a path",
-        "tokenizer",
+        f"unknown tokenizer {name!r}: {', '.join(TOKENIZERS)}, a hub id user/model[@revision], or a path", "tokenizer"
     )

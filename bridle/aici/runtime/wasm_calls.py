@@ -16,13 +16,7 @@ import wasmtime
 from wasmtime import _ffi as ffi
 
 from bridle.aici.runtime.module_metadata import WASMTIME_VERSION
-from bridle.aici.runtime.wasm import (
-    LOOK_TICKS,
-    HostFunction,
-    check_span,
-    running,
-    with_backtrace,
-)
+from bridle.aici.runtime.wasm import LOOK_TICKS, HostFunction, check_span, running, with_backtrace
 from bridle.errors import ControllerTrap
 
 if not WASMTIME_VERSION.startswith("50."):
@@ -31,11 +25,7 @@ if not WASMTIME_VERSION.startswith("50."):
 _Cells = ctypes.POINTER(ctypes.c_int64)
 _HOST_CALL = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, _Cells, ctypes.c_size_t)
 _EPOCH_CALL = ctypes.CFUNCTYPE(
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_uint64),
-    ctypes.POINTER(ctypes.c_uint8),
+    ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint8)
 )
 _NO_FINALIZER = ctypes.cast(0, ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 _U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
