@@ -217,10 +217,7 @@ class ContinuousPeer:
         self.model: Any = model
         self.bits = 8 * model.dtype.itemsize
         self._config = ContinuousBatchingConfig(
-            page_size=32,
-            num_blocks=capacity // 32,
-            max_batch_tokens=max_batch_tokens,
-            allow_block_sharing=False,
+            page_size=32, num_blocks=capacity // 32, max_batch_tokens=max_batch_tokens, allow_block_sharing=False
         )
 
     def generate(self, prompts: Prompts, num_new: int) -> BaselineRun:

@@ -78,11 +78,7 @@ def measure(settings: BenchSettings, console: Console, phases: Phases) -> dict[s
             _print_table(console, checkpoint, races)
             figures += chain.from_iterable(races)
     console.print(f"memory: {bandwidth / 1e9:.1f} GB/s read, {triad / 1e9:.1f} GB/s triad")
-    return {
-        "read_bandwidth": bandwidth,
-        "triad_bandwidth": triad,
-        "figures": [asdict(figure) for figure in figures],
-    }
+    return {"read_bandwidth": bandwidth, "triad_bandwidth": triad, "figures": [asdict(figure) for figure in figures]}
 
 
 def guesses(settings: BenchSettings, limits: MachineLimits) -> dict[str, float]:
@@ -186,11 +182,7 @@ def better(run: baselines.BaselineRun, other: baselines.BaselineRun | None) -> b
     """The least of both times; they may come from different rounds."""
     if other is None:
         return run
-    return baselines.BaselineRun(
-        run.outputs,
-        min(run.seconds, other.seconds),
-        min(run.cpu_seconds, other.cpu_seconds),
-    )
+    return baselines.BaselineRun(run.outputs, min(run.seconds, other.seconds), min(run.cpu_seconds, other.cpu_seconds))
 
 
 def _figure(

@@ -60,10 +60,7 @@ class Phases:
     Everything is printed on standard error: standard output is for the figures."""
 
     def __init__(
-        self,
-        guesses: Mapping[str, float],
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, guesses: Mapping[str, float], console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         from rich.console import Console
 

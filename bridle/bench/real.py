@@ -144,11 +144,7 @@ def _speeds(model: str, folder: Path, settings: BenchSettings) -> list[RealRow]:
 
 
 def _round(
-    model: str,
-    servers: Mapping[str, ServerTarget],
-    scale: RealScale,
-    settings: BenchSettings,
-    rng: random.Random,
+    model: str, servers: Mapping[str, ServerTarget], scale: RealScale, settings: BenchSettings, rng: random.Random
 ) -> Iterator[tuple[str, str, float]]:
     """Measured quantity, the program it was measured on, and tokens per second."""
     order = list(servers)
@@ -191,10 +187,7 @@ def _servers(model: str, folder: Path, settings: BenchSettings) -> Iterator[dict
         started_server(model, "again", folder, settings, "--control", "off") as own,
         started_server(model, "llama-server", folder, settings, *context) as peer,
     ):
-        yield {
-            "bridle": ServerTarget("127.0.0.1", own.port),
-            "llama-server": ServerTarget("127.0.0.1", peer.port),
-        }
+        yield {"bridle": ServerTarget("127.0.0.1", own.port), "llama-server": ServerTarget("127.0.0.1", peer.port)}
 
 
 def _threads(settings: BenchSettings) -> list[str]:

@@ -165,12 +165,7 @@ async def closed_loop(
 
 
 async def open_loop(
-    target: ServerTarget,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    rate: float,
-    seconds: float,
-    seed: int = 0,
+    target: ServerTarget, prompts: Sequence[Sequence[int]], max_tokens: int, rate: float, seconds: float, seed: int = 0
 ) -> list[Sample]:
     """Requests arrive as a Poisson process of `rate` a second, whatever the server does. Requests that still run half a
     minute after the last one are cancelled."""
