@@ -77,10 +77,7 @@ class BenchOptions:
 
 
 def bench(
-    name: Annotated[str | None, Parameter(name="NAME")] = None,
-    /,
-    *,
-    options: BenchOptions = BenchOptions(),
+    name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, options: BenchOptions = BenchOptions()
 ) -> int:
     """Measure a part of bridle on this machine.
 

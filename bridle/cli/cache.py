@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 Store = Annotated[str, Parameter(name="--kv-store")]
 app = App(
-    name="cache",
-    help="List and clear what is kept of earlier loads and prompts.",
-    help_epilogue=epilogue("cache"),
+    name="cache", help="List and clear what is kept of earlier loads and prompts.", help_epilogue=epilogue("cache")
 )
 
 
