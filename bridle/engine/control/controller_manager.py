@@ -18,15 +18,7 @@ from bridle.engine.control.controller_output import ControllerOutputs
 from bridle.engine.control.deadlock import DeadlockWatch
 from bridle.engine.control.decision import DRAW, Branch, Decision
 from bridle.engine.control.decision_validator import DecisionValidator
-from bridle.engine.interfaces import (
-    DRAWN,
-    Answer,
-    Ask,
-    ControllerPool,
-    ExecutorInfo,
-    ask_after,
-    check_pools,
-)
+from bridle.engine.interfaces import DRAWN, Answer, Ask, ControllerPool, ExecutorInfo, ask_after, check_pools
 from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
@@ -99,11 +91,7 @@ class ControllerManager:
         self._watch.drop(seq)
 
     def report(
-        self,
-        seq: Sequence,
-        sampled: int | None = None,
-        candidates: Candidates = None,
-        probes: tuple[float, ...] = (),
+        self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None, probes: tuple[float, ...] = ()
     ) -> None:
         """Note that the tokens of `seq` differ from those its controller was shown, so that it is asked for a
         decision. `sampled` was sampled, among `candidates`, where the hidden states gave `probes`."""

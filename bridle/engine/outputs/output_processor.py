@@ -367,11 +367,7 @@ class OutputProcessor:
         return False
 
     def finish(
-        self,
-        seq: Sequence,
-        reason: FinishReason,
-        stop: int | str | None = None,
-        error: BridleError | None = None,
+        self, seq: Sequence, reason: FinishReason, stop: int | str | None = None, error: BridleError | None = None
     ) -> None:
         """End the output: now, or once the scores that the client asked for are known."""
         if seq.is_finished:

@@ -232,14 +232,7 @@ def _prompt(
 
 
 def _forced_token(
-    decoder: TextDecoder | None,
-    output: int,
-    step: int,
-    at: int,
-    token: int,
-    text: str,
-    by: str | None,
-    answer: float,
+    decoder: TextDecoder | None, output: int, step: int, at: int, token: int, text: str, by: str | None, answer: float
 ) -> traces.TokenRecord:
     return traces.TokenRecord(output, step, at, token, text, _spelled(decoder, token), True, by, answer=answer)
 
