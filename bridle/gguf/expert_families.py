@@ -169,14 +169,7 @@ EXPERT_FAMILIES = (
     GgufFamily(
         "laguna",
         "laguna",
-        (
-            *r.PLAIN,
-            *r.head_norms(),
-            r.layer("self_attn.g_proj", "attn_gate"),
-            *r.GATED,
-            *r.EXPERTS,
-            *r.SHARED_EXPERTS,
-        ),
+        (*r.PLAIN, *r.head_norms(), r.layer("self_attn.g_proj", "attn_gate"), *r.GATED, *r.EXPERTS, *r.SHARED_EXPERTS),
         reads=("sigmoid", "dense first", "even weights"),
         fields=(
             *COUNTS,

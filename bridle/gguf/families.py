@@ -89,12 +89,7 @@ FAMILIES = (
         ),
         reads=("attention bias",),
     ),
-    GgufFamily(
-        "chatglm",
-        "glm",
-        (*r.PLAIN, *r.JOINED),
-        reads=("attention bias", "half rotated"),
-    ),
+    GgufFamily("chatglm", "glm", (*r.PLAIN, *r.JOINED), reads=("attention bias", "half rotated")),
     GgufFamily(
         "granite_swa",
         "granite_swa",
@@ -119,12 +114,7 @@ FAMILIES = (
         layer_norm="layer_norm_eps",
         reads=("no head norms",),
     ),
-    GgufFamily(
-        "seed_oss",
-        "seed_oss",
-        (*r.top(), *r.attention(), *r.MIDDLE_NORMS, *r.GATED),
-        reads=("output bias",),
-    ),
+    GgufFamily("seed_oss", "seed_oss", (*r.top(), *r.attention(), *r.MIDDLE_NORMS, *r.GATED), reads=("output bias",)),
     GgufFamily(
         "starcoder2",
         "starcoder2",
@@ -146,19 +136,8 @@ FAMILIES = (
         layer_norm="layer_norm_eps",
         reads=("logit scale", "one in four"),
     ),
-    GgufFamily(
-        "arcee",
-        "arcee",
-        (*r.PAIRED, *r.UNGATED),
-        reads=("biases",),
-    ),
-    GgufFamily(
-        "jais2",
-        "jais2",
-        (*r.PLAIN, *r.UNGATED),
-        layer_norm="layer_norm_eps",
-        reads=("biases",),
-    ),
+    GgufFamily("arcee", "arcee", (*r.PAIRED, *r.UNGATED), reads=("biases",)),
+    GgufFamily("jais2", "jais2", (*r.PLAIN, *r.UNGATED), layer_norm="layer_norm_eps", reads=("biases",)),
     GgufFamily(
         "gemma3n",
         "gemma3n_text",

@@ -28,18 +28,10 @@ _MIXED_ROWS = tuple(
 
 LATENT_FAMILIES = (
     GgufFamily(
-        "deepseek2",
-        "deepseek_v2",
-        _SPARSE,
-        reads=("draft layers", "shared experts", "softmax"),
-        layout="latent",
+        "deepseek2", "deepseek_v2", _SPARSE, reads=("draft layers", "shared experts", "softmax"), layout="latent"
     ),
     GgufFamily(
-        "deepseek2",
-        "deepseek_v3",
-        _SPARSE,
-        reads=("draft layers", "shared experts", "sigmoid"),
-        layout="latent",
+        "deepseek2", "deepseek_v3", _SPARSE, reads=("draft layers", "shared experts", "sigmoid"), layout="latent"
     ),
     GgufFamily(
         "deepseek32",

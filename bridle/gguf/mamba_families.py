@@ -47,11 +47,7 @@ _FORWARD = (
     layer("input_layernorm", "attn_norm"),
 )
 _FINAL = (EMBEDDING, TensorRule("model.final_layernorm", ("output_norm",)), HEAD)
-_BACKBONE = (
-    TensorRule("backbone.embeddings", EMBEDDING.file),
-    TensorRule("backbone.norm_f", ("output_norm",)),
-    HEAD,
-)
+_BACKBONE = (TensorRule("backbone.embeddings", EMBEDDING.file), TensorRule("backbone.norm_f", ("output_norm",)), HEAD)
 _ALONE = frozenset({"feed_forward_length", "attention.head_count"})
 
 

@@ -77,10 +77,7 @@ _KIMI = (
     *r.EXPERTS,
     *r.SHARED_EXPERTS,
 )
-_KIMI_KINDS = (
-    ("layer_types", (("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL))),
-    DENSE_OR_SPARSE,
-)
+_KIMI_KINDS = (("layer_types", (("ssm_conv1d_q.weight", _LINEAR), ("attn_kv_a_mqa.weight", _FULL))), DENSE_OR_SPARSE)
 _KIMI_FIELDS = (
     Field("expert_count", "num_experts"),
     Field("expert_used_count", "num_experts_per_token"),

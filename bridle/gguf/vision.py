@@ -117,11 +117,7 @@ def _size(tower: GgufModel, key: str, default: int | None = None) -> int:
 
 
 def _siglip(tower: GgufModel) -> Config:
-    return {
-        "model_type": "siglip_vision_model",
-        **_siglip_sizes(tower),
-        "vision_use_head": False,
-    }
+    return {"model_type": "siglip_vision_model", **_siglip_sizes(tower), "vision_use_head": False}
 
 
 def _siglip_sizes(tower: GgufModel) -> Config:
