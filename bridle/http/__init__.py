@@ -16,10 +16,5 @@ if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings as ServeSettings
 else:
     __getattr__, __all__ = lazy_names(
-        __name__,
-        {
-            "settings": "HttpSettings ServeSettings",
-            "app": "create_app",
-            "server.run": "serve",
-        },
+        __name__, {"settings": "HttpSettings ServeSettings", "app": "create_app", "server.run": "serve"}
     )

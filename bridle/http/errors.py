@@ -81,12 +81,7 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
     """
     openai_type, native_type = _WORDS[failure_of(error).kind]
     text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # half characters have no JSON
-    inner = {
-        "message": text,
-        "type": kind or openai_type,
-        "param": getattr(error, "param", None),
-        "code": error.code,
-    }
+    inner = {"message": text, "type": kind or openai_type, "param": getattr(error, "param", None), "code": error.code}
     body: dict[str, Any] = {"error": inner, "error_type": native_type}
     if isinstance(error, ControllerError) and error.logs:
         body["error"]["logs"] = error.logs

@@ -118,13 +118,7 @@ async def _owner(request: Request, name: str, model: str | None) -> LoadedModel:
 
 
 async def _load(
-    request: Request,
-    model: LoadedModel,
-    name: str,
-    source: str,
-    revision: str | None = None,
-    *,
-    replaces: bool = False,
+    request: Request, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
 ) -> None:
     """Load an adapter of a model. Raises the error of an invalid one."""
     http = http_state(request)

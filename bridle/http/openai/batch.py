@@ -116,9 +116,7 @@ def batch_settings(max_in_flight: int) -> HttpSettings:
     """Return settings with room for this many lines, because there are no other users."""
     num_requests = max_in_flight * HttpSettings().max_choices
     return HttpSettings(
-        max_requests=num_requests,
-        max_prompt_tokens=_NO_LIMIT,
-        max_body_bytes=max(MAX_LINE_BYTES, BODY_BYTES),
+        max_requests=num_requests, max_prompt_tokens=_NO_LIMIT, max_body_bytes=max(MAX_LINE_BYTES, BODY_BYTES)
     )
 
 

@@ -143,10 +143,7 @@ def start_tracing(endpoint: str | None) -> OtelTracing | None:
 
 
 def uvicorn_config(
-    app: FastAPI,
-    settings: ServeSettings,
-    context: ssl.SSLContext | None = None,
-    writers: WriterPool | None = None,
+    app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None, writers: WriterPool | None = None
 ) -> uvicorn.Config:
     """The configuration with which uvicorn serves bridle's application. `writers` write its streams."""
     return uvicorn.Config(
