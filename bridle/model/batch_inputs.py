@@ -177,11 +177,7 @@ def pack_step(
 
 
 def _upload(
-    columns: _Columns,
-    rows: list[PackedRow],
-    block_size: int,
-    device: torch.device,
-    extra: npt.NDArray[np.int32] | None,
+    columns: _Columns, rows: list[PackedRow], block_size: int, device: torch.device, extra: npt.NDArray[np.int32] | None
 ) -> PackedStep:
     """Send a step to the device, in one transfer."""
     parts = (columns.ids, columns.positions, columns.slots, columns.logits)

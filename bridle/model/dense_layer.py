@@ -19,12 +19,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from bridle.cpu_kernels.linear import QuantizedLinear, in_floats, join
 from bridle.model.float8 import Float8Linear
-from bridle.model.forward_context import (
-    AttentionHandler,
-    AttentionOptions,
-    attention_handler,
-    current_handler,
-)
+from bridle.model.forward_context import AttentionHandler, AttentionOptions, attention_handler, current_handler
 from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.linear import as_function
 from bridle.model.quantization.code_linear import CodeLinear
@@ -250,12 +245,7 @@ def is_close(want: Tensor, have: Tensor) -> bool:
 
 
 def attend_causally(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    options: AttentionOptions,
-    extra: dict[str, Any],
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
 ) -> Tensor:
     """A handler for trials: one sequence, no cache. Its scale depends on the window and the soft-cap, so that the test
     notices if one is missing."""

@@ -20,12 +20,7 @@ from bridle.load_progress import Report, part_of
 from bridle.model import attention, memory, support_checks, tensor_parallel
 from bridle.model.checkpoint import Checkpoint, inspect_checkpoint
 from bridle.model.dense_layer import are_lean, lower_layers
-from bridle.model.device_defaults import (
-    check_quantization,
-    choose_device,
-    choose_dtype,
-    choose_threads,
-)
+from bridle.model.device_defaults import check_quantization, choose_device, choose_dtype, choose_threads
 from bridle.model.geometry import Geometry, discover_geometry
 from bridle.model.hub_lookup import folder_of
 from bridle.model.language_model import LanguageModel, read_language_model

@@ -51,10 +51,7 @@ class Packaged:
         for name in DEMO_MODELS:
             files = [path.stat() for path in demo_model_path(name).rglob("*") if path.is_file()]
             yield StoredModel(
-                name,
-                "packaged",
-                _num_bytes(demo_model_path(name)),
-                max((file.st_mtime for file in files), default=0.0),
+                name, "packaged", _num_bytes(demo_model_path(name)), max((file.st_mtime for file in files), default=0.0)
             )
 
     def has(self, name: str) -> bool:

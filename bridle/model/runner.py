@@ -192,10 +192,7 @@ class ModelRunner:
             ).logits
             return logits[0].index_select(0, step.logits_rows)
         logits = self.model(
-            input_ids=step.input_ids,
-            position_ids=step.position_ids,
-            use_cache=False,
-            logits_to_keep=step.logits_rows,
+            input_ids=step.input_ids, position_ids=step.position_ids, use_cache=False, logits_to_keep=step.logits_rows
         ).logits
         return logits[0]
 

@@ -64,12 +64,7 @@ class Stager:
     when the device has reached the mark after its last copy."""
 
     def __init__(
-        self,
-        device: torch.device,
-        queue: Queue,
-        *,
-        buffer_bytes: int = BUFFER_BYTES,
-        num_buffers: int = NUM_BUFFERS,
+        self, device: torch.device, queue: Queue, *, buffer_bytes: int = BUFFER_BYTES, num_buffers: int = NUM_BUFFERS
     ) -> None:
         self._device, self._queue = device, queue
         self._buffers = [pinned((buffer_bytes,), torch.uint8, device) for _ in range(num_buffers)]

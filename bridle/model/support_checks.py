@@ -159,9 +159,7 @@ _LAYER_REASONS = {
     "indexed_attention": "it selects keys by an index of its own, which is not known for this family",
 }
 _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
-_REFUSED = {
-    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
-}
+_REFUSED = dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT)
 
 
 #: Model types that compute what one of the library's does, with the same names of weights and fields.

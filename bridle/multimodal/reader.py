@@ -47,11 +47,7 @@ class MediaReader:
     are fetched from `hosts`. `senses` are the kinds of files that its model reads."""
 
     def __init__(
-        self,
-        folder: Path,
-        settings: PreTrainedConfig,
-        limits: MediaLimits | None = None,
-        hosts: ImageHosts = NO_HOSTS,
+        self, folder: Path, settings: PreTrainedConfig, limits: MediaLimits | None = None, hosts: ImageHosts = NO_HOSTS
     ) -> None:
         self.folder, self.limits, self.hosts = folder, limits or MediaLimits(), hosts
         self.senses: Mapping[str, ModalityProcessor] = _senses_of(folder, settings)

@@ -162,12 +162,7 @@ def turn_and_store(
 
 
 @triton.jit
-def _gated(
-    at: tl.tensor,
-    is_number: tl.tensor,
-    size: tl.constexpr,
-    is_gelu: tl.constexpr,
-) -> tl.tensor:
+def _gated(at: tl.tensor, is_number: tl.tensor, size: tl.constexpr, is_gelu: tl.constexpr) -> tl.tensor:
     opened = tl.load(at, is_number, 0.0).to(tl.float32)
     through = tl.load(at + size, is_number, 0.0).to(tl.float32)
     inner = opened

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
 from bridle.config import ModelConfig
 from bridle.engine.interfaces import ExecutorInfo

@@ -33,12 +33,7 @@ from bridle.model.sampling.draw_numbers import (
 
 @triton.jit
 def count_tokens(
-    words: tl.tensor,
-    histories: tl.tensor,
-    kept: tl.tensor,
-    counts: tl.tensor,
-    vocab: tl.tensor,
-    block: tl.constexpr,
+    words: tl.tensor, histories: tl.tensor, kept: tl.tensor, counts: tl.tensor, vocab: tl.tensor, block: tl.constexpr
 ) -> None:
     """Count each token's occurrences in the output and in the prompt; append new tokens to the history. Programs:
     histories, blocks of tokens."""
