@@ -98,10 +98,7 @@ class AdapterRegistry:
     """
 
     def __init__(
-        self,
-        home: LoRAStore | None = None,
-        base_names: Iterable[str] = (),
-        unpack: Callable[[str], str] | None = None,
+        self, home: LoRAStore | None = None, base_names: Iterable[str] = (), unpack: Callable[[str], str] | None = None
     ) -> None:
         """`home` is None if the model's backend applies no adapters. `unpack` makes a folder of a source that is a
         file, for this model."""

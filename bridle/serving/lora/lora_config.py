@@ -73,8 +73,7 @@ class AdapterCatalog:
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
-                    f"adapter {spec.name}: no model is named first; write MODEL:{spec.name}=...",
-                    "adapter",
+                    f"adapter {spec.name}: no model is named first; write MODEL:{spec.name}=...", "adapter"
                 )
             model = canonical(spec.model) if spec.model is not None else default
             assert model is not None

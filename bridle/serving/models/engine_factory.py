@@ -161,11 +161,7 @@ def make_adapters(executor: LoadedExecutor, config: EngineConfig) -> AdapterPool
 
 
 def start_engine(
-    parts: Parts,
-    config: EngineConfig,
-    pools: Sequence[ControllerPool],
-    adapters: AdapterPool | None,
-    tools: Desk,
+    parts: Parts, config: EngineConfig, pools: Sequence[ControllerPool], adapters: AdapterPool | None, tools: Desk
 ) -> tuple[AsyncEngine, ConstraintPool]:
     """Start the engine over the parts, on its thread, with every kind of controller that it runs."""
     from bridle.engine import AsyncEngine, Engine

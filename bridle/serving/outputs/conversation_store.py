@@ -63,10 +63,7 @@ class ConversationStore:
     was found is changed only by `update`."""
 
     def __init__(
-        self,
-        bounds: StoreBounds = BOUNDS,
-        clock: Callable[[], float] = time.monotonic,
-        table: StateTable | None = None,
+        self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
     ) -> None:
         self._records = SavedRecords(Conversation, bounds, clock, table)
 

@@ -51,10 +51,7 @@ class FileStore:
     """Keeps files; with a `table`, also those that were saved there. Used from one thread."""
 
     def __init__(
-        self,
-        bounds: StoreBounds = BOUNDS,
-        clock: Callable[[], float] = time.monotonic,
-        table: StateTable | None = None,
+        self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
     ) -> None:
         self._records = SavedRecords(StoredFile, bounds, clock, table)
 

@@ -41,10 +41,7 @@ class ResponseStore:
     """Keeps responses; with a `table`, also those that were saved there."""
 
     def __init__(
-        self,
-        bounds: StoreBounds = BOUNDS,
-        clock: Callable[[], float] = time.monotonic,
-        table: StateTable | None = None,
+        self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
     ) -> None:
         self._store: PerUserStore[_Kept] = PerUserStore(bounds, clock)
         self._table = table

@@ -184,8 +184,7 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
     limit = model.max_prompt_chars
     if num_chars > limit:
         raise ContextOverflow(
-            f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}",
-            param,
+            f"{_context(model)}; {param} has {num_chars} characters, and it cannot hold more than {limit}", param
         )
 
 

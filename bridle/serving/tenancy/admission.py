@@ -119,8 +119,7 @@ class Admission:
             raise InvalidRequest(f"{wanted} {what} in one call; this server accepts at most {limit}", param)
         self.num_refused += 1
         raise Overloaded(
-            f"the server is full: {used} {what} in flight, {wanted} more requested, at most {limit}",
-            self.retry_after(),
+            f"the server is full: {used} {what} in flight, {wanted} more requested, at most {limit}", self.retry_after()
         )
 
 

@@ -158,13 +158,7 @@ class KeyStore:
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")
-            row = (
-                user,
-                limits.requests_per_minute,
-                limits.tokens_per_minute,
-                limits.weight,
-                limits.most_urgent,
-            )
+            row = (user, limits.requests_per_minute, limits.tokens_per_minute, limits.weight, limits.most_urgent)
             self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?)", row)
 
     def list(self) -> list[KeyInfo]:

@@ -38,12 +38,7 @@ def replay(
         check_modules(model, trace)
         controller = controller_of(ran_form(trace))
     request = build_request(
-        model,
-        header.prompt,
-        sampling_of(header.sampling),
-        controller=controller,
-        adapter=adapter,
-        trace=True,
+        model, header.prompt, sampling_of(header.sampling), controller=controller, adapter=adapter, trace=True
     )
     with run(model.client, request, header.text) as running:
         for events in running:
