@@ -60,11 +60,7 @@ def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     logging.getLogger("uvicorn").setLevel("WARNING")
     logging.getLogger("uvicorn.error").addFilter(_is_failure)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,

@@ -18,9 +18,5 @@ if TYPE_CHECKING:
     from bridle.control_vectors.store import ControlVectors as ControlVectors
 else:
     __getattr__, __all__ = lazy_names(
-        __name__,
-        {
-            "files": "Directions read_vector write_vector",
-            "store": "ControlVectorInfo ControlVectors",
-        },
+        __name__, {"files": "Directions read_vector write_vector", "store": "ControlVectorInfo ControlVectors"}
     )

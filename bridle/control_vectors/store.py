@@ -56,11 +56,7 @@ class ControlVectors:
     only if a file is read."""
 
     def __init__(
-        self,
-        num_layers: int,
-        hidden_size: int,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        self, num_layers: int, hidden_size: int, dtype: torch.dtype | None = None, device: torch.device | None = None
     ) -> None:
         self.num_layers, self.hidden_size = num_layers, hidden_size
         self._dtype, self._device = dtype, device

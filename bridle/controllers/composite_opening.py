@@ -23,11 +23,7 @@ class Opening:
     numbers of those that failed and are left out."""
 
     def __init__(
-        self,
-        request: Request,
-        controller: Composed,
-        pools: Sequence[SharedPool],
-        opened: dict[str, Opening],
+        self, request: Request, controller: Composed, pools: Sequence[SharedPool], opened: dict[str, Opening]
     ) -> None:
         self.request, self.pools, self.prompt = request, pools, request.prompt
         self.names, self.demands = controller.names, controller.demands

@@ -63,10 +63,7 @@ class PythonControllerPool(SyncControllerPool[_Instance]):
     capabilities = frozenset[Capability](("lookahead", "draft_masks", "forced_text"))
 
     def __init__(
-        self,
-        vocab_size: int,
-        desk: Desk | None = None,
-        encode: Callable[[str], Iterable[int]] | None = None,
+        self, vocab_size: int, desk: Desk | None = None, encode: Callable[[str], Iterable[int]] | None = None
     ) -> None:
         super().__init__()
         self._vocab_size = vocab_size

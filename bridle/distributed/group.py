@@ -77,11 +77,7 @@ class Members:
             # Each rank has a session of its own, so that Ctrl-C in a terminal reaches rank 0 only, which then ends the
             # others.
             process = subprocess.Popen(  # noqa: S603
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=child_environment(),
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), start_new_session=True
             )
             self._processes.append(process)
         self._are_started.set()

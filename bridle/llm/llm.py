@@ -192,12 +192,7 @@ class LLM(LoadedModelMixin):
         return scores_of(self._model, prompts, top, how, partial(self._calls.run, use_tqdm=use_tqdm))
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        dimensions: int | None = None,
-        use_tqdm: bool = True,
-        **given: Any,
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = True, **given: Any
     ) -> list[list[float]]:
         """Return a vector of length 1 for each text, of its first `dimensions` numbers if these are wanted. The closer
         the product of two vectors is to 1, the more similar the texts are to the model.

@@ -60,8 +60,7 @@ def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
             raise
         if found is not None and form != found:
             raise InvalidRequest(
-                f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)",
-                name,
+                f"{' and '.join(given)} were given; a text has one constraint ('constraint' can combine several)", name
             )
         found = form
     return found

@@ -39,12 +39,10 @@ class Mirror:
     def cut(self, num_tokens: int, num_blocks: int) -> None:
         """Keep the first tokens and blocks."""
         require(
-            num_tokens <= len(self.tokens),
-            f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}",
+            num_tokens <= len(self.tokens), f"sequence {self.seq_id} keeps {num_tokens} tokens of {len(self.tokens)}"
         )
         require(
-            num_blocks <= len(self.blocks),
-            f"sequence {self.seq_id} keeps {num_blocks} blocks of {len(self.blocks)}",
+            num_blocks <= len(self.blocks), f"sequence {self.seq_id} keeps {num_blocks} blocks of {len(self.blocks)}"
         )
         self.runs = before(self.runs, num_tokens)
         del self.tokens[num_tokens:], self.digests[num_tokens:], self.blocks[num_blocks:]
@@ -118,8 +116,7 @@ class Mirrors:
     def _extend(self, mirror: Mirror, row: PlanRow) -> None:
         for token in row.new_tokens:
             require(
-                0 <= token < self.info.vocab_size,
-                f"sequence {row.seq_id} has token {token}, not in the vocabulary",
+                0 <= token < self.info.vocab_size, f"sequence {row.seq_id} has token {token}, not in the vocabulary"
             )
         last = mirror.digests[-1] if mirror.digests else self.model.root(mirror.adapter)
         mirror.digests += self.model.extend(last, self._seen(row))
@@ -162,8 +159,7 @@ class Mirrors:
         size, blocks = self.info.block_size, mirror.blocks
         least, most = -(-end // size), -(-len(mirror.tokens) // size)
         require(
-            least <= len(blocks) <= most,
-            f"{name} has {len(blocks)} blocks for {end} of {len(mirror.tokens)} tokens",
+            least <= len(blocks) <= most, f"{name} has {len(blocks)} blocks for {end} of {len(mirror.tokens)} tokens"
         )
         require(len(set(blocks)) == len(blocks), f"{name} maps a block twice: {blocks}")
         for block in blocks:

@@ -113,8 +113,7 @@ class ChatTemplate:
         if name not in self._sources:
             reason = f"only {sorted(self._sources)}" if self._sources else "none"
             raise TemplateFailure(
-                f"the model has no chat template ({reason}); give one, or send a plain prompt",
-                "chat_template",
+                f"the model has no chat template ({reason}); give one, or send a plain prompt", "chat_template"
             )
         program = self._programs[name] = ChatTemplateProgram(self._sources[name], OWN_LIMITS)
         return program

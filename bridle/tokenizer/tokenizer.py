@@ -73,13 +73,7 @@ class Tokenizer:
 
     @classmethod
     def of_folder(
-        cls,
-        folder: Path,
-        read: Callable[[], TokenizerFiles],
-        outline: TokenizerFiles | None,
-        *,
-        kind: str,
-        name: str,
+        cls, folder: Path, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None, *, kind: str, name: str
     ) -> Tokenizer:
         """The tokenizer that `read` reads from a folder; see `load_vocabulary`. Raises the errors of `read`."""
         files, vocabulary = load_vocabulary(folder, kind, read, outline)

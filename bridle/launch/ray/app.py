@@ -75,9 +75,6 @@ def _autoscaling(settings: RaySettings) -> AutoscalingConfig:
         downscale_delay_s=settings.downscale_delay,
         policy=AutoscalingPolicy(
             policy_function="bridle.launch.ray.autoscaling.QueuedTokens",
-            policy_kwargs={
-                "target_tokens": settings.target_queued_tokens,
-                "target_busy": settings.target_busy,
-            },
+            policy_kwargs={"target_tokens": settings.target_queued_tokens, "target_busy": settings.target_busy},
         ),
     )

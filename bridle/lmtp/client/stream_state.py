@@ -97,11 +97,7 @@ class StreamProgress:
         """The messages that put a text into a buffer, so that tokens can follow it."""
         name = f"context-{token_urlsafe(12)}"
         context = Buffer(
-            stream_id=f"{rest.stream_id}-context",
-            model=rest.model,
-            name=name,
-            prompt=rest.prompt,
-            parent=rest.buffer,
+            stream_id=f"{rest.stream_id}-context", model=rest.model, name=name, prompt=rest.prompt, parent=rest.buffer
         )
         text = isinstance(rest.prompt, str) if rest.text is None else rest.text
         return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]

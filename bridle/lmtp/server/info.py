@@ -28,11 +28,7 @@ def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
             return Msg(stream_id=asked.stream_id, model_info=found if adapter is None else found | {"adapter": adapter})
     except BridleError as error:
         return Msg(
-            stream_id=asked.stream_id,
-            model_info=UNAVAILABLE,
-            error=error_text(error),
-            code=error.code,
-            lmtp=FEATURES,
+            stream_id=asked.stream_id, model_info=UNAVAILABLE, error=error_text(error), code=error.code, lmtp=FEATURES
         )
     return Msg(stream_id=asked.stream_id, model_info=UNAVAILABLE, lmtp=FEATURES)
 
