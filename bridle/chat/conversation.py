@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.chat.files import with_files
 from bridle.chat.reasoning import SWITCHES
@@ -14,17 +14,15 @@ from bridle.chat.tool_choice import ToolChoice, offer_of, shown_tools
 from bridle.chat.tool_parsers.formats import is_hermes
 from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS, MultiModalInputs
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedFeature
+from bridle.multimodal import MediaReader
 from bridle.multimodal.modalities import reads
 from bridle.safe_repr import short_repr
 from bridle.serving import LoadedModel, check_length
+from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
 from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
 from bridle.tokenizer.roles import fit_template
-
-if TYPE_CHECKING:
-    from bridle.multimodal import MediaReader
-    from bridle.tokenizer import Tokenizer
 
 # Names that mean something to whoever renders the template, in addition to the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})

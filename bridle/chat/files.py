@@ -7,13 +7,11 @@ import base64
 import binascii
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
+from bridle.multimodal import MediaReader
 from bridle.multimodal.media_fetcher import is_remote
-
-if TYPE_CHECKING:
-    from bridle.multimodal import MediaReader
 
 #: How many files the messages of one request may hold, and how many bytes and characters of a name each has.
 MAX_FILES, MAX_FILE_BYTES, MAX_NAME_CHARS = 16, 1 << 20, 200

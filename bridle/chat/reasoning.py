@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Any
 
 from bridle.chat.stream_deltas import held_back
 from bridle.chat.tool_parsers.presets import TAGS_FROM_TEMPLATE, reasoning_tags
 from bridle.controllers.thinking import THOUGHT_TAGS
 from bridle.errors import InvalidRequest, TemplateFailure, UnsupportedModel
+from bridle.tokenizer import Tokenizer
+from bridle.tokenizer.chat_template import ChatTemplate
 from bridle.tokenizer.template_probes import (
     CONTENT,
     KEYS,
@@ -22,13 +25,6 @@ from bridle.tokenizer.template_probes import (
     Prober,
     renderer_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from bridle.tokenizer import Tokenizer
-    from bridle.tokenizer.chat_template import ChatTemplate
 
 #: What stands between the end of the thoughts and the answer.
 GAP = "\n\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from bridle.chat.stream_deltas import ANY_CALL, CallRules, ToolReader
@@ -18,11 +18,8 @@ from bridle.chat.tool_parsers.mistral import ARGS, MARK, Mistral
 from bridle.chat.tool_parsers.presets import FROM_TEMPLATE, PRESETS, name_of, preset_or_file
 from bridle.chat.tool_parsers.untagged import with_bare_calls
 from bridle.errors import InvalidRequest, UnsupportedFeature
+from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.template_probes import prober_of, renderer_of
-
-if TYPE_CHECKING:
-    from bridle.tokenizer import Tokenizer
-
 
 _log = logging.getLogger(__name__)
 #: The name of a format that is not understood: requests with tools are refused.

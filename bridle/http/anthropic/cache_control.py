@@ -7,13 +7,11 @@ the prompts of both bodies is retained.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridle.errors import InvalidRequest
+from bridle.http.anthropic.schemas import MessagesBody
 from bridle.safe_repr import short_repr
-
-if TYPE_CHECKING:
-    from bridle.http.anthropic.schemas import MessagesBody
 
 #: As many as Anthropic's API allows.
 MAX_BREAKPOINTS = 4
