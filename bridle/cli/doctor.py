@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from bridle import __version__, os_sandbox
 from bridle.cgroups import num_cores
 from bridle.cli import setup_probes
-from bridle.cli.doctor_result import Finding, Level, Probe
+from bridle.cli.setup_probes import Finding, Level, Probe
 
 _MARKS = {"ok": "[green]     ok[/green]", "note": "[yellow]   note[/yellow]", "problem": "[red]problem[/red]"}
 Port = Annotated[int, Parameter(negative="")]

@@ -7,14 +7,30 @@ import difflib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bridle.cli.doctor_result import Finding
 from bridle.demo import DEMO_MODELS
 from bridle.distribution import NAME, install_hint
+
+Level = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `advice` is the next step."""
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+
+Probe = Callable[[], Iterator[Finding]]
+
 
 #: Extras of the package, and what is missing without each.
 EXTRAS = {

@@ -15,8 +15,8 @@ from bridle.controllers.composite_member import CompositeMember
 from bridle.controllers.composite_opening import Opening
 from bridle.controllers.composite_output import CompositeSequence
 from bridle.controllers.composition import Composed, is_lenient, shown_number
-from bridle.controllers.noop_pool import NoopPool
 from bridle.controllers.shared_pool import FIRST_PART, SharedPool
+from bridle.controllers.sync_pool import NoopPool
 from bridle.engine.control.decision import Decision
 from bridle.engine.interfaces import Answer, Ask, ControllerPool, check_pools
 from bridle.engine.request import Request

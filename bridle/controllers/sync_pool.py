@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from bridle.engine.interfaces import Answer, ControllerPool
+from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import Answer, Ask, ControllerPool
 from bridle.engine.request import Request
 
 _Instance = TypeVar("_Instance")
@@ -52,3 +53,18 @@ def opened(prompt: tuple[int, ...]) -> Future[tuple[int, ...]]:
     future: Future[tuple[int, ...]] = Future()
     future.set_result(prompt)
     return future
+
+
+class NoopPool(SyncControllerPool[None]):
+    """Answers every ask at once with "sample". It replaces a pool that failed and may be left out."""
+
+    def accepts(self, controller: object) -> bool:
+        """Return False: no controller is created here."""
+        return False
+
+    def open(self, request: Request) -> Future[tuple[int, ...]]:
+        return opened(request.prompt)
+
+    def ask(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._answers[ask.seq_id] = Answer(None if ask.final else Decision.sample())

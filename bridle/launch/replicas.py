@@ -33,8 +33,8 @@ from bridle.launch.supervised_process import SupervisedProcess
 from bridle.load_progress import Report, silent, watched
 from bridle.multimodal import ImageHosts, open_reader
 from bridle.serving.controller_runtime import ControlSettings, ControlStart, finish_control, guess_num_logits
-from bridle.serving.lora.adapter_files import unpack_source
 from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.lora.lora_config import unpack_source
 from bridle.serving.models.engine_factory import load_vectors
 from bridle.serving.models.loading import LoadedModel, model_name
 from bridle.serving.models.model_components import begin_control_of, constraint_pool, load_tokenizer

@@ -19,7 +19,6 @@ from bridle.model.batch_inputs import PackedStep, Packer
 from bridle.model.dense_model import DenseModel, try_lower_model
 from bridle.model.forward_context import attention_handler
 from bridle.model.h2d_copies import upload_list
-from bridle.model.hidden_states import HeadInput
 from bridle.model.hybrid_model import HybridModel
 from bridle.model.language_model import LanguageModel
 from bridle.model.layer_taps import LayerTap, hooked
@@ -201,3 +200,38 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     for module in chain(model.modules(), model.rest() if isinstance(model, LanguageModel) else ()):
         for values in (module._parameters, module._buffers, vars(module)):
             yield from (value for value in values.values() if isinstance(value, Tensor))
+
+
+class HeadInput:
+    """Records the inputs of a model's head. `size` is their length; 0 if the library does not say which module the head
+    is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: Tensor | None = None
+        head = _head_of(model)
+        self.size = 0 if head is None else _size_of(model, head)
+        if self.size:
+            assert head is not None
+            head.register_forward_pre_hook(self._see)
+
+    def _see(self, _head: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._seen = inputs[0]
+
+    def rows(self, logits_rows: Tensor) -> Tensor | None:
+        """The hidden states [R, hidden] of the last pass for the rows that give logits, also where the head saw all T
+        positions. None if there are none."""
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return None
+        flat = seen.reshape(-1, seen.shape[-1])
+        return flat if flat.shape[0] == logits_rows.shape[0] else flat.index_select(0, logits_rows)
+
+
+def _head_of(model: nn.Module) -> nn.Module | None:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head if isinstance(head, nn.Module) else None
+
+
+def _size_of(model: nn.Module, head: nn.Module) -> int:
+    size = getattr(head, "in_features", None) or getattr(getattr(model, "config", None), "hidden_size", 0)
+    return int(size or 0)

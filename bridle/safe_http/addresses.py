@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from bridle.errors import InvalidRequest
-from bridle.safe_http.failure import OutboundFailed
+
+
+class OutboundFailed(Exception):
+    """One sentence that a client may read; the caller makes its own kind of error from it."""
+
 
 Address = IPv4Address | IPv6Address
 Networks = tuple[IPv4Network | IPv6Network, ...]

@@ -14,8 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bridle.safe_http.addresses import Networks, checked_address
-from bridle.safe_http.failure import OutboundFailed
+from bridle.safe_http.addresses import Networks, OutboundFailed, checked_address
 from bridle.safe_http.target import HttpTarget
 from bridle.safe_repr import short_repr
 

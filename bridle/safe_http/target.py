@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from bridle.safe_http.failure import OutboundFailed
+from bridle.safe_http.addresses import OutboundFailed
 from bridle.safe_repr import short_repr
 
 _PORTS = {"http": 80, "https": 443}

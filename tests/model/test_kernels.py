@@ -16,8 +16,7 @@ from bridle.model.batch_inputs import pack_step
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.geometry import LayerGeometry
 from bridle.model.kernels import varlen
-from bridle.model.kernels.cpu import CpuKernel
-from bridle.model.kernels.masks import chunk_mask
+from bridle.model.kernels.cpu import CpuKernel, chunk_mask
 from bridle.model.kernels.reference import ReferenceKernel
 from bridle.model.sequence_state import CachedRequestState
 from tests.model.attention_pool import CPU, Pool, attend, check_kernel, layer_options, pools

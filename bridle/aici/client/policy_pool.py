@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from bridle.aici.client.pool import RuntimePool
 from bridle.aici.client.reference import WasmController
-from bridle.controllers.noop_pool import NoopPool
+from bridle.controllers.sync_pool import NoopPool
 from bridle.engine.interfaces import DelegatingPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerUnavailable

@@ -11,11 +11,13 @@ from typing import Any, ClassVar, TypeVar
 from fastapi import Request
 from pydantic import BaseModel
 
-from bridle.errors import BridleError, Unauthorized
+from bridle.errors import BridleError, Unauthorized, UnknownModel
 from bridle.http.api_route import ApiRoute, checked_body
 from bridle.http.errors import RefusedBody, error_body
 from bridle.http.ollama.options import with_options
 from bridle.http.state import http_state
+from bridle.model.library import find_entry
+from bridle.serving import ModelRegistry
 from bridle.serving.tenancy.allowed_origins import may_connect
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -53,3 +55,18 @@ def described(kind: type[BaseModel]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def served_name(registry: ModelRegistry, name: str | None) -> str | None:
+    """Return the name under which the registry knows a model: `:latest` may follow, and other names of a pulled model
+    count. Any other name, such as an adapter's, stays unchanged."""
+    if not name:
+        return None
+    entry = find_entry(name)
+    for each in (name, name.removesuffix(":latest"), entry.name if entry is not None else name):
+        try:
+            registry.slot_of(each)
+        except UnknownModel:
+            continue
+        return each
+    return name

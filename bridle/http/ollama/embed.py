@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from bridle.http.chunked_json import ChunkedJsonResponse
 from bridle.http.middleware.request_context import call_of, run_while_connected
-from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body, served_name
 from bridle.http.ollama.keep_alive import note_keep_alive
-from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import nanoseconds
 from bridle.http.ollama.schemas import EmbedBody, EmbeddingsBody
 from bridle.http.openai.embeddings import TextsBody

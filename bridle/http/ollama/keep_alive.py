@@ -13,7 +13,7 @@ from fastapi import Request
 
 from bridle.errors import UnknownModel
 from bridle.http.middleware.identity import identity_of
-from bridle.http.ollama.names import served_name
+from bridle.http.ollama.bodies import served_name
 from bridle.http.state import http_state
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

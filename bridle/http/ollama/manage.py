@@ -16,8 +16,7 @@ from bridle import errors
 from bridle.http.errors import RefusedBody
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
-from bridle.http.ollama.bodies import OllamaRoute, described, read_body
-from bridle.http.ollama.names import served_name
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body, served_name
 from bridle.http.ollama.ndjson import NdjsonResponse, Row, send_rows
 from bridle.http.ollama.schemas import NameBody
 from bridle.http.sse import SseWriter

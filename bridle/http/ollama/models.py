@@ -18,8 +18,7 @@ from starlette.responses import Response
 
 from bridle import __version__
 from bridle.errors import BridleError
-from bridle.http.ollama.bodies import OllamaRoute, described, read_body
-from bridle.http.ollama.names import served_name
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body, served_name
 from bridle.http.ollama.ndjson import Row, timestamp
 from bridle.http.ollama.options import DEFAULTS
 from bridle.http.ollama.schemas import NameBody

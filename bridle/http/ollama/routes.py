@@ -14,9 +14,8 @@ from bridle.errors import ContextOverflow, InvalidRequest
 from bridle.http.middleware.identity import check_admin
 from bridle.http.middleware.request_context import call_of, run_while_connected
 from bridle.http.ollama.answer import OllamaAnswer, Shape, chat_shape, text_shape
-from bridle.http.ollama.bodies import OllamaRoute, described, read_body
+from bridle.http.ollama.bodies import OllamaRoute, described, read_body, served_name
 from bridle.http.ollama.keep_alive import note_keep_alive
-from bridle.http.ollama.names import served_name
 from bridle.http.ollama.ndjson import NdjsonResponse, Row, timestamp
 from bridle.http.ollama.schemas import GeneratingBody, OllamaChatBody, OllamaGenerateBody, is_zero
 from bridle.http.state import http_state, json_response, serving_of

@@ -8,6 +8,8 @@ hand, this was the fastest for 16 to 64 sequences of 128 to 1,024 tokens (see do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,7 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from bridle.model.batch_inputs import PackedRow, PackedStep
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.h2d_copies import upload_list
-from bridle.model.kernels.masks import chunk_mask
 from bridle.model.kv_cache import LayerCache
 
 #: Rows of up to this many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
@@ -206,3 +207,31 @@ def _attend_by_hand(
     else:
         weights = torch.softmax(scores, -1)
     return torch.matmul(weights.to(values.dtype), values)
+
+
+def chunk_mask(
+    first: int,
+    start: int,
+    context: int,
+    window: int | None,
+    like: Tensor,
+    mutual: Sequence[tuple[int, int]] = (),
+    is_local: bool = False,
+) -> Tensor | None:
+    """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type. Positions
+    within the same pair of `mutual` (first, end) see each other both ways, beyond the window too unless it `is_local`.
+
+    None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
+    """
+    if first == start and not mutual and (window is None or window >= context - start):
+        return None
+    own = torch.arange(start, context, device=like.device)[:, None]
+    other = torch.arange(first, context, device=like.device)[None, :]
+    hidden = other > own
+    far = torch.zeros_like(hidden) if window is None else own - other >= window
+    hidden |= far
+    for low, high in mutual:
+        seen = (own >= low) & (own < high) & (other >= low) & (other < high)
+        hidden &= ~(seen & ~far if is_local else seen)
+    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(hidden, float("-inf"))

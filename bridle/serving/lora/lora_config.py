@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridle.config import ModelConfig
 from bridle.errors import InvalidRequest
 from bridle.gguf.folder import is_adapter_file
 from bridle.lora.files import CONFIG_NAME
@@ -169,3 +170,16 @@ def _allowed(text: str) -> tuple[str, str | None]:
             "allow_adapter",
         )
     return name, revision or None
+
+
+def unpack_source(config: ModelConfig, source: str) -> str:
+    """Return `source`, or the converted folder if it is a GGUF file, for the model of `config`. Raises
+    `AdapterRefused`."""
+    if not is_adapter_file(source):
+        return source
+    from bridle.gguf.adapter import unpack_adapter
+    from bridle.model.checkpoint import read_json
+    from bridle.model.hub_lookup import folder_of
+
+    folder = folder_of(config)
+    return str(unpack_adapter(Path(source), read_json(folder / "config.json", required=True)))

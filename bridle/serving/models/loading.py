@@ -26,8 +26,8 @@ from bridle.load_progress import Report
 from bridle.lora import AdapterPool
 from bridle.multimodal import MediaReader
 from bridle.serving.controller_runtime import ControlSettings
-from bridle.serving.lora.adapter_files import unpack_source
 from bridle.serving.lora.adapter_registry import AdapterRegistry
+from bridle.serving.lora.lora_config import unpack_source
 from bridle.serving.models.early_parts import EarlyParts
 from bridle.serving.models.engine_factory import ExecutorLoader, load_parts, make_adapters, start_engine
 from bridle.serving.outputs.tool_call_token_cache import ToolCallTokenCache
