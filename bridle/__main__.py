@@ -1,7 +1,5 @@
 """`python -m bridle` is the `bridle` command."""
 
-from __future__ import annotations
-
 import sys
 
 from bridle.cli import main

@@ -5,8 +5,6 @@ process that hosts controllers, `client` connects it to bridle's engine, `Runner
 first use, because the runtime's processes need few of them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

@@ -5,8 +5,6 @@ A benchmark measures its peers or its physical limit in the same run, in turns, 
 alike: read the ratios. It knows nothing of the command line; it prints a table and gives its figures as JSON.
 """
 
-from __future__ import annotations
-
 from bridle.bench.run import BENCHMARKS, benchmarks, run
 from bridle.bench.settings import BenchSettings
 

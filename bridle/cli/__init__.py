@@ -3,8 +3,6 @@
 Modules here import nothing heavy at their top: `bridle --help` must not wait for torch.
 """
 
-from __future__ import annotations
-
 from bridle.cli.run import main
 
 __all__ = ["main"]

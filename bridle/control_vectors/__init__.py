@@ -4,8 +4,6 @@ The package reads and writes their files and keeps those of one model by name. I
 Importing it loads no torch; only its modules that compute do.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

@@ -1,8 +1,6 @@
 """Tools that controllers may call while their outputs wait, and the code that runs the calls, outside of the engine's
 steps."""
 
-from __future__ import annotations
-
 from bridle.controller_tools.call import Call as Call
 from bridle.controller_tools.client import CALL_VARIABLE as CALL_VARIABLE
 from bridle.controller_tools.client import OF_REQUESTS as OF_REQUESTS

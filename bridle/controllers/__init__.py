@@ -1,7 +1,5 @@
 """Controllers that come with bridle, and the base class for plain Python ones. Names are imported when first used."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

@@ -1,7 +1,5 @@
 """Families with experts of 2025 and later, whose files say most of their properties as plain fields."""
 
-from __future__ import annotations
-
 from bridle.gguf import rules as r
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field

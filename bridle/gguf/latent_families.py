@@ -1,7 +1,5 @@
 """Families whose keys and values are made of one short vector per token: DeepSeek's and their kin."""
 
-from __future__ import annotations
-
 from bridle.gguf.expert_families import COUNTS, DENSE_OR_SPARSE, GROUPS
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field

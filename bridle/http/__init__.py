@@ -3,8 +3,6 @@
 Names are imported on first use, so that a shard, which needs only a server's logs, starts faster.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

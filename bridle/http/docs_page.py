@@ -1,8 +1,6 @@
 """The page at `/docs`: the API's description, read and tried in a browser. One file, nothing loaded from elsewhere, so
 it works where there is no network."""
 
-from __future__ import annotations
-
 #: All content comes from `openapi.json` and is shown as text, never as HTML.
 DOCS_PAGE = """<!doctype html>
 <html lang="en">

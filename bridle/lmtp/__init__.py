@@ -4,8 +4,6 @@
 itself (`messages`, `session`) needs only the standard library.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names

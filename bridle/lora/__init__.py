@@ -3,8 +3,6 @@
 The package knows nothing of requests, plans or models. Importing it loads no torch; only its modules that compute do.
 """
 
-from __future__ import annotations
-
 from bridle.lora.cache_policy import AdapterState as AdapterState
 from bridle.lora.cache_policy import AdapterStatus as AdapterStatus
 from bridle.lora.device import AdapterDevice as AdapterDevice

@@ -3,8 +3,6 @@
 Names are imported when first used, so that `import bridle.model` (and `resolve_model`) needs no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

@@ -1,8 +1,6 @@
 """Images, sounds and videos in prompts: bytes, limits, decoding, the checkpoint's processors, and placeholders. The
 results are the engine's inputs. Imports no torch, and each module when one of its names is first used."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

@@ -6,8 +6,6 @@ Masks come from llguidance, which is imported when the first constraint is compi
 their names is first used.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.lazy_names import lazy_names

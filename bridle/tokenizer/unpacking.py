@@ -2,8 +2,6 @@
 tokenizer needs. See `bridle.early_start`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

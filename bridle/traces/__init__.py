@@ -8,8 +8,6 @@
 The records of a trace are in `records.py`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names

@@ -1,7 +1,5 @@
 """`python -m bridle.aici.runtime`: the program that `bridle runtime` starts."""
 
-from __future__ import annotations
-
 import os
 import sys
 

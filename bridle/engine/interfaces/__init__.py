@@ -5,8 +5,6 @@ backend implement `Executor`; plain Python objects, constraints and the Wasm run
 `bridle.tokenizer` brings `TextDecoder`. No tensor type appears here.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from bridle.deprecated_names import old_names
