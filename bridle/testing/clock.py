@@ -11,7 +11,6 @@ class Clock(Protocol):
     """Calling it gives seconds; `wait_until` lets the time come."""
 
     def __call__(self) -> float: ...
-
     def wait_until(self, moment: float) -> None: ...
 
 

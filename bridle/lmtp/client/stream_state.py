@@ -26,7 +26,6 @@ class ClientTextState(Protocol):
     """Converts tokens to text where the server does not."""
 
     def push(self, token: int) -> str: ...
-
     def flush(self) -> str: ...
 
 

@@ -26,7 +26,6 @@ class StreamOwner(Protocol):
     """The streams of one connection, as their relays see them."""
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None: ...
-
     def release(self, stream: Stream) -> None: ...
 
     @property
