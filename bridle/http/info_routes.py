@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
 from bridle.http import playground
-from bridle.http.docs_page import DOCS_PAGE
 from bridle.http.state import HttpState, http_state, json_response
 
 router = APIRouter()
+#: The API's description, read and tried in a browser.
+_DOCS = files("bridle.http").joinpath("docs.html").read_text(encoding="utf-8")
 _PAGE_HEADERS = {
     # The page loads nothing from elsewhere, and no other site may frame it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -89,7 +91,7 @@ async def page(request: Request) -> Response:
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
     """The API's description for browsers."""
-    return HTMLResponse(DOCS_PAGE, headers=_PAGE_HEADERS)
+    return HTMLResponse(_DOCS, headers=_PAGE_HEADERS)
 
 
 def _state(is_good: bool, good: str, bad: str) -> Response:
