@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridle.errors import InvalidRequest, Overloaded, UnknownBatch
-from bridle.safe_repr import short_repr
 from bridle.serving.outputs.saved_records import SavedRecords
 from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.keys import Identity
@@ -88,9 +87,13 @@ class Answers:
         self.num_bytes += len(line)
 
 
-class BatchStore:
+class BatchStore(SavedRecords[Batch]):
     """Keeps batches and their answers; with tables, also those that were saved there. Used from one thread. `now`
     gives the Unix time."""
+
+    kind, unknown, noun, plural = Batch, UnknownBatch, "batch", "batches"
+    usual = BOUNDS
+    advice = "batches are kept for {:g} s after their last change, within bounds. List your batches"
 
     def __init__(
         self,
@@ -100,12 +103,12 @@ class BatchStore:
         answers: StateTable | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._records = SavedRecords(Batch, bounds, clock, table)
-        self._table, self.now = answers, now
+        super().__init__(bounds, clock, table)
+        self._answers, self.now = answers, now
         self.kept_answers: dict[str, Answers] = {}
         for user, name, _, value in () if answers is None else answers.rows():
             batch, _, number = name.partition("/")
-            found = self._records.find(user, batch)
+            found = self._store.find(user, batch)
             if found is None or found.is_over:
                 answers.drop(user, name)  # type: ignore[union-attr]
             else:
@@ -113,7 +116,7 @@ class BatchStore:
 
     def create(self, identity: Identity, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
         """Keep a new batch. Raises `Overloaded` if the user has too many that are not over, or there is no room."""
-        num_open = sum(not batch.is_over for batch in self._records.of(identity.user))
+        num_open = sum(not batch.is_over for batch in self.of(identity.user))
         if num_open >= MAX_OPEN:
             raise Overloaded(f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait, or cancel one")
         made = Batch(
@@ -125,31 +128,21 @@ class BatchStore:
             input_file_id,
             metadata,
         )
-        return self._keep(made)
+        return self.put(made)
 
-    def find(self, user: str, name: str) -> Batch:
-        """A batch of a user. Raises `UnknownBatch`."""
-        found = self._records.find(user, name)
-        if found is None:
-            raise UnknownBatch(
-                f"no batch {short_repr(name)} is kept for this user; batches are kept for "
-                f"{self._records.bounds.seconds:g} s after their last change, within bounds. List your batches"
-            )
-        return found
-
-    def of(self, user: str) -> list[Batch]:
-        """The batches of a user, the oldest first."""
-        return sorted(self._records.of(user), key=lambda batch: batch.created)
+    def of(self, user: str | None = None) -> list[Batch]:
+        """The batches of a user, or of all users (None), the oldest first."""
+        return sorted(super().of(user), key=lambda batch: batch.created)
 
     def unfinished(self) -> list[Batch]:
         """The batches of all users that are not over, the oldest first."""
-        return sorted((each for each in self._records.of() if not each.is_over), key=lambda batch: batch.created)
+        return [each for each in self.of() if not each.is_over]
 
     def change(self, batch: Batch, status: str, **values: Any) -> Batch:
         """Give a batch a status and other values. Raises `UnknownBatch` if it was removed."""
         found = self.find(batch.user, batch.id)
         times = found.times | {status: int(self.now())}
-        return self._keep(replace(found, status=status, times=times, **values))
+        return self.put(replace(found, status=status, times=times, **values))
 
     def cancel(self, batch: Batch) -> Batch:
         """Begin to cancel a batch. Raises `InvalidRequest` if it has ended."""
@@ -165,19 +158,14 @@ class BatchStore:
         """Keep the answer to line `number`. Raises `UnknownBatch` if the batch was removed."""
         found, answers = self.find(batch.user, batch.id), self.answers(batch)
         answers.add(number, is_good, line)
-        if self._table is not None:
+        if self._answers is not None:
             mark = b"+" if is_good else b"-"
-            self._table.put(batch.user, f"{batch.id}/{number}", WINDOW + self._records.bounds.seconds, mark + line)
-        self._keep(replace(found, completed=len(answers.good), failed=len(answers.bad)))
+            self._answers.put(batch.user, f"{batch.id}/{number}", WINDOW + self.bounds.seconds, mark + line)
+        self.put(replace(found, completed=len(answers.good), failed=len(answers.bad)))
 
     def forget_answers(self, batch: Batch) -> None:
         """Forget the answers of a batch that has ended or was removed."""
         answers = self.kept_answers.pop(batch.id, Answers())
-        if self._table is not None:
+        if self._answers is not None:
             for number in (*answers.good, *answers.bad):
-                self._table.drop(batch.user, f"{batch.id}/{number}")
-
-    def _keep(self, batch: Batch) -> Batch:
-        if not self._records.put(batch):
-            raise Overloaded("batches of other users take all the room; try again later")
-        return batch
+                self._answers.drop(batch.user, f"{batch.id}/{number}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ import structlog
 from bridle.errors import InvalidRequest, Overloaded, UnknownConversation
 from bridle.safe_repr import short_repr
 from bridle.serving.outputs.saved_records import SavedRecords
-from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import StoreBounds
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
@@ -58,38 +57,27 @@ class Conversation:
         return found
 
 
-class ConversationStore:
+class ConversationStore(SavedRecords[Conversation]):
     """Keeps conversations; with a `table`, also those that were saved there. Used from one thread. A conversation that
     was found is changed only by `update`."""
 
-    def __init__(
-        self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
-    ) -> None:
-        self._records = SavedRecords(Conversation, bounds, clock, table)
+    kind, unknown, noun, plural = Conversation, UnknownConversation, "conversation", "conversations"
+    usual = BOUNDS
+    advice = "they are kept for {:g} s after their last change, within bounds. Create it again"
 
     def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
         """Keep a new conversation. Raises `InvalidRequest` if it is too large."""
         made = Conversation(user, f"conv_{secrets.token_hex(16)}", int(time.time()), metadata)
-        return self._keep(self._with(made, items))
-
-    def find(self, user: str, name: str) -> Conversation:
-        """A conversation of a user. Raises `UnknownConversation`."""
-        found = self._records.find(user, name)
-        if found is None:
-            raise UnknownConversation(
-                f"no conversation {short_repr(name)} is kept for this user; they are kept for "
-                f"{self._records.bounds.seconds:g} s after their last change, within bounds. Create it again"
-            )
-        return found
+        return self.put(self._with(made, items))
 
     def update(self, conversation: Conversation, metadata: dict[str, str]) -> Conversation:
         """Replace the metadata."""
-        return self._keep(replace(conversation, metadata=metadata))
+        return self.put(replace(conversation, metadata=metadata))
 
     def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
         """Add items at the end; those without an id get one. Returns them. Raises `InvalidRequest` if they are too
         many or too large."""
-        made = self._keep(self._with(conversation, items))
+        made = self.put(self._with(conversation, items))
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
     def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
@@ -101,19 +89,14 @@ class ConversationStore:
     def end_turn(self, turn: ConversationTurn, output: Iterable[Item]) -> None:
         """Add the items of a turn and its answer, for which there is always room."""
         found = self.find(turn.user, turn.id)
-        self._keep(self._with(found, [*turn.items, *output], slack=2))
+        self.put(self._with(found, [*turn.items, *output], slack=2))
 
     def remove(self, conversation: Conversation, item: str) -> Conversation:
         """Remove an item. Raises `UnknownConversation`."""
         conversation.item(item)
-        return self._keep(
+        return self.put(
             replace(conversation, items={name: kept for name, kept in conversation.items.items() if name != item})
         )
-
-    def delete(self, user: str, name: str) -> None:
-        """Forget a conversation. Raises `UnknownConversation`."""
-        self.find(user, name)
-        self._records.drop(user, name)
 
     def _with(self, conversation: Conversation, items: Iterable[Item], slack: int = 1) -> Conversation:
         made = replace(conversation, items=dict(conversation.items))
@@ -131,11 +114,6 @@ class ConversationStore:
                 "conversation",
             )
         return made
-
-    def _keep(self, conversation: Conversation) -> Conversation:
-        if not self._records.put(conversation):
-            raise Overloaded("conversations of other users take all the room; try again later")
-        return conversation
 
 
 @dataclass(frozen=True, slots=True)

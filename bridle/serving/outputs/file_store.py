@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bridle.errors import InvalidRequest, Overloaded, UnknownFile
-from bridle.safe_repr import short_repr
+from bridle.errors import InvalidRequest, UnknownFile
 from bridle.serving.outputs.saved_records import SavedRecords
-from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import StoreBounds
 
 #: A day, and how many files and bytes of all users and of one.
@@ -47,43 +44,20 @@ class StoredFile:
         }
 
 
-class FileStore:
+class FileStore(SavedRecords[StoredFile]):
     """Keeps files; with a `table`, also those that were saved there. Used from one thread."""
 
-    def __init__(
-        self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
-    ) -> None:
-        self._records = SavedRecords(StoredFile, bounds, clock, table)
+    kind, unknown, noun, plural = StoredFile, UnknownFile, "file", "files"
+    usual = BOUNDS
+    advice = "files are kept for {:g} s, within bounds. Upload it again"
 
     def create(self, user: str, filename: str, purpose: str, content: bytes) -> StoredFile:
         """Keep a new file. Raises `InvalidRequest` if it is too large, and `Overloaded` if there is no room."""
-        bounds, now = self._records.bounds, int(time.time())
+        bounds, now = self.bounds, int(time.time())
         if len(content) > bounds.max_bytes_of_user // 2:
             most = bounds.max_bytes_of_user // 2
             raise InvalidRequest(f"file: got {len(content)} bytes; at most {most} are kept. Split the file", "file")
         made = StoredFile(
             user, f"file-{secrets.token_hex(12)}", now, now + int(bounds.seconds), filename, purpose, content
         )
-        if not self._records.put(made):
-            raise Overloaded("files of other users take all the room; try again later")
-        return made
-
-    def find(self, user: str, name: str, param: str | None = None) -> StoredFile:
-        """A file of a user. Raises `UnknownFile`, which names the field `param`."""
-        found = self._records.find(user, name)
-        if found is None:
-            raise UnknownFile(
-                f"{param or 'file'}: no file {short_repr(name)} is kept for this user; files are kept for "
-                f"{self._records.bounds.seconds:g} s, within bounds. Upload it again",
-                param,
-            )
-        return found
-
-    def of(self, user: str) -> list[StoredFile]:
-        """The files of a user, the oldest first."""
-        return self._records.of(user)
-
-    def delete(self, user: str, name: str) -> None:
-        """Forget a file. Raises `UnknownFile`."""
-        self.find(user, name)
-        self._records.drop(user, name)
+        return self.put(made)

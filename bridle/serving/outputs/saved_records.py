@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
+from bridle.errors import InvalidRequest, Overloaded
+from bridle.safe_repr import short_repr
 from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
@@ -25,39 +27,51 @@ R = TypeVar("R", bound=Record)
 
 
 class SavedRecords(Generic[R]):
-    """Keeps records of a dataclass; with a `table`, also those that were saved there. Records are not changed: `put`
-    replaces them."""
+    """Keeps records of the dataclass `kind`; with a `table`, also those that were saved there. Records are not changed:
+    `put` replaces them. `noun`, `plural` and `advice`, which has a place for seconds, are for errors."""
+
+    kind: ClassVar[type[Any]]
+    unknown: ClassVar[type[InvalidRequest]]
+    noun: ClassVar[str]
+    plural: ClassVar[str]
+    advice: ClassVar[str]
+    usual: ClassVar[StoreBounds]
 
     def __init__(
         self,
-        kind: type[R],
-        bounds: StoreBounds,
+        bounds: StoreBounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         table: StateTable | None = None,
     ) -> None:
-        self._store: PerUserStore[R] = PerUserStore(bounds, clock)
+        self.bounds = bounds or self.usual
+        self._store: PerUserStore[R] = PerUserStore(self.bounds, clock)
         self._table = table
-        self.bounds = bounds
         if table is not None:
             self._store.on_drop = table.drop
             for user, name, seconds, value in table.rows():
-                self._store.keep(user, name, msgspec.msgpack.decode(value, type=kind), len(value), seconds)
+                self._store.keep(user, name, msgspec.msgpack.decode(value, type=self.kind), len(value), seconds)
 
-    def put(self, record: R) -> bool:
-        """Keep a record, in place of one of the same name. Return False if there is no room for it."""
+    def put(self, record: R) -> R:
+        """Keep a record, in place of one of the same name. Raises `Overloaded` if there is no room for it."""
         value = msgspec.msgpack.encode(record)
         if not self._store.keep(record.user, record.id, record, len(value)):
-            return False
+            raise Overloaded(f"{self.plural} of other users take all the room; try again later")
         if self._table is not None:
             self._table.put(record.user, record.id, self.bounds.seconds, value)
-        return True
+        return record
 
-    def find(self, user: str, name: str) -> R | None:
-        """A record of a user; None if it is absent or expired."""
-        return self._store.find(user, name)
+    def find(self, user: str, name: str, param: str | None = None) -> R:
+        """A record of a user. Raises an error of kind `unknown`, which names the field `param`."""
+        found = self._store.find(user, name)
+        if found is None:
+            advice = self.advice.format(self.bounds.seconds)
+            message = f"{param or self.noun}: no {self.noun} {short_repr(name)} is kept for this user; {advice}"
+            raise self.unknown(message, param)
+        return found
 
-    def drop(self, user: str, name: str) -> None:
-        """Forget a record; unknown ones are ignored."""
+    def delete(self, user: str, name: str) -> None:
+        """Forget a record. Raises an error of kind `unknown`."""
+        self.find(user, name)
         self._store.drop(user, name)
 
     def of(self, user: str | None = None) -> list[R]:
