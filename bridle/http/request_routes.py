@@ -13,7 +13,7 @@ from bridle.http.fields import InnerFields
 from bridle.http.middleware.identity import identity_of
 from bridle.http.middleware.json_body import BoundedRoute
 from bridle.http.state import http_state, json_response
-from bridle.serving.outputs.tool_answers import answer_call, desks_of
+from bridle.serving.outputs.direct_tools import answer_call, desks_of
 from bridle.serving.tenancy.socket_tickets import TICKET_SECONDS
 
 router = APIRouter(route_class=BoundedRoute)

@@ -16,10 +16,9 @@ from bridle.llm.arguments import Prompt
 from bridle.llm.chats import ChatRun, plan_chats
 from bridle.llm.kwargs import settle
 from bridle.llm.options import ChatOptions, Sampling
-from bridle.llm.requests import make_collectors, start_compiling
+from bridle.llm.requests import keep_traces, make_collectors, start_compiling
 from bridle.llm.streams import TextStream
 from bridle.llm.structured_parse import are_conversations, is_conversation
-from bridle.llm.traces import keep_traces
 from bridle.outputs import RequestOutput
 from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 from bridle.serving import LoadedModel, OutputCollector, raise_first_error

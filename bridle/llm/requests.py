@@ -1,28 +1,32 @@
 """Makes checked requests from the arguments of a call, one for each prompt. Runs nothing but the compilers of
-constraints."""
+constraints. Completes and writes the traces that a call asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bridle.controllers.composition import compose, parts_of
 from bridle.engine.input_processor import check_task
 from bridle.engine.request import Request, StoppingCriteria
-from bridle.errors import UnsupportedFeature
+from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.llm import arguments
 from bridle.llm.arguments import Prompt
 from bridle.llm.options import RunOptions
-from bridle.llm.traces import is_traced
 from bridle.multimodal import Source
+from bridle.outputs import RequestOutput
 from bridle.sampling import SamplingParams
 from bridle.serving import LoadedModel, OutputCollector
 from bridle.serving.lifecycle.in_process import InProcessServing
 from bridle.serving.requests.request_builder import EventOptions
 from bridle.serving.requests.steering import PLAIN, Steering
+from bridle.serving.tracing.trace_header import traces_of
 from bridle.structured_output.spec import Constraint, parse
+from bridle.traces import write
 
 NO_CONTROL = "this model has no runtime for Wasm controllers; load it with LLM(..., control=True)"
 #: Nothing in addition to prompt and sampling.
@@ -121,3 +125,18 @@ def start_compiling(model: LoadedModel, collectors: Sequence[OutputCollector]) -
     pool = model.constraints
     steering = [part for collector in collectors for part in parts_of(collector.request.controller)]
     return [pool.compiler.compile(each) for each in steering if isinstance(each, Constraint)] if pool else []
+
+
+def is_traced(given: Mapping[str, Any]) -> bool:
+    """Return whether a call asks for traces. Raises `InvalidRequest` unless the value is a boolean or a file name."""
+    wish = given.get("trace")
+    if not isinstance(wish, (bool, str, os.PathLike, type(None))):
+        raise InvalidRequest(f"trace is {wish!r}; it is True, False or the name of a file", "trace")
+    return bool(wish)
+
+
+def keep_traces(model: LoadedModel, outputs: Iterable[RequestOutput], given: Mapping[str, Any]) -> None:
+    """Complete the traces of outputs that have ended, and write them if the call says so."""
+    traces = traces_of(model, outputs)
+    if traces and isinstance(given["trace"], (str, os.PathLike)):
+        write(traces, Path(given["trace"]))

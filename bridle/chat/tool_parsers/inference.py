@@ -19,25 +19,15 @@ from bridle.chat.tool_parsers import call_format as cf
 from bridle.chat.tool_parsers.call_reader import CallFormatReader
 from bridle.chat.tool_parsers.probe_texts import STRINGS, VALUES, calls_text
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix, trimmed_opening, whole_tags
-from bridle.tokenizer.template_probes import (
-    CONTENT,
-    IDS,
-    KEYS,
-    NAMES,
-    SAMPLES,
-    ProbeCall,
-    Prober,
-    RenderChat,
-    prober_of,
-)
+from bridle.tokenizer import template_probes as tp
 
 _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
 
 
-def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> cf.CallFormat | None:
+def infer_format(render: tp.RenderChat, ends: tuple[str, ...] = ()) -> cf.CallFormat | None:
     """The format of a template's calls; None if it writes none, or in a way that is not understood. `ends` are the
     texts of tokens that end an output."""
-    prober = prober_of(render)
+    prober = tp.prober_of(render)
     if prober is None:
         return None
     probes = _probe(prober, ends)
@@ -45,17 +35,17 @@ def infer_format(render: RenderChat, ends: tuple[str, ...] = ()) -> cf.CallForma
     return None if form is None else _tried(prober, form, ends)
 
 
-def _tried(prober: Prober, form: cf.CallFormat, ends: tuple[str, ...]) -> cf.CallFormat | None:
+def _tried(prober: tp.Prober, form: cf.CallFormat, ends: tuple[str, ...]) -> cf.CallFormat | None:
     """The format, if it reads the template's text for every type of argument. Where the template writes further calls
     in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas: the
     models write them."""
     if isinstance(form.arguments, cf.PythonArguments):
         return form
-    full = [ProbeCall(0, dict(zip(_MANY_KEYS, SAMPLES.values(), strict=True)))]
+    full = [tp.ProbeCall(0, dict(zip(_MANY_KEYS, tp.SAMPLES.values(), strict=True)))]
     if not _reads(form, calls_text(prober, full, ends), full):
         return None
     for count in (3, 2, 1):
-        calls = [ProbeCall(number, STRINGS) for number in range(count)]
+        calls = [tp.ProbeCall(number, STRINGS) for number in range(count)]
         text = calls_text(prober, calls, ends)
         if text is not None and _reads(form, text, calls):
             return form if count == 3 or form.max_calls else replace(form, max_calls=count)
@@ -63,17 +53,17 @@ def _tried(prober: Prober, form: cf.CallFormat, ends: tuple[str, ...]) -> cf.Cal
 
 
 _MANY_KEYS = ("zkeya", "zkeyb", "zkeyc", "zkeyd", "zkeye", "zkeyf")
-_TYPED = {"properties": {key: {"type": kind} for key, kind in zip(_MANY_KEYS, SAMPLES, strict=True)}}
-_SCHEMAS = dict.fromkeys(NAMES, _TYPED)
+_TYPED = {"properties": {key: {"type": kind} for key, kind in zip(_MANY_KEYS, tp.SAMPLES, strict=True)}}
+_SCHEMAS = dict.fromkeys(tp.NAMES, _TYPED)
 
 
-def _reads(form: cf.CallFormat, text: str | None, calls: list[ProbeCall]) -> bool:
+def _reads(form: cf.CallFormat, text: str | None, calls: list[tp.ProbeCall]) -> bool:
     rules = CallRules(
-        frozenset(NAMES), is_held=True, schemas=_SCHEMAS if set(calls[0].arguments) == set(_MANY_KEYS) else {}
+        frozenset(tp.NAMES), is_held=True, schemas=_SCHEMAS if set(calls[0].arguments) == set(_MANY_KEYS) else {}
     )
     found = ParsedMessage().add(CallFormatReader(form, rules).push(text or "", is_last=True))
     read = [(call.name, json.loads(call.arguments)) for call in found.calls if call.arguments.endswith("}")]
-    return read == [(NAMES[call.number], dict(call.arguments)) for call in calls]
+    return read == [(tp.NAMES[call.number], dict(call.arguments)) for call in calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +76,22 @@ class _Probes:
     none: str | None
 
 
-def _probe(prober: Prober, ends: tuple[str, ...]) -> _Probes | None:
-    first, second = ProbeCall(0, STRINGS), ProbeCall(1, STRINGS)
+def _probe(prober: tp.Prober, ends: tuple[str, ...]) -> _Probes | None:
+    first, second = tp.ProbeCall(0, STRINGS), tp.ProbeCall(1, STRINGS)
     one = calls_text(prober, [first], ends)
     if one is None:
         return None
     two = calls_text(prober, [first, second], ends)
-    if two is not None and NAMES[1] not in two:
+    if two is not None and tp.NAMES[1] not in two:
         two = None  # the template drops further calls
-    return _Probes(one, two, calls_text(prober, [ProbeCall(0, {})], ends))
+    return _Probes(one, two, calls_text(prober, [tp.ProbeCall(0, {})], ends))
 
 
 # -- parts of a call -----------------------------------------------------------------------------------------
 
 
-def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> cf.CallFormat | None:
-    found = _json_parts(probes.one, NAMES[0], 0) or _other_parts(prober, probes, ends)
+def _infer(prober: tp.Prober, probes: _Probes, ends: tuple[str, ...]) -> cf.CallFormat | None:
+    found = _json_parts(probes.one, tp.NAMES[0], 0) or _other_parts(prober, probes, ends)
     if found is None:
         return None
     form = _as_json_object(_with_neighbours(*found, probes))
@@ -112,12 +102,12 @@ def _infer(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> cf.CallFor
     return _prompted(prober, form)
 
 
-def _prompted(prober: Prober, form: cf.CallFormat) -> cf.CallFormat | None:
+def _prompted(prober: tp.Prober, form: cf.CallFormat) -> cf.CallFormat | None:
     """The format of calls whose separator also ends the prompt."""
     mark = form.separator.strip()
     if not mark or not (prober.generation_prompt() or "").endswith(mark):
         return None
-    before = (prober.turn(content=CONTENT) or "").partition(CONTENT)[0]
+    before = (prober.turn(content=tp.CONTENT) or "").partition(tp.CONTENT)[0]
     plain = before[before.rfind(mark) :] if mark in before else ""
     return replace(form, call=(mark, *form.call), separator="", is_prompted=True, content_open=plain)
 
@@ -145,7 +135,7 @@ def _json_values(text: str, start: int) -> list[tuple[Any, int]]:
 
 def _split(text: str, name: str, number: int) -> Parts:
     """A text with fields in place of name and id, as a list of literals and fields."""
-    text = text.replace(name, cf.NAME).replace(IDS[number], cf.ID)
+    text = text.replace(name, cf.NAME).replace(tp.IDS[number], cf.ID)
     return tuple(part for part in _FIELD.split(text) if part)
 
 
@@ -154,15 +144,15 @@ def _with_neighbours(pattern: Parts, arguments: cf.Arguments, probes: _Probes) -
     if probes.two is None:
         return cf.CallFormat(pattern, arguments, max_calls=1)
     second = probes.two
-    first_end = _end_of_arguments(second, second.index(NAMES[0]), arguments)
+    first_end = _end_of_arguments(second, second.index(tp.NAMES[0]), arguments)
     begin, end = pattern[0] if pattern[0] not in cf.FIELDS else "", pattern[-1] if pattern[-1] not in cf.FIELDS else ""
-    next_name = second.index(NAMES[1], first_end)
+    next_name = second.index(tp.NAMES[1], first_end)
     between = second[first_end:next_name]
-    pattern, between = _with_index(pattern, second, between, IDS[1])
+    pattern, between = _with_index(pattern, second, between, tp.IDS[1])
     begin = pattern[0] if pattern[0] not in cf.FIELDS else ""
     if pattern[1:2] and pattern[0] != cf.NAME and pattern[1] in (cf.ID, cf.INDEX):
         return _with_leading_id(pattern, arguments, between, begin, end)
-    between = _behind_fields(pattern, between.replace(IDS[0], cf.ID))
+    between = _behind_fields(pattern, between.replace(tp.IDS[0], cf.ID))
     opening = trimmed_opening(common_suffix(begin, between))
     rest = between[: len(between) - len(opening)]
     closing = common_prefix(end, rest)
@@ -189,7 +179,7 @@ def _inner(pattern: Parts, begin: str, end: str) -> Parts:
 def _with_index(pattern: Parts, second: str, between: str, next_id: str) -> tuple[Parts, str]:
     """The pattern with a field where calls are numbered, and the text between calls with fields likewise."""
     between = between.replace(next_id, cf.ID)
-    behind = second[second.index(NAMES[1]) + len(NAMES[1]) :]
+    behind = second[second.index(tp.NAMES[1]) + len(tp.NAMES[1]) :]
     made: list[str] = []
     for place, part in enumerate(pattern):
         if part in cf.FIELDS:
@@ -246,7 +236,7 @@ def _end_of_arguments(text: str, start: int, arguments: cf.Arguments) -> int:
     last = text.index(VALUES[1], start) + len(VALUES[1])
     match arguments:
         case cf.TaggedArguments():
-            return last + len(arguments.closing.replace(cf.KEY, KEYS[1]))
+            return last + len(arguments.closing.replace(cf.KEY, tp.KEYS[1]))
         case cf.PythonArguments():
             return last + (text[last] in "'\"")  # some templates write strings without quotes
         case cf.QuotedArguments():
@@ -257,30 +247,30 @@ def _end_of_arguments(text: str, start: int, arguments: cf.Arguments) -> int:
 # -- arguments that are not JSON -----------------------------------------------------------------------------
 
 
-def _other_parts(prober: Prober, probes: _Probes, ends: tuple[str, ...]) -> tuple[Parts, cf.Arguments] | None:
+def _other_parts(prober: tp.Prober, probes: _Probes, ends: tuple[str, ...]) -> tuple[Parts, cf.Arguments] | None:
     text = probes.one
-    if not all(each in text for each in (*KEYS, *VALUES)):
+    if not all(each in text for each in (*tp.KEYS, *VALUES)):
         return None
-    head, _, rest = text.partition(KEYS[0])
-    head_end = max(head.rfind(NAMES[0]) + len(NAMES[0]), 0)
+    head, _, rest = text.partition(tp.KEYS[0])
+    head_end = max(head.rfind(tp.NAMES[0]) + len(tp.NAMES[0]), 0)
     middle, _, rest = rest.partition(VALUES[0])
-    between, _, tail = rest.partition(KEYS[1])
+    between, _, tail = rest.partition(tp.KEYS[1])
     tail = tail.partition(VALUES[1])[2]
     if middle in ("=", "='", '="') and head.endswith("("):
         whole = head + cf.ARGUMENTS + tail[len(middle) - 1 :]
-        return _split(whole, NAMES[0], 0), cf.PythonArguments()
+        return _split(whole, tp.NAMES[0], 0), cf.PythonArguments()
     middles = _middles(prober, ends)
     if middle.startswith(":") and len(middle) > 1 and middles.get("integer") in (":", middle):
         quote = middle[1:]
-        return _split(head + cf.ARGUMENTS + tail[len(quote) :], NAMES[0], 0), cf.QuotedArguments(quote)
+        return _split(head + cf.ARGUMENTS + tail[len(quote) :], tp.NAMES[0], 0), cf.QuotedArguments(quote)
     return _tagged_parts(head, head_end, middle, between, tail, middles)
 
 
 def _tagged_parts(
     head: str, head_end: int, middle: str, between: str, tail: str, middles: dict[str, str]
 ) -> tuple[Parts, cf.Arguments] | None:
-    between = between.replace(KEYS[0], cf.KEY)
-    tail = tail.replace(KEYS[1], cf.KEY)
+    between = between.replace(tp.KEYS[0], cf.KEY)
+    tail = tail.replace(tp.KEYS[1], cf.KEY)
     opening = trimmed_opening(common_suffix(head[head_end:], between))
     rest = between[: len(between) - len(opening)]
     closing, rest = whole_tags(common_prefix(tail, rest), tail, rest)
@@ -297,15 +287,15 @@ def _tagged_parts(
         middles = {"string": middle, **middles}
     arguments = cf.TaggedArguments(opening, middles, closing, rest[len(closing) :], is_nested, literals)
     whole = head[: len(head) - len(opening)] + cf.ARGUMENTS + tail[len(closing) :]
-    return _split(whole, NAMES[0], 0), arguments
+    return _split(whole, tp.NAMES[0], 0), arguments
 
 
-def _middles(prober: Prober, ends: tuple[str, ...]) -> dict[str, str]:
+def _middles(prober: tp.Prober, ends: tuple[str, ...]) -> dict[str, str]:
     """Return the text between key and value, by the type of the value."""
     found: dict[str, str] = {}
-    for name, sample in SAMPLES.items():
-        text = calls_text(prober, [ProbeCall(0, {KEYS[0]: sample})], ends) or ""
-        behind = text.partition(KEYS[0])[2]
+    for name, sample in tp.SAMPLES.items():
+        text = calls_text(prober, [tp.ProbeCall(0, {tp.KEYS[0]: sample})], ends) or ""
+        behind = text.partition(tp.KEYS[0])[2]
         spelled = [json.dumps(sample), str(sample), json.dumps(sample, separators=(",", ":"))]
         places = [behind.find(each) for each in spelled if each in behind]
         if places and name != "string":

@@ -19,11 +19,15 @@ from bridle.engine.interfaces.controllers import StoredValue as StoredValue
 from bridle.engine.interfaces.controllers import ask_after as ask_after
 from bridle.engine.interfaces.controllers import check_pools as check_pools
 from bridle.engine.interfaces.executor import AsyncExecutor as AsyncExecutor
+from bridle.engine.interfaces.executor import AsyncSampler as AsyncSampler
 from bridle.engine.interfaces.executor import DeviceKVBlocks as DeviceKVBlocks
 from bridle.engine.interfaces.executor import Embedder as Embedder
 from bridle.engine.interfaces.executor import Executor as Executor
 from bridle.engine.interfaces.executor import ExecutorInfo as ExecutorInfo
+from bridle.engine.interfaces.executor import HistoryLookup as HistoryLookup
 from bridle.engine.interfaces.executor import KVBlocks as KVBlocks
+from bridle.engine.interfaces.executor import PendingSample as PendingSample
+from bridle.engine.interfaces.executor import Sampler as Sampler
 from bridle.engine.interfaces.executor import SequenceStates as SequenceStates
 from bridle.engine.interfaces.executor import SupportsReconnect as SupportsReconnect
 from bridle.engine.interfaces.executor import Task as Task
@@ -31,10 +35,6 @@ from bridle.engine.interfaces.executor import find_async as find_async
 from bridle.engine.interfaces.executor import find_device_blocks as find_device_blocks
 from bridle.engine.interfaces.executor import find_kv_blocks as find_kv_blocks
 from bridle.engine.interfaces.executor import find_sequence_states as find_sequence_states
-from bridle.engine.interfaces.sampler import AsyncSampler as AsyncSampler
-from bridle.engine.interfaces.sampler import HistoryLookup as HistoryLookup
-from bridle.engine.interfaces.sampler import PendingSample as PendingSample
-from bridle.engine.interfaces.sampler import Sampler as Sampler
 from bridle.engine.interfaces.stores import AdapterStore as AdapterStore
 from bridle.engine.interfaces.stores import BatchedMedia as BatchedMedia
 from bridle.engine.interfaces.stores import MediaDevice as MediaDevice

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from bridle.engine.sampling.padded_vocab import NONE_UNNAMED, PaddedVocab
-from bridle.engine.scheduling.step_plan import SampleBatch, StepPlan, StepResult
+from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan, StepResult
 from bridle.kv_store.records import Buffer, Snapshot
 
 #: What a model is for: text, vectors of texts, or labels of texts.
@@ -201,3 +201,34 @@ class Embedder(Protocol):
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
         """Vectors in 32-bit numbers of these logits rows of the last forward, which was step `step` and has been
         sampled. Those of a model that generates are its hidden states, scaled to length 1."""
+
+
+class Sampler(Protocol):
+    """Logits to tokens. `logits` is the backend's `[R, V]` array; `history(row)` returns the tokens before a row's
+    sampled token, and how many of them are prompt. Row i of the result answers `batch.rows[i]`."""
+
+    def __call__(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> StepResult: ...
+
+
+class PendingSample(Protocol):
+    """Tokens that are being sampled."""
+
+    @property
+    def tokens(self) -> Any:
+        """Return the tokens as an integer tensor [rows] on the device, in the order of the batch. A row from which no
+        token could be sampled has a number below 0. Return None if the host has to wait for the tokens."""
+
+    def take(self) -> StepResult:
+        """Wait for them. Called once."""
+
+
+@runtime_checkable
+class AsyncSampler(Sampler, Protocol):
+    """A sampler that need not be waited for. Calling it is `draw` followed by `take`."""
+
+    def draw(self, logits: Any, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
+        """Start answering `batch`. When this returns, whatever is launched next may overwrite `logits`."""
+
+
+class HistoryLookup(Protocol):
+    def __call__(self, row: SampleRow) -> tuple[Sequence[int], int]: ...

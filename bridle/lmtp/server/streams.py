@@ -25,7 +25,7 @@ from bridle.lmtp.session import Reattach, Session, Start, StopStream, Stream
 from bridle.serving import new_request_id
 from bridle.serving.lifecycle.request_lifecycle import AppState, RequestLifecycle
 from bridle.serving.lifecycle.request_record import RequestRecord
-from bridle.serving.outputs.tool_answers import answer_call
+from bridle.serving.outputs.direct_tools import answer_call
 from bridle.serving.requests.request_builder import check_num_tokens
 from bridle.serving.tenancy.keys import Identity
 
