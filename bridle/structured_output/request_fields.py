@@ -66,6 +66,15 @@ def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
     return found
 
 
+def field_with_constraint(body: Any) -> str:
+    """Return the field of a request's body that holds its constraint; `constraint` if no known field does."""
+    if not isinstance(body, Mapping):
+        return "constraint"
+    if "text" in body:  # of the Responses API
+        return "text.format"
+    return next((name for name in NAMES if body.get(name) is not None), "constraint")
+
+
 def native_form(kind: str, value: Any) -> Constraint:
     """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
     describes an object, even if it does not say so."""

@@ -145,6 +145,30 @@ def test_forms_that_are_not_understood_are_refused(steered: openai.OpenAI, field
     assert told in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"regex": "[a-"}, "regex"),
+        ({"json_schema": {"type": "objekt"}}, "json_schema"),
+        ({"response_format": FORMAT | {"json_schema": {"schema": {"type": "objekt"}}}}, "response_format"),
+        ({"constraint": {"regex": "[a-"}}, "constraint"),
+    ],
+)
+def test_an_unusable_constraint_is_refused_under_the_name_of_its_field(
+    steered: openai.OpenAI, fields: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="is not usable") as refusal:
+        steered.chat.completions.create(model=NAME, messages=HI, extra_body=fields)
+    assert refusal.value.param == field
+
+
+def test_an_unusable_constraint_of_a_response_is_refused_under_the_name_of_its_field(steered: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "objekt"}}
+    with pytest.raises(openai.BadRequestError, match="is not usable") as refusal:
+        steered.responses.create(model=NAME, input="Hi", text={"format": form})
+    assert refusal.value.param == "text.format"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_compiled_is_refused(steered: openai.OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:

@@ -23,6 +23,7 @@ from bridle.http.middleware.content_coding import unpacker_of
 from bridle.http.settings import BODY_BYTES
 from bridle.http.state import HttpState, http_state
 from bridle.serving.requests.json_size import MAX_INLINE_BYTES, json_size, limit_for
+from bridle.structured_output.request_fields import field_with_constraint
 
 
 class BoundedRequest(Request):
@@ -64,14 +65,21 @@ class BoundedRequest(Request):
 
 
 class BoundedRoute(APIRoute):
-    """A route whose handler gets a `BoundedRequest`."""
+    """A route whose handler gets a `BoundedRequest`. An error about a constraint names the field that the client sent:
+    constraints are compiled where only their content is known."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def bounded(request: Request) -> Response:
             STRICTNESS.set((request.headers, http_state(request).settings.strict_fields))
-            return await handler(BoundedRequest(request.scope, request.receive))
+            read = BoundedRequest(request.scope, request.receive)
+            try:
+                return await handler(read)
+            except InvalidRequest as error:
+                if error.param == "constraint":
+                    error.param = field_with_constraint(await read.json())
+                raise
 
         return bounded
 
