@@ -102,7 +102,7 @@ def _show_texts(console: Console, found: Explanation) -> None:
 def _show_outputs(console: Console, found: Explanation) -> None:
     from rich.table import Table
 
-    table = Table("output", "of", "drawn", "forced", "drafted", "taken back", "replaced", "ended")
+    table = Table("output", "of", "sampled", "forced", "drafted", "rolled back", "replaced", "ended")
     for each in found.outputs:
         parent = "" if each.parent is None else str(each.parent)
         counts = (each.num_sampled, each.num_forced, each.num_drafted, each.num_rewound, each.num_replaced)
@@ -125,8 +125,8 @@ def _show_fights(console: Console, found: Explanation, top: int) -> None:
 
     if not found.fights or not top:
         return
-    title = f"Where the mask fought the model ({min(top, len(found.fights))} of {len(found.fights)})"
-    table = Table("output", "token", "drawn", "its chance", "wanted", "its chance", "allowed", "taken", title=title)
+    title = f"Where a mask overruled the model ({min(top, len(found.fights))} of {len(found.fights)})"
+    table = Table("output", "token", "sampled", "probability", "preferred", "probability", "allowed", "removed", title=title)
     for each in found.fights[:top]:
         table.add_row(
             str(each.output),

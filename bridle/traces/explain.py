@@ -114,7 +114,7 @@ class Explanation:
         )
 
     def _what(self) -> str:
-        parts = [f"{_count(self.total('num_sampled'), 'token')} drawn"]
+        parts = [f"{_count(self.total('num_sampled'), 'token')} sampled"]
         if drafted := self.total("num_drafted"):
             parts[0] += f" ({drafted} of them drafted)"
         parts.append(f"{_count(self.total('num_forced'), 'token')} forced")
@@ -127,13 +127,13 @@ class Explanation:
 
     def _fought(self) -> list[str]:
         if not self.fights:
-            return ["No mask took anything away from the model that it wanted."] if self.controller else []
+            return ["No mask removed a token that the model preferred."] if self.controller else []
         worst = self.fights[0]
         return [
-            f"In {_count(len(self.fights), 'draw')} something that the model wanted was forbidden, most of all at "
-            f"token {worst.at} of output {worst.output}: {100 * worst.taken:.1f} % was taken away, the model wanted "
+            f"A mask overruled the model at {_count(len(self.fights), 'token')}, most strongly at token {worst.at} of "
+            f"output {worst.output}: it removed {100 * worst.taken:.1f} % of the probability, the model preferred "
             f"{worst.wanted!r} ({100 * worst.chance:.1f} %) and got {worst.text!r} ({100 * worst.own:.2g} %).",
-            f"All masks and biases together told it {self.num_bits:.1f} bits.",
+            f"All masks and biases together added {self.num_bits:.1f} bits of information.",
         ]
 
     def _controlled(self) -> list[str]:
@@ -157,18 +157,18 @@ class Explanation:
         vain = [
             f"{_count(count, 'token')} {what}"
             for count, what in (
-                (self.total("num_rewound"), "taken back"),
-                (self.total("num_replaced"), "replaced as soon as drawn"),
+                (self.total("num_rewound"), "rolled back"),
+                (self.total("num_replaced"), "replaced as soon as sampled"),
                 (self.num_again, "computed again"),
             )
             if count
         ]
-        return [f"In vain: {', '.join(vain)}."] if vain else ["Nothing was computed in vain."]
+        return [f"Wasted: {', '.join(vain)}."] if vain else ["No work was wasted."]
 
     def _timed(self) -> str:
         return (
             f"It took {_count(self.num_steps, 'step')}: {1000 * self.forward:.1f} ms of forward passes, "
-            f"{1000 * self.wait:.1f} ms of waiting for controllers, {1000 * self.sample:.1f} ms of drawing; before, "
+            f"{1000 * self.wait:.1f} ms of waiting for controllers, {1000 * self.sample:.1f} ms of sampling; before, "
             f"{1000 * self.queued:.1f} ms in the queue and {1000 * self.opening:.1f} ms to make the controller."
         )
 

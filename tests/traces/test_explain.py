@@ -74,14 +74,14 @@ def test_everything_is_counted(trace: Trace) -> None:
 def test_sentences_say_what_happened(trace: Trace) -> None:
     said = " ".join(explain(trace).sentences)
     for part in (
-        "2 outputs from 3 prompt tokens, 2 of them cached: 2 tokens drawn (1 of them drafted) and 1 token forced by "
+        "2 outputs from 3 prompt tokens, 2 of them cached: 2 tokens sampled (1 of them drafted) and 1 token forced by "
         "grumpy.",
-        "In 2 draws something that the model wanted was forbidden, most of all at token 0 of output 0: 75.0 % was "
-        "taken away, the model wanted 'yes' (77.9 %) and got 'up' (1.8 %).",
+        "A mask overruled the model at 2 tokens, most strongly at token 0 of output 0: it removed 75.0 % of the "
+        "probability, the model preferred 'yes' (77.9 %) and got 'up' (1.8 %).",
         "grumpy took 20.0 ms for its answers, the longest 16.0 ms before token 1.",
         "It was late in 2 steps.",
         "It waited 1 time for x, 30.0 ms in all.",
-        "In vain: 2 tokens taken back, 1 token replaced as soon as drawn, 3 tokens computed again.",
+        "Wasted: 2 tokens rolled back, 1 token replaced as soon as sampled, 3 tokens computed again.",
         "4 records are missing",
     ):
         assert part in said
@@ -89,7 +89,7 @@ def test_sentences_say_what_happened(trace: Trace) -> None:
 
 def test_a_plain_trace_says_little() -> None:
     said = " ".join(explain(Trace(TraceHeader("a"), [EndRecord(0, 1, "stop")])).sentences)
-    assert "Nothing was computed in vain." in said
+    assert "No work was wasted." in said
     assert "mask" not in said
 
 
@@ -98,7 +98,7 @@ def test_the_command_explains_a_trace(trace: Trace, tmp_path: Path, capsys: pyte
     write([trace, trace], path)
     assert main(["explain", str(path)]) == 0
     out = capsys.readouterr().out
-    assert out.count("Where the mask fought the model (2 of 2)") == 2
+    assert out.count("Where a mask overruled the model (2 of 2)") == 2
     assert "abc on demo" in out
     assert main(["explain", str(path), "--top", "1", "--no-tokens"]) == 0
     out = capsys.readouterr().out

@@ -115,10 +115,10 @@ def drawn(token: int, num_allowed: int | None = None, logprob: float = -0.5) -> 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (made(drawn(1)), made(drawn(2)), "token 1 'x' drawn before, token 2 'x' drawn now"),
-        (made(drawn(1, 5)), made(drawn(1, 6)), "drawn of 5 before, token 1 'x' drawn of 6 now"),
-        (made(drawn(1)), made(drawn(1), drawn(2)), "end (stop) before, token 2 'x' drawn now"),
-        (made(drawn(1), RewindRecord(0, 1, 1)), made(drawn(1)), "1 tokens taken back before, end (stop) now"),
+        (made(drawn(1)), made(drawn(2)), "token 1 'x' sampled before, token 2 'x' sampled now"),
+        (made(drawn(1, 5)), made(drawn(1, 6)), "sampled of 5 before, token 1 'x' sampled of 6 now"),
+        (made(drawn(1)), made(drawn(1), drawn(2)), "end (stop) before, token 2 'x' sampled now"),
+        (made(drawn(1), RewindRecord(0, 1, 1)), made(drawn(1)), "1 tokens rolled back before, end (stop) now"),
         (made(LogRecord(0, 1, "a")), made(LogRecord(0, 1, "b")), "Other logs: outputs 0"),
         (made(StoredRecord(0, 1, "x", b"1")), made(StoredRecord(0, 1, "x", b"2")), "Other variables: outputs 0"),
         (made(drawn(1)), Trace(TraceHeader("a"), [drawn(1)]), "end (stop) before, nothing more now"),
