@@ -49,7 +49,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
             console.print(f"        {finding.advice}", style="dim", markup=False, soft_wrap=True)
     problems = sum(finding.level == "problem" for finding in findings)
     console.print(
-        f"\n{problems} problem{'s' * (problems > 1)}" if problems else "\nnothing is in the way", style="bold"
+        f"\n{problems} problem{'s' * (problems > 1)}" if problems else "\nno problems found", style="bold"
     )
     return 1 if problems else 0
 
@@ -142,7 +142,7 @@ def _sandbox() -> Iterator[Finding]:
     if os_sandbox.mode() == "off":
         yield Finding("note", "sandbox", f"{os_sandbox.VARIABLE}=off: guests are held by WebAssembly alone")
     elif not walls.missing:
-        yield Finding("ok", "sandbox", f"Landlock {walls.landlock} and seccomp stand around guests")
+        yield Finding("ok", "sandbox", f"controllers run under Landlock (ABI {walls.landlock}) and seccomp")
     for name, needs in walls.missing.items():
         yield Finding("note", "sandbox", f"{name} is missing around guests", f"it needs {needs}")
 

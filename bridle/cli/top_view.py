@@ -115,10 +115,9 @@ def _speeds(engine: Status, old: Status, seconds: float) -> str:
     steps = engine.get("num_steps", 0) - old.get("num_steps", 0)
     busy = engine.get("step_seconds", 0.0) - old.get("step_seconds", 0.0)
     step = f", {1000 * busy / steps:.1f} ms a step" if steps else ""
-    drawn = rate("num_sampled_tokens")
-    told = f"{drawn:.1f} tokens/s drawn, {rate('num_computed_tokens'):.1f} computed{step}"
+    told = f"{rate('num_sampled_tokens'):.1f} tokens/s sampled, {rate('num_computed_tokens'):.1f} computed{step}"
     forced, rewound = rate("num_forced_tokens"), rate("num_rewound_tokens")
-    told += f", {forced:.1f} forced, {rewound:.1f} taken back" if forced or rewound else ""
+    told += f", {forced:.1f} forced, {rewound:.1f} rolled back" if forced or rewound else ""
     drafted = rate("num_drafted_tokens")
     return told + (f", {rate('num_accepted_tokens') / drafted:.0%} of {drafted:.1f} drafted right" if drafted else "")
 

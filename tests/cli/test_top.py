@@ -86,8 +86,8 @@ def test_speeds_are_since_the_look_before() -> None:
     before = status(engine={"num_sampled_tokens": 100, "num_steps": 10, "step_seconds": 1.0})
     after = status(time=102.0, engine={"num_sampled_tokens": 150, "num_steps": 20, "step_seconds": 1.5})
     text = shown(after, before, "here")
-    assert "25.0 tokens/s drawn" in text and "50.0 ms a step" in text
-    assert "3.0 tokens/s drawn" in shown(after, None, "here")  # 150 in 50 seconds
+    assert "25.0 tokens/s sampled" in text and "50.0 ms a step" in text
+    assert "3.0 tokens/s sampled" in shown(after, None, "here")  # 150 in 50 seconds
 
 
 def test_requests_are_listed_with_what_steers_them() -> None:
