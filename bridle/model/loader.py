@@ -49,7 +49,7 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     folder = folder_of(config, lambda share: report("downloading", share))
     kept = load_kept(config, folder)
     if kept is not None:
-        report("arranged weights are there", 0.95)
+        report("using cached packed weights", 0.95)
         return kept
     checkpoint = inspect_checkpoint(folder)
     settings = support_checks.serving_config(checkpoint)

@@ -63,7 +63,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
     report("running the largest step", 0.95)
     executor = build_executor(loaded, sampler, report=_late(report))
     if loaded.key is None:
-        report("keeping the arranged weights", 0.99)
+        report("caching the packed weights", 0.99)
         keep(config, loaded)
     report("ready", 1.0)
     return executor

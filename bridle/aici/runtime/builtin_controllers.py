@@ -116,7 +116,7 @@ class BuiltinControllers:
         return preparation
 
     def _compile(self, name: str, preparation: _Preparation) -> None:
-        text = "making the controller %s ready for this machine, once"
+        text = "compiling the controller %s for this machine, once"
         told = threading.Timer(_WORTH_TELLING, _log.info, [text, name])
         told.daemon = True
         told.start()

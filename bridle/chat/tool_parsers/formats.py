@@ -114,8 +114,8 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
         found = InferredFormat(HERMES, _specials(tokenizer), tokenizer.chat_settings.bare_calls)
     _log.log(
         logging.WARNING if found is None else logging.INFO,
-        "the chat template writes no tool calls that are understood; %s, --tool-format sets another format",
-        "requests with tools are refused" if found is None else f"read as {described_as(found)['name']}",
+        "the chat template has no known format of tool calls: %s; --tool-format sets another format",
+        "requests with tools are refused" if found is None else f"{described_as(found)['name']} is assumed",
     )
     return found
 
