@@ -64,7 +64,10 @@ def main(index: str) -> None:
     if not index or sys.platform != "linux" or has_torch() or has_nvidia_driver():
         return
     if trouble := trouble_with(index):
-        print(f"{index} cannot be used ({trouble}): pip's own indexes decide, whose PyTorch may include CUDA.", file=sys.stderr)
+        print(
+            f"{index} cannot be used ({trouble}): pip's own indexes decide, whose PyTorch may include CUDA.",
+            file=sys.stderr,
+        )
         return
     print("No NVIDIA driver: PyTorch comes without CUDA.", file=sys.stderr)
     print("--extra-index-url", index)

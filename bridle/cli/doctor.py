@@ -48,9 +48,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
         if finding.advice:
             console.print(f"        {finding.advice}", style="dim", markup=False, soft_wrap=True)
     problems = sum(finding.level == "problem" for finding in findings)
-    console.print(
-        f"\n{problems} problem{'s' * (problems > 1)}" if problems else "\nno problems found", style="bold"
-    )
+    console.print(f"\n{problems} problem{'s' * (problems > 1)}" if problems else "\nno problems found", style="bold")
     return 1 if problems else 0
 
 

@@ -126,7 +126,9 @@ def _show_fights(console: Console, found: Explanation, top: int) -> None:
     if not found.fights or not top:
         return
     title = f"Where a mask overruled the model ({min(top, len(found.fights))} of {len(found.fights)})"
-    table = Table("output", "token", "sampled", "probability", "preferred", "probability", "allowed", "removed", title=title)
+    table = Table(
+        "output", "token", "sampled", "probability", "preferred", "probability", "allowed", "removed", title=title
+    )
     for each in found.fights[:top]:
         table.add_row(
             str(each.output),

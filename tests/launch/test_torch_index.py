@@ -156,7 +156,7 @@ def test_an_index_that_does_not_answer_is_passed_over(checkout: Path, usual: Pat
         installed, said = install(checkout, usual, index)
     assert installed == {f"torch-{pinned}", "nvidia_cuda-13"}
     (line,) = [line for line in said.splitlines() if "PyTorch" in line]
-    assert line == f"{index} cannot be used ([Errno 111] Connection refused): pip's own indexes decide, whose PyTorch may include CUDA."
+    assert line.startswith(f"{index} cannot be used ([Errno 111] Connection refused): pip's own indexes decide")
 
 
 @without_driver

@@ -71,7 +71,9 @@ class RuntimeSupervisor:
                 if not (self._closed or life.error):
                     self.current = life
                     self.changed.notify_all()
-                    _log.info("control runtime started: pid %d, vocabulary of %d tokens", process.pid, process.vocab_size)
+                    _log.info(
+                        "control runtime started: pid %d, vocabulary of %d tokens", process.pid, process.vocab_size
+                    )
                     return
                 error = "" if self._closed else life.error
         except BaseException:
