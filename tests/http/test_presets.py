@@ -110,6 +110,14 @@ def test_a_named_format_reads_what_its_models_write(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
+def test_markup_that_is_cut_off_after_a_call_is_no_content(name: str) -> None:
+    said = SAID[name]
+    for length in range(1, len(said)):
+        found = ParsedMessage().add(CallFormatReader(PRESETS[name], RULES).push(said[:length], is_last=True))
+        assert not (found.calls and found.content.strip()), said[:length]
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_named_format_has_grammars(name: str) -> None:
     grammar = CallGrammar(PRESETS[name], {})
     for text in (grammar.must_call([Function("f", SCHEMA)], 2), grammar.may_call([Function("f", SCHEMA)])):

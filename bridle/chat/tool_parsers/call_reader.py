@@ -83,8 +83,12 @@ class CallFormatReader:
         if not is_last and not rest:
             self._num_blank = begin
             return False
-        if not is_last and any(mark.startswith(rest) for mark in (*self._marks, self._opening)):
-            return False
+        if any(mark.startswith(rest) for mark in (*self._marks, self._opening)):
+            if not is_last:
+                return False
+            if self._num_calls:  # the output was cut off within markup after a call
+                self._held = ""
+                return False
         return self._leave(rest, pieces, is_last)
 
     def _leave(self, rest: str, pieces: list[StreamDelta], is_last: bool) -> bool:
