@@ -150,7 +150,7 @@ def test_context_overflow_names_prompt_max_tokens_and_limit() -> None:
         build_request(model, "a" * 10, SamplingParams(max_tokens=7))
     assert str(refusal.value) == (
         "This model's maximum context length is 16 tokens; "
-        "the prompt has 10 tokens, and with max_tokens of 7 that is 17"
+        "the prompt has 10 tokens, and with max_tokens of 7 that is 17: max_tokens can be 6 at most"
     )
     assert refusal.value.param == "max_tokens"
 
@@ -158,7 +158,7 @@ def test_context_overflow_names_prompt_max_tokens_and_limit() -> None:
 def test_a_prompt_must_leave_room_for_a_token() -> None:
     model = fake_model(max_model_len=16)
     build_request(model, "a" * 15, SamplingParams(max_tokens=None))
-    with pytest.raises(ContextOverflow, match="at least 1 new token that is 17") as refusal:
+    with pytest.raises(ContextOverflow, match="at least 1 new token that is 17: send a shorter prompt") as refusal:
         build_request(model, "a" * 16, SamplingParams(max_tokens=None))
     assert refusal.value.param == "prompt"
 

@@ -208,8 +208,9 @@ def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> N
     if total <= limit:
         return
     wanted = "at least 1 new token" if max_tokens is None else f"max_tokens of {max_tokens}"
+    advice = "send a shorter prompt" if num_prompt >= limit else f"max_tokens can be {limit - num_prompt} at most"
     raise ContextOverflow(
-        f"{_context(model)}; the prompt has {num_prompt} tokens, and with {wanted} that is {total}",
+        f"{_context(model)}; the prompt has {num_prompt} tokens, and with {wanted} that is {total}: {advice}",
         "prompt" if num_prompt >= limit else "max_tokens",
     )
 
