@@ -91,9 +91,11 @@ def _offline(model: str, revision: str | None, hint: str) -> UnsupportedModel:
 
 
 def suggestion(model: str) -> str:
-    """A question with the known model whose name is closest; empty if none is close."""
+    """A question with the known model whose name is closest. If none is close, the commands that list models."""
     found = closest(model, (*DEMO_MODELS, *cached_models(), *POPULAR))
-    return "" if found is None else f". Did you mean {found}?"
+    if found is not None:
+        return f". Did you mean {found}?"
+    return ". `bridle list` shows the models on this machine, `bridle pull` the short names"
 
 
 def cached_models() -> Iterator[str]:

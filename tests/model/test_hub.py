@@ -14,7 +14,12 @@ def test_llm_says_which_model_is_meant() -> None:
         LLM("Qwen/Qwen3-0.6", use_tqdm_on_load=False)
 
 
+def test_a_name_like_no_other_is_refused_with_the_commands_that_list_models() -> None:
+    with pytest.raises(UnsupportedModel, match="`bridle list` shows the models on this machine"):
+        LLM("zzqqxxj", use_tqdm_on_load=False)
+
+
 def test_a_load_by_itself_suggests_nothing() -> None:
     with pytest.raises(UnsupportedModel, match="not in the local hub cache") as refused:
         resolve_model("Qwen/Qwen3-0.6")
-    assert "Did you mean" not in str(refused.value)
+    assert "Did you mean" not in str(refused.value) and "bridle list" not in str(refused.value)
