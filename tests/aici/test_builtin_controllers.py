@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +97,21 @@ def test_a_controller_is_prepared_once(compilers: SlowCompilers) -> None:
     shipped.prepare([SMALL])
     shipped.prepare([SMALL])
     assert compilers.num_compiled == 1
+
+
+def test_the_controller_of_the_first_script_is_compiled_before_others(compilers: SlowCompilers) -> None:
+    prepared: list[str] = []
+
+    class Recording(BuiltinControllers):
+        def prepare(self, names: Iterable[str]) -> None:
+            prepared.extend(names)
+
+    other: Any = compilers
+    Recording(compilers._store, other, DEFAULT_LIMITS).prepare_in_background(manifest())
+    until(lambda: len(prepared) == len(manifest()))
+    compiled = [name for name in prepared if not manifest()[name].code]
+    assert compiled[0] == "jsctrl" and len(compiled) > 1
+    assert prepared[-len(compiled) :] == compiled
 
 
 def test_code_of_the_package_is_not_compiled(compilers: SlowCompilers) -> None:

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 OWNER = Auth("shipped with bridle", True)
 #: A compilation that takes longer than this is reported, in seconds.
 _WORTH_TELLING = 2.0
+#: Compiled before the others.
+_FIRST = "jsctrl"
 _RETRY_AFTER = 5.0
 
 
@@ -94,11 +96,12 @@ class BuiltinControllers:
                 self._prepare(name).future.result()
 
     def prepare_in_background(self, names: Iterable[str]) -> None:
-        """Do as `prepare`, in a thread, beginning with those that need no compilation. Errors are logged."""
+        """Do as `prepare`, in a thread, beginning with those that need no compilation, then with the one for scripts in
+        JavaScript, which the README's first program needs. Errors are logged."""
         known = standard.manifest()
 
         def run() -> None:
-            for name in sorted(names, key=lambda name: not known[name].code):
+            for name in sorted(names, key=lambda name: (not known[name].code, name != _FIRST)):
                 try:
                     self.prepare([name])
                 except Exception as error:
