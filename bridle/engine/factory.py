@@ -15,7 +15,7 @@ from bridle.engine.scheduling.admission_order import PrefillGate
 from bridle.engine.scheduling.batching import Batching
 from bridle.engine.scheduling.lora_scheduler import LoRAScheduler
 from bridle.engine.scheduling.scheduler import Scheduler
-from bridle.engine.spec_decode.draft_model import ModelDrafter
+from bridle.engine.spec_decode.draft_model import DraftModelProposer
 from bridle.engine.spec_decode.speculation import Speculation
 
 
@@ -43,9 +43,9 @@ def make_speculation(
     info: ExecutorInfo, config: EngineConfig, draft: Executor | None, clock: Callable[[], float]
 ) -> Speculation:
     """Return the speculation, with the draft model if there is one."""
-    drafter = None if draft is None else ModelDrafter(draft, info.vocab_size, clock, unnamed=info.unnamed)
+    proposer = None if draft is None else DraftModelProposer(draft, info.vocab_size, clock, unnamed=info.unnamed)
     timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
-    return Speculation(config.speculate, drafter, info.vocab_size, timer)
+    return Speculation(config.speculate, proposer, info.vocab_size, timer)
 
 
 def make_scheduler(

@@ -12,7 +12,7 @@ from bridle.config import EngineConfig
 from bridle.engine.engine import Engine
 from bridle.engine.request import Request
 from bridle.engine.sequence import Sequence
-from bridle.engine.spec_decode.draft_model import ModelDrafter
+from bridle.engine.spec_decode.draft_model import DraftModelProposer
 from bridle.outputs import Event
 from bridle.testing.async_executor import LateScriptedExecutor
 from bridle.testing.scripted import ScriptedExecutor
@@ -176,9 +176,9 @@ class DraftedLab(Lab):
         return [float(value) for value in self.executor.model.row_after(tokens)]
 
     @property
-    def drafter(self) -> ModelDrafter:
+    def drafter(self) -> DraftModelProposer:
         drafter = scheduler_of(self.engine).speculation.guessing._model
-        assert isinstance(drafter, ModelDrafter)
+        assert isinstance(drafter, DraftModelProposer)
         return drafter
 
     def step(self) -> list[Event]:

@@ -228,7 +228,7 @@ class Guessing:
     def __init__(self, cost: float, behind: float = 0.0) -> None:
         self.cost, self.behind = cost, behind
 
-    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+    def propose(self, wishes: Iterable[Wish]) -> Drafts:
         return {seq.id: (0,) * limit for seq, limit in wishes}
 
     def seconds(self, num_sequences: int) -> float:

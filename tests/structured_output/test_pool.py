@@ -18,7 +18,7 @@ from bridle.controllers import Controller, PythonControllerPool, SequenceView
 from bridle.engine import Request
 from bridle.engine.control.decision import Decision, mask_allows
 from bridle.engine.interfaces import Ask
-from bridle.engine.spec_decode.proposers import LookupDrafter
+from bridle.engine.spec_decode.proposers import NgramProposer
 from bridle.errors import ControllerError, InvalidRequest
 from bridle.outputs import FinishReason, TokenEvent
 from bridle.structured_output import (
@@ -493,7 +493,7 @@ def test_a_draft_model_draws_under_the_constraint(
     """A model that is always right is so under a mask, too, and across what is forced: without the mask it would hit
     one of a few tokens by chance, and hardly any draft would count. It drafts alone, since copies, which may be wrong,
     come first whenever it was measured to be slow."""
-    monkeypatch.setattr(LookupDrafter, "draft", lambda *given: {})
+    monkeypatch.setattr(NgramProposer, "propose", lambda *given: {})
     fields: dict[str, object] = {"temperature": temperature, "max_tokens": 400}
     with Lab(text_vocabulary()) as lab:
         plain = lab.run_one(constraint, **fields)

@@ -34,7 +34,7 @@ class DraftProposal:
     wish: DraftRequest
     parts: list[tuple[int, ...]]
     chance: float  # that a guessed token is right if those before it are
-    is_paid: bool = False  # its drafter took its time for it, after it was weighed
+    is_paid: bool = False  # its proposer took its time for it, after it was weighed
     asking: float = 0.0  # seconds that what steers the sequence takes to be asked about a part
 
     def tokens(self, num_parts: int) -> tuple[int, ...]:
@@ -90,8 +90,8 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
-    """Return whether drafting saves more time in the rest of a sequence than the `behind` seconds that its drafter
-    needs to catch up with it. The drafter proposes `count` tokens per step, each for `cost` seconds."""
+    """Return whether drafting saves more time in the rest of a sequence than the `behind` seconds that its proposer
+    needs to catch up with it. The proposer offers `count` tokens per step, each for `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))

@@ -1,6 +1,6 @@
 """Drafts by a smaller model of the same vocabulary: a separate executor with its own KV.
 
-The drafter keeps a shadow of each sequence: a sequence with the same tokens, its own blocks and its own count of
+The proposer keeps a shadow of each sequence: a sequence with the same tokens, its own blocks and its own count of
 computed tokens. The sequence may have changed since the last call (tokens sampled, forced or rolled back, a fork, a
 preemption). The shadow takes over its tokens, keeps the KV of the common ones, and computes the rest. Blocks of prompts
 are found by hash, as in the engine. One forward pass then gives one token of every sequence; `DraftStep` says how that
@@ -43,7 +43,7 @@ class _Shadow:
     num_known: int
 
 
-class ModelDrafter(Proposer):
+class DraftModelProposer(Proposer):
     """A `Proposer` over the executor of a draft model. `vocab_size` is that of the main model, which never samples
     `unnamed` ids."""
 
@@ -68,9 +68,9 @@ class ModelDrafter(Proposer):
         self._cost = StepCost()
         self._reading = Average()
 
-    # -- what a drafter does -------------------------------------------------------------------------------
+    # -- what a proposer does ------------------------------------------------------------------------------
 
-    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+    def propose(self, wishes: Iterable[Wish]) -> Drafts:
         """Run the draft model as often as the longest draft needs. A sequence with too many missing tokens gets a
         part of them computed, and no draft yet. While no drafts are requested, the measured cost slowly fades."""
         if self._num_failures >= _MAX_FAILURES:

@@ -24,7 +24,7 @@ from bridle.engine.spec_decode.cost_model import (
     repays,
     worth_asking,
 )
-from bridle.engine.spec_decode.proposers import LookupDrafter, ProposalDrafter, Proposer
+from bridle.engine.spec_decode.proposers import ControllerProposer, NgramProposer, Proposer
 from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
 
 #: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
@@ -78,10 +78,10 @@ class ProposerSelector:
     """Asks the proposers, and learns their cost and their acceptance. `rest` is the backoff."""
 
     def __init__(self, model: Proposer | None, vocab_size: int, timer: Callable[[], float], rest: DraftBackoff) -> None:
-        self._proposals = ProposalDrafter(vocab_size)
-        self._lookup = LookupDrafter()
+        self._proposals = ControllerProposer(vocab_size)
+        self._lookup = NgramProposer()
         self._model = model
-        self._drafters: tuple[Proposer, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
+        self._proposers: tuple[Proposer, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
         self._modelled, self._copied = AcceptanceRate(), AcceptanceRate()  # over all sequences
         self.num_sequences = 1  # of the step that was planned last
         self._asked: dict[ControllerPool | None, _AskingCost] = defaultdict(_AskingCost)
@@ -90,9 +90,9 @@ class ProposerSelector:
         self._rest = rest
         self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
 
-    def hear(self, seq: Sequence, decision: Decision) -> None:
+    def on_decision(self, seq: Sequence, decision: Decision) -> None:
         """Record the tokens that a controller proposes with its answer."""
-        self._proposals.hear(seq, decision)
+        self._proposals.on_decision(seq, decision)
 
     def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
         """Return the drafts of all proposers. Each drafts for the sequences that those before it left out."""
@@ -104,7 +104,7 @@ class ProposerSelector:
 
     def take_proposals(self, wishes: list[DraftRequest]) -> list[DraftProposal]:
         """Return the drafts that controllers propose."""
-        found = self._proposals.draft((wish.seq, wish.limit) for wish in wishes)
+        found = self._proposals.propose((wish.seq, wish.limit) for wish in wishes)
         guesses = []
         for wish in wishes:
             if wish.seq.id in found:
@@ -169,7 +169,7 @@ class ProposerSelector:
         return chances
 
     def _copy(self, seq: Sequence, limit: int) -> tuple[int, ...]:
-        return self._lookup.draft([(seq, limit)]).get(seq.id, ())
+        return self._lookup.propose([(seq, limit)]).get(seq.id, ())
 
     def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
         """Remember the copied tokens of sequences where they are not computed, so that their accuracy is learned
@@ -199,7 +199,7 @@ class ProposerSelector:
             if not is_other or len(parts) >= limit:
                 break
             path = [token for part in parts for token in part]
-            tokens = self._lookup.draft_after(seq, path, min(limit - len(parts), room - len(path)))
+            tokens = self._lookup.propose_after(seq, path, min(limit - len(parts), room - len(path)))
         spent = self.timer() - began
         self._asked[pool].filtering.note(max(len(parts), 1), spent)
         self._asked[pool].size.note(len(parts), sum(map(len, parts)))
@@ -245,7 +245,7 @@ class ProposerSelector:
         num_steps = self._rest.length + 1
         self._modelled.decay(num_steps)
         began = self.timer()
-        found = model.draft((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
+        found = model.propose((wish.seq, counts[wish.seq.id]) for wish in wishes if wish.seq.id in counts)
         self._seconds_ahead += self.timer() - began
         guesses = []
         for wish in wishes:
@@ -271,20 +271,20 @@ class ProposerSelector:
             self._copied.note(num_drafted, num_right)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the drafters' state of a sequence that has ended or was preempted."""
-        for drafter in self._drafters:
-            drafter.forget(seq)
+        """Drop the proposers' state of a sequence that has ended or was preempted."""
+        for proposer in self._proposers:
+            proposer.forget(seq)
 
     def cut(self, seq: Sequence) -> None:
         """Record that tokens of `seq` were rolled back."""
         seq.drafts.watched = None
-        for drafter in self._drafters:
-            drafter.cut(seq)
+        for proposer in self._proposers:
+            proposer.cut(seq)
 
     def close(self) -> None:
-        """Release the drafters' resources."""
-        for drafter in self._drafters:
-            drafter.close()
+        """Release the proposers' resources."""
+        for proposer in self._proposers:
+            proposer.close()
 
 
 def _others(wishes: list[DraftRequest], guesses: list[DraftProposal]) -> list[DraftRequest]:

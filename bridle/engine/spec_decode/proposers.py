@@ -1,9 +1,9 @@
 """Proposers of draft tokens: one interface, and the proposers that need no model.
 
-A drafter is asked for tokens before each step, for many sequences at once. Its guesses change only the time, because
-each is compared with the sampled token (`SamplePlanner`). `ProposalDrafter` uses a controller's proposal,
-`LookupDrafter` copies from the client's prediction and from the text itself; `ModelDrafter` in `draft_model` asks a
-smaller model.
+A proposer is asked for tokens before each step, for many sequences at once. Its guesses change only the time, because
+each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal,
+`NgramProposer` copies from the client's prediction and from the text itself; `DraftModelProposer` in `draft_model` asks
+a smaller model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Drafts = dict[int, tuple[int, ...]]
 class Proposer:
     """Guesses the next tokens of sequences. Its state of a sequence follows the tokens, and is dropped with the KV."""
 
-    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+    def propose(self, wishes: Iterable[Wish]) -> Drafts:
         """Guess the tokens that follow those of each sequence."""
         raise NotImplementedError
 
@@ -46,16 +46,16 @@ class Proposer:
         """Drop the state of a sequence that has ended or was preempted."""
 
     def close(self) -> None:
-        """Release the drafter's resources. Idempotent."""
+        """Release the proposer's resources. Idempotent."""
 
 
-class ProposalDrafter(Proposer):
+class ControllerProposer(Proposer):
     """Drafts a controller's proposal as long as it is right. The proposal is stored in the sequence."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def hear(self, seq: Sequence, decision: Decision) -> None:
+    def on_decision(self, seq: Sequence, decision: Decision) -> None:
         """Store the proposal of an answer, up to an invalid token, for which the answer is refused later. A
         controller that proposes nothing keeps its last proposal."""
         if len(decision.branches) != 1 or not decision.is_draw:
@@ -67,7 +67,7 @@ class ProposalDrafter(Proposer):
         known = next((i for i, token in enumerate(tokens) if not self._is_known(token)), len(tokens))
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
-    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+    def propose(self, wishes: Iterable[Wish]) -> Drafts:
         """Return the rest of the proposals."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
@@ -100,14 +100,14 @@ def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
     return proposal.tokens[proposal.num_true : proposal.num_true + limit]
 
 
-class LookupDrafter(Proposer):
+class NgramProposer(Proposer):
     """Drafts the tokens after an earlier occurrence of the last few tokens: in the client's prediction, prompt and
     output."""
 
     def __init__(self) -> None:
         self._texts: dict[int, NgramIndex] = {}
 
-    def draft(self, wishes: Iterable[Wish]) -> Drafts:
+    def propose(self, wishes: Iterable[Wish]) -> Drafts:
         """Draft copies for the sequences whose whole text is indexed."""
         found: Drafts = {}
         for seq, limit in wishes:
@@ -119,7 +119,7 @@ class LookupDrafter(Proposer):
                 found[seq.id] = tokens
         return found
 
-    def draft_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
+    def propose_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
         """Continue a copy after tokens that may follow those of `seq`, which was just drafted for."""
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)

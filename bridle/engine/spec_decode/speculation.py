@@ -1,6 +1,6 @@
 """Choice of how many tokens to draft for which sequences, so that one pass may give several tokens of one sequence.
 
-A draft costs a row of the step and the time of its drafter. It gives a token if it equals the sampled one. It never
+A draft costs a row of the step and the time of its proposer. It gives a token if it equals the sampled one. It never
 changes the output: each drafted position is sampled with its own random number and key, as it would have been later. A
 wrong draft is dropped with all that follow it (`SamplePlanner`). So this module affects only the time.
 
@@ -75,7 +75,7 @@ class Speculation:
 
     def on_decision(self, seq: Sequence, decision: Decision) -> None:
         """Record the tokens that a controller proposes with its answer."""
-        self.guessing.hear(seq, decision)
+        self.guessing.on_decision(seq, decision)
         if seq.drafts.proposal is not None:
             self.is_used = self.is_used or seq.sampling.speculate != 0
             self.rest.end()
