@@ -208,7 +208,7 @@ def test_the_real_command_line_runs_controllers(demo: str, tmp_path: Path) -> No
     printed = aici("run", "say.py", "--ctrl", "shout", "--prompt", "A dog", "--max-tokens", "9")
     text = printed.partition("[Response] ")[2].partition("\n")[0]
     assert len(text) > 8 and text[::4] == text[::4].upper(), printed
-    assert "unknown tag 'nothing'" in aici("run", "say.py", "--ctrl", "nothing", status=1)
+    assert "unknown controller 'nothing'" in aici("run", "say.py", "--ctrl", "nothing", status=1)
 
 
 _FREE = [result({"suspend": False, "num_forks": 1, "ff_tokens": []})]

@@ -50,7 +50,7 @@ def test_tags_newest_first_and_all_or_none(store: ModuleStore) -> None:
         ("b", one, "root", 1),
     ]
     assert store.resolve("a") == two
-    with pytest.raises(InvalidRequest, match=r"unknown tag 'nobody'; the standard controllers are .*jsctrl.*yesno"):
+    with pytest.raises(InvalidRequest, match=r"unknown controller 'nobody'; the standard .*jsctrl.*yesno"):
         store.resolve("nobody")
 
 

@@ -86,7 +86,7 @@ def test_tags_over_the_wire(llm2: Llm) -> None:
     assert llm2.start("eva.x", 9, "by tag")["logs"] == "by tag"
     llm2.mid(freed=(9,))
     _, reply = llm2.instantiate("no.such.tag")
-    assert reply["type"] == "error" and "unknown tag 'no.such.tag'" in reply["error"]
+    assert reply["type"] == "error" and "unknown controller 'no.such.tag'" in reply["error"]
     _, reply = llm2.instantiate("gh:someone/else/ctrl")
     assert reply["type"] == "error" and "downloads are not allowed" in reply["error"]
 

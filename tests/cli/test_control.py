@@ -189,7 +189,7 @@ def test_watch_shows_an_error_and_waits(
     script.write_text("x")
     monkeypatch.setattr("bridle.cli.watch.sleep", stop)
     assert main(["run", "-l", "3", "--watch", str(script), "-c", "no-such-tag"]) == 130
-    assert "unknown tag 'no-such-tag'" in capsys.readouterr().err
+    assert "unknown controller 'no-such-tag'" in capsys.readouterr().err
     assert main(["run", "--watch", "-", "-c", "none"]) == 2
     assert "--watch needs a FILE" in capsys.readouterr().err
 
@@ -289,7 +289,7 @@ def test_a_failed_controller_is_exit_code_1(files: Path, tmp_path: Path, capsys:
         (["run", "-c", "x", "-u", "{files}/echo.wasm"], 2, "not both"),
         (["run", "-u", "{files}/none.wasm"], 2, "No such file"),
         (["run", "-u", "{files}/bad.wasm"], 1, "(status 400)"),
-        (["run", "-c", "no-such-tag"], 1, "unknown tag 'no-such-tag'; the standard controllers are"),
+        (["run", "-c", "no-such-tag"], 1, "unknown controller 'no-such-tag'; the standard controllers are"),
         (["run", "-c", "gh:someone/else/ctrl"], 1, "'gh:someone/else/ctrl' is not installed here"),
         (["run", "-c", "none", "-l", "loud"], 2, "--log-level is 'loud'"),
         (["tag", "f" * 64, "name"], 1, "unknown module"),

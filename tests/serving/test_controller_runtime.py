@@ -46,7 +46,7 @@ def test_llm_runs_wasm_controllers(folder: Path, tmp_path: Path) -> None:
         assert outputs[0].outputs[0].logs == "hello\n"
         assert outputs[0].outputs[0].finish_reason is FinishReason.CONTROLLER
         assert len(outputs[2].outputs[0].token_ids) == 20
-        assert "unknown tag" in str(outputs[3].outputs[0].error)
+        assert "unknown controller" in str(outputs[3].outputs[0].error)
         assert guess_num_logits(folder) == llm.info.vocab_size
     assert not left_behind()
 

@@ -132,8 +132,8 @@ class ModuleStore:
         if is_tag(name):
             row = self._row("SELECT module FROM tags WHERE tag = ?", name)
             if row is None:
-                shipped = ", ".join(names())
-                raise InvalidRequest(f"unknown tag {name!r}; the standard controllers are {shipped}", "module_id")
+                known = ", ".join(names())
+                raise InvalidRequest(f"unknown controller {name!r}; the standard controllers are {known}", "module_id")
             return str(row[0])
         if not self.has(name):
             raise InvalidRequest(f"unknown module {name[:80]!r}", "module_id")
