@@ -187,7 +187,7 @@ def test_quantizing_is_told_by_weights() -> None:
     told = told_by(
         tiny_checkpoints.cached_checkpoint("llama", hidden_size=64, intermediate_size=128), quantization="int8"
     )
-    check_moves(told, "arranging weights", 0.75, 0.95, 4)
+    check_moves(told, "packing weights", 0.75, 0.95, 4)
 
 
 def test_a_model_that_pools_tells_too(tmp_path: Path) -> None:

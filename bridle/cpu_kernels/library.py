@@ -67,7 +67,7 @@ def choice() -> KernelChoice:
             reasons.append(f"{target.name}: {error}")
             continue
         made = KernelChoice(found, f"{found.name}, {found.lanes} lanes")
-        _log.info("native kernels: %s", made.reason)
+        _log.info("CPU kernels: %s", made.reason)
         return made
     reason = "; ".join(reasons) or "none is built for this processor"
     _log.warning("no native kernels, plain torch computes: %s", reason)

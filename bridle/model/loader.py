@@ -98,7 +98,7 @@ def prepare_model(
         if config.quantization == "auto":
             report("choosing the form of weights", 0.72)
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
-        prepare_linears(model, config, lambda share: report("arranging weights", part_of(0.75, 0.95, share)))
+        prepare_linears(model, config, lambda share: report("packing weights", part_of(0.75, 0.95, share)))
     return LoadedWeights(config, checkpoint, model, geometry, dtype, device, max_model_len)
 
 

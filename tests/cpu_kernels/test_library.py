@@ -74,7 +74,7 @@ def test_the_log_says_which_object_computes(caplog: pytest.LogCaptureFixture) ->
         found = library.kernels()
         library.kernels()
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    assert told == ([] if found is None else [f"native kernels: {found.name}, {found.lanes} lanes"])
+    assert told == ([] if found is None else [f"CPU kernels: {found.name}, {found.lanes} lanes"])
 
 
 @pytest.mark.usefixtures("_anew")
