@@ -191,10 +191,10 @@ def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
     if not desks:
         return
     families: list[Any] = [
-        CounterMetricFamily("bridle_tool_calls", "Calls of tools begun.", labels=["tool"]),
-        CounterMetricFamily("bridle_tool_failures", "Calls of tools without an answer.", labels=["tool"]),
-        CounterMetricFamily("bridle_tool_seconds", "Time that calls of tools took.", labels=["tool"]),
-        GaugeMetricFamily("bridle_tool_running", "Calls of tools under way.", labels=["tool"]),
+        CounterMetricFamily("bridle_tool_calls", "Tool calls started.", labels=["tool"]),
+        CounterMetricFamily("bridle_tool_failures", "Tool calls that failed.", labels=["tool"]),
+        CounterMetricFamily("bridle_tool_seconds", "Seconds spent in tool calls.", labels=["tool"]),
+        GaugeMetricFamily("bridle_tool_running", "Tool calls that are running.", labels=["tool"]),
     ]
     total: dict[str, list[float]] = {}
     for desk in desks.values():
@@ -211,7 +211,7 @@ def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
 def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Metric]:
     """The number of requests under each policy, and of the policies' actions on texts."""
     labels = ["policy", "version", "action"]
-    family = CounterMetricFamily("bridle_policy_actions", "What policies did, by action.", labels=labels)
+    family = CounterMetricFamily("bridle_policy_actions", "Actions of policies.", labels=labels)
     for label, count in dict(policies.applied).items():
         name, _, version = label.partition("@")
         family.add_metric([name, version, "applied"], float(count))
@@ -225,9 +225,9 @@ def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Me
 
 def _of_traces(book: TraceStore) -> Iterator[Metric]:
     """Count the stored traces and the fate of the requested ones."""
-    yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for who asked for them.", len(book.texts))
-    yield GaugeMetricFamily("bridle_traces_kept_bytes", "What they take.", book.texts.num_bytes)
-    family = CounterMetricFamily("bridle_traces", "Traces of requests by what became of them.", labels=["event"])
+    yield GaugeMetricFamily("bridle_traces_kept", "Stored traces.", len(book.texts))
+    yield GaugeMetricFamily("bridle_traces_kept_bytes", "Size of the stored traces in bytes.", book.texts.num_bytes)
+    family = CounterMetricFamily("bridle_traces", "Requested traces by event.", labels=["event"])
     for event in TRACE_EVENTS:
         family.add_metric([event], book.counts[event])
     family.add_metric(["dropped"], book.texts.num_dropped)

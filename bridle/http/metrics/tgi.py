@@ -121,7 +121,7 @@ class _Collector(Collector):
             family = UntypedMetricFamily(f"tgi_batch_inference_{name}", text, labels=["method"])
             family.add_metric(["decode"], value)
             yield family
-        for name, text in (("step", "whole steps"), ("forward", "the model"), ("sample", "drawing tokens")):
+        for name, text in (("step", "whole steps"), ("forward", "the model"), ("sample", "sampling tokens")):
             seconds = SummaryMetricFamily(f"tgi_batch_{_PARTS[name]}_duration", f"Seconds: {text}.", labels=["method"])
             seconds.add_metric(["decode"], int(num_steps), total(f"{name}_seconds"))
             yield seconds
