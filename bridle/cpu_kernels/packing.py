@@ -2,10 +2,10 @@
 side.
 
 A panel holds its blocks of 32 inputs one after the other. Within a block come vectors `[lanes, 4]` of bytes, vector g
-with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two of them, g in the low halves of bytes and g + 4 in the high
-ones; fifth bits follow in one vector (bit g for input group g), fifth and sixth in two. Scales lie apart, also by
-panels. Outputs are filled up to whole panels, inputs to whole blocks. Panels of float32 are vectors of lanes, one for
-each input.
+with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two of them: g in the low halves of bytes and g + 4 in the high
+halves. Fifth bits follow in one vector (bit g for input group g), fifth and sixth bits in two. Scales lie apart, also
+by panels. Outputs are filled up to whole panels, inputs to whole blocks. Panels of float32 are vectors of lanes, one
+for each input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plain torch for what goes along the tokens of recurrent layers: short convolutions, gated delta rules, and the scans
 of Mamba and Mamba-2. It has the functions of `RecurrenceKernels`, for any device.
 
-Each number of a token is computed by the same operations in the same order whatever else is in the step, token by token
-over the state of its sequence, in place.
+Tokens are computed one after the other over the state of their sequence, in place. Each value comes from the same
+operations in the same order, whatever else is in the step.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class CSurvey(ctypes.Structure):
 
 
 class Cuts(NamedTuple):
-    """Filters of each row, after its largest logit was subtracted and temperature applied: the best `top_k` tokens
-    (0: all), while the ones before them hold less than `top_p` of their total weight, and nothing below a floor."""
+    """Filters of each row, after its largest logit was subtracted and temperature applied. They keep the best `top_k`
+    tokens (0: all). Of these, a token stays while the better ones hold less than `top_p` of the total weight. Nothing
+    below a floor stays."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
@@ -85,9 +86,9 @@ class SamplingKernels:
         self._allow(CAllowance(*pointers, columns), len(where), is_parallel())
 
     def largest(self, logits: Tensor, where: Sequence[int], masks: Sequence[bytes | None]) -> tuple[Tensor, Tensor]:
-        """The largest logit that its mask allows, float32 [n], and its place, of equal ones the first, int64 [n], of
-        each of the rows `where` of `logits` [R, V], of any width. NaN counts as the largest; -inf says that nothing is
-        allowed."""
+        """Return the largest allowed logit, float32 [n], and its position, int64 [n], of each of the rows `where` of
+        `logits` [R, V]. The rows may have any width. Of equal logits the first one counts. NaN counts as the largest.
+        -inf means that the mask allows nothing."""
         if logits.dtype is not torch.float32 or logits.device.type != "cpu" or logits.dim() != 2:
             raise InternalError(f"not for a kernel: {tuple(logits.shape)} {logits.dtype} logits on {logits.device}")
         num_rows, columns = logits.shape
@@ -146,10 +147,11 @@ class SamplingKernels:
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
 
     def survey(self, work: Tensor, tokens: Sequence[int], totals: Tensor, num_best: int) -> Tensor:
-        """Return one row of statistics for `tokens`, one per row of `work` [R, W], as float64 [R, 4 + 2 num_best]:
-        the token's logit and rank; the largest logits, best first, ties in order of position, then their positions;
-        the maximum, which is NaN if any logit is NaN; and the total weight, from `totals` [R, 1], or computed where
-        that is negative. The position of a logit of -inf is undefined. NaN is never among the best."""
+        """Return one row of statistics for `tokens`, one per row of `work` [R, W], as float64 [R, 4 + 2 num_best].
+        Columns: the token's logit and rank; the largest logits, best first; their positions; the maximum; the total
+        weight. Ties are in order of position. The maximum is NaN if any logit is NaN. The weight comes from `totals`
+        [R, 1], and is computed where that is negative. The position of a logit of -inf is undefined. NaN is never among
+        the best."""
         num_rows, columns = _shape(work)
         if not 0 <= num_best <= min(MAX_BEST, columns):
             raise InternalError(f"the {num_best} best of {columns}; kernels find {MAX_BEST}")

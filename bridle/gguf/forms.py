@@ -1,5 +1,5 @@
-"""Forms in which files hold tensors otherwise than the library's models, both ways: with one added, turned, cut into
-several, in another shape, or as what a model computes from them.
+"""Tensors whose form in a file differs from that in the library's models, converted both ways. A file may add one to a
+tensor, transpose it, cut it into several or reshape it. It may also hold what a model computes from the tensor.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Gemma 4: layers with a window and layers without one differ in the sizes of their heads, in how positions rotate and
-in the width of their networks, and the last ones take keys and values of others."""
+"""Gemma 4, whose layers with a sliding window and layers without one differ. They have other head sizes, other rotary
+angles and networks of other widths. The last layers use keys and values of earlier layers."""
 
 from __future__ import annotations
 

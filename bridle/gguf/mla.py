@@ -1,8 +1,8 @@
-"""Attention whose keys and values are made of one short vector per token, as DeepSeek's: its sizes, and the matrix that
-makes them.
+"""Multi-head latent attention (MLA), as DeepSeek has it: keys and values are made from one short vector per token. Here
+are its sizes, and the matrix that makes them.
 
-A file describes it as its reader computes it, as one head that all queries share: the matrix is cut in two, and the
-half that makes keys is turned, head by head.
+A file describes it as its reader computes it: as one key head that all queries share. So the matrix is cut in two, and
+the half that makes keys is transposed, head by head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Numbers to packed blocks. The plain types follow ggml to the bit (by the `gguf` package); for the K types, whose
-choice of scales is a search, the search here is our own and its blocks are as good: `tests/gguf/test_dequantize.py`
-holds their error against the formats' own resolution.
+"""Quantize values into packed blocks. The plain types equal ggml's to the bit (by the `gguf` package). The scales of
+the K types are chosen by a search. The search here is our own, and its blocks are as good:
+`tests/gguf/test_dequantize.py` compares their error with the formats' resolution.
 
 Numbers come in as float32 [rows, numbers per row], bytes go out as uint8 [rows, bytes per row].
 """
@@ -61,8 +61,9 @@ def _safe(divisor: Tensor) -> Tensor:
 
 
 def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the minimum (0 or less, negated) that lose least, for runs [N, 32] in levels 0 to `top`: for each
-    of several spacings the levels are rounded, then the best line through them is found by least squares."""
+    """Return the scale and the minimum (0 or less, negated) with the least error, for runs [N, 32] in levels 0 to
+    `top`. For each of several spacings the levels are rounded. Then the best line through them is found by least
+    squares."""
     weights = runs.abs() + runs.square().mean(-1, keepdim=True).sqrt()
     low = runs.amin(-1, keepdim=True).clamp_max(0)
     span = _safe(runs.amax(-1, keepdim=True) - low)

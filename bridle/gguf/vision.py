@@ -1,5 +1,5 @@
-"""Vision towers in GGUF files (`mmproj`), which llama.cpp keeps next to the text of a model: the configuration of both
-together, the settings of the image processor, and the names of the tower's weights."""
+"""Vision towers in GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. Read here: the
+configuration of both together, the settings of the image processor, and the names of the tower's weights."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads constraints under the names that requests and calls have for them.
 
-There are the short names (`regex`, `choice`, ...) with those that vLLM, SGLang and llama.cpp have for them, OpenAI's
-`response_format`, vLLM's `structured_outputs`, and `constraint`, which takes any constraint as plain data.
+There are short names (`regex`, `choice`, ...), and those that vLLM, SGLang and llama.cpp have for them. OpenAI's
+`response_format` and vLLM's `structured_outputs` are read too. `constraint` takes any constraint as plain data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scales of the control vectors of one sequence, by position.
 
 A control vector adds a direction to the hidden states of each token, so the KV of a token depends on the scales in
-force when it is computed. They are kept for every position: a token that is computed again, after a preemption or in
-another chunk, gets the same ones, and a rollback also undoes the changes that came with the removed tokens.
+force when it is computed. Scales are kept for every position. So a token that is computed again, after a preemption or
+in another chunk, gets the same scales. A rollback also undoes the changes that came with the removed tokens.
 """
 
 from __future__ import annotations

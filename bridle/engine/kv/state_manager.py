@@ -1,17 +1,18 @@
 """Slots for the recurrent states of sequences: shared by reference counts, copied on write, kept under block hashes.
 
 A slot holds the state of all recurrent layers after some number of tokens. A state cannot be cut, so copies are made in
-passing: at each block that a sequence fills while it decodes, at the last full block of a prompt, every `state_every`
-tokens of it, and where it leaves a chain of cached blocks (a junction). A copy is *frozen* under the hash of the KV
-block where it ends. A prefix match ends at a frozen state, and a sequence that is rewound continues from the nearest.
+passing. Within a prompt these are: every `state_every` tokens, its last full block, and the place where it leaves a
+chain of cached blocks (a junction). A sequence that decodes makes a copy at each block that it fills. A copy is
+*frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen state, and a sequence that is
+rewound continues from the nearest.
 
 Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and nothing else does. 2. Every
 slot is free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
-When slots run out, frozen states are evicted in this order: those within prompts and answers; those at junctions and at
-the ends of prompts and sequences; those of retained conversations. Of each class the least recently used goes first.
-A store may keep what is evicted (`on_evict`), except copies within answers: there are many, and few are used again.
-This module only counts, and holds no states.
+When slots run out, frozen states are evicted. First come those within prompts and answers, then those at junctions and
+at the ends of prompts and sequences. Those of retained conversations come last. Of each class the least recently used
+goes first. A store may keep what is evicted (`on_evict`), except copies within answers: there are many, and few are
+used again. This module only counts, and holds no states.
 """
 
 from __future__ import annotations
@@ -210,8 +211,8 @@ class StateManager:
     # -- saving ------------------------------------------------------------------------------------------
 
     def plan(self, seq: Sequence, row: PlanRow, end: int) -> None:
-        """Complete the planned row of `seq`, whose tokens from position `end` on are drafts: where its state is, and
-        which copies are made of it, as far as there are slots for them."""
+        """Write the slot of the state, and the copies to make of it, into the planned row of `seq`. Tokens from
+        position `end` on are draft tokens. If no slot is free, no further copy is planned."""
         state = _state_of(seq)
         row.state = state.slot
         for position, kind in self._wanted(seq, state, row, end):
