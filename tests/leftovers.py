@@ -1,7 +1,7 @@
 """Nothing stays in the folder for temporary files when the tests are over, and leftovers are reported.
 
-The process that pytest was started as makes a folder that all others take for the system's (`TMPDIR`), and looks into
-it at the end, when its workers are gone, however they went. What is kept for all tests of a process lies in folders
+pytest's first process makes a folder that all its other processes use as the system's (`TMPDIR`). It looks into the
+folder at the end, when its workers have ended or were killed. Files that all tests of a process share are in folders
 that `kept_folder` made.
 """
 

@@ -1,9 +1,10 @@
 """Each thread, asyncio task and child process that a test starts ends with the test, or with the fixture that owns it.
 
-Threads and tasks are looked for after each test, which costs microseconds; child processes, which cost milliseconds,
-after the last test of a module. A fixture of a class or module owns what starts while it is made, and what tests that
-use it start may be its own: both have to end with the module. A fixture of the session owns what it starts. What a
-thread starts belongs to its owner. `_LIBRARIES` lists what libraries keep for the process, with the reason.
+Threads and tasks are looked for after each test, which costs microseconds. Child processes are looked for after the
+last test of a module, which costs milliseconds. A fixture of a class or module owns what starts while it is made. It
+may also own what starts in tests that use it. Both have to end with the module. A fixture of the session owns what it
+starts. What a thread starts belongs to its owner. `_LIBRARIES` lists what libraries keep for the process, with the
+reason.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Thousands of modules that nobody wrote, through the whole runtime: every upload, start and step is answered, nothing
-dies but what is meant to, and the next controller finds everything as it was. `BRIDLE_FUZZ_MODULES` says how many."""
+"""Thousands of random modules through the whole runtime. Every upload, start and step is answered. Only the processes
+that should end do, and the next controller finds everything unchanged. `BRIDLE_FUZZ_MODULES` is their number."""
 
 from __future__ import annotations
 

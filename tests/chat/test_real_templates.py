@@ -1,9 +1,9 @@
-"""Over the chat templates of real models: calls come back exactly as the template writes them, however the text
-arrives; the grammars of a format accept what its template writes, and nothing that its reader takes for something
-else; conversations in any roles render, or are refused with the template's words.
+"""Tests over the chat templates of real models. Calls come back exactly as the template writes them, however the text
+is cut into pieces. A format's grammar accepts the calls that its template writes. It accepts nothing that the format's
+parser reads as something else. Conversations in any roles render, or are refused with the template's message.
 
-`BRIDLE_CHAT_TEMPLATES` names the folder. Without it, these tests are skipped; those of shapes that we wrote ourselves
-are in `tests/http/test_call_formats.py`.
+`BRIDLE_CHAT_TEMPLATES` names the folder. Without it, these tests are skipped. `tests/http/test_call_formats.py` has
+tests over templates of our own.
 """
 
 from __future__ import annotations

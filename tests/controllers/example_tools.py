@@ -1,5 +1,5 @@
-"""The tools of `examples/tools.toml` for tests: its own server as it stands, the reference server for times replaced by
-one that is always at the same moment, or as it stands too."""
+"""The tools of `examples/tools.toml` for tests. The example's own server runs unchanged. The reference server for times
+is replaced by a fake whose time never changes, or runs unchanged too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ways to reach an engine's executor, or an engine: what the engine's properties are tried through.
+"""Ways to reach an engine's executor, or an engine, over which the engine's properties are tested.
 
-Each way lets the tests' `Lab` be made over it, so that the properties themselves need not know. `one shard` puts the
-executor behind a stream; `two ranks` splits its model over two processes that add up their parts with gloo; `two
-replicas` puts two engines behind a router, over sockets.
+Each way gives a `Lab`, so the properties themselves are the same for all. `one shard` puts the executor behind a
+stream. `two ranks` splits its model over two processes that add up their parts with gloo. `two replicas` puts two
+engines behind a router, over sockets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine's properties: an output depends on its request alone, and on every byte of it.
 
-Random requests with random programs, on both ways of keeping KV and on devices that answer at once and late, with
-small pools, small budgets, late controllers and neighbors that come, go and fail: each must give exactly what the naive
-oracle computes from the token list.
+Requests and their programs are random. They run on both ways of keeping KV, and on devices that answer at once or late.
+Pools and budgets are small, controllers are late, and neighbors come, go and fail. Each request must give exactly the
+output that the naive oracle computes from the token list.
 """
 
 from __future__ import annotations

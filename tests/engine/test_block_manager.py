@@ -1,7 +1,7 @@
 """Properties of KV blocks, checked on real contents: whatever happens, each sequence reads back its own tokens.
 
-The machine plays scheduler and device at once. It obeys the manager's copies and writes a digest of the whole
-prefix to each computed position, so that a wrong share, a missed copy or a stale cache entry is read back as
+The machine plays scheduler and device at once. It makes the copies that the manager orders, and writes a digest of the
+whole prefix to each computed position. So a wrongly shared block, a missed copy or a stale cache entry is read back as
 a wrong digest.
 """
 

@@ -60,8 +60,8 @@ def allowing(*tokens: int) -> Program:
 @more(3)
 @given(seed=SEED)
 def test_a_neutral_controller_changes_nothing(seed: int) -> None:
-    """Tokens, text, log-probabilities, counts and logs are those of each program alone, whatever it does, wherever it
-    stands, however late it is, and whatever continues beside it: preemption, forks, a cramped cache."""
+    """Tokens, text, log-probabilities, counts and logs are those of each program alone. Its actions, its place in the
+    order and its delays change nothing, and nor do preemption, forks and a small cache."""
     random = Random(seed)
     lab = composed_lab(random)
     delays = random.choice([ON_TIME, LATE])

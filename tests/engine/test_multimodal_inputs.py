@@ -1,5 +1,5 @@
-"""Images in prompts, as the engine sees them: who computes what and when is unchanged by them, except that nobody
-computes an image before it is encoded, and that no cache takes one for another."""
+"""Images in prompts, as the engine sees them. A sequence computes an image only after it is encoded, and no cache takes
+one image for another. All else is scheduled as without images."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def outcome(replay: Replay) -> object:
 @more(2)
 @given(SEED)
 def test_an_output_depends_on_its_request_alone(seed: int) -> None:
-    """In a crowd, in chunks that cut images, preempted, from the prefix cache, while images come and go: each
-    request with images says what it says alone, where all of them are there at once."""
+    """Each request with images gives the output that it gives alone, with all images present. It does so among others,
+    in chunks that cut images, preempted, from the prefix cache, and while images come and go."""
     random = Random(seed)
     store = FakeMediaStore(random, room=random.choice([1, 2, 4]))
     limits = {"vocab_size": VOCAB, "block_size": 4, "eos_token_ids": (13,), "max_forks": 100_000}

@@ -245,8 +245,8 @@ class Guessing:
 
 
 def guessed(cost: float, num_right: int | None = None, num_sequences: int = 1) -> int:
-    """Return the number of tokens requested from a draft model for each of some new sequences, where a row costs a
-    tenth of a step and `num_right` of four were accepted for others."""
+    """Return the number of tokens requested from a draft model for each of some new sequences. A row costs a tenth of a
+    step. For other sequences `num_right` of four tokens were accepted."""
     speculation = Speculation(None, Guessing(cost))
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))
@@ -269,9 +269,8 @@ def test_a_draft_model_is_asked_as_far_ahead_as_it_is_worth_its_time() -> None:
 
 
 def chosen(cost: float, behind: float = 0.0, copied: int = 0, max_len: int = 4096) -> tuple[int, ...]:
-    """Return the draft of a text that repeats itself, for which a draft model takes `cost` seconds for each token and
-    was right seven times in eight, and copies were right `copied` times in eight. A step takes a second, a row a
-    tenth."""
+    """Return the draft tokens of a text that repeats itself. A draft model takes `cost` seconds for each token and was
+    right seven times in eight. Copies were right `copied` times in eight. A step takes a second, a row a tenth."""
     speculation = Speculation(None, Guessing(cost, behind))
     for number in range(50):
         speculation.cost.note(1 + number % 3, 1.0 + 0.1 * (number % 3))

@@ -1,8 +1,8 @@
 """A controller runtime for tests: programs are plain functions, slowness is made of fake time.
 
-`FakeControllerPool` implements `ControllerPool`. It also checks that the engine keeps the rules: each sequence has at
-most one open question, forks come with their parents, the tokens that it sees add up, nothing is asked after its end.
-Breaches are collected in `violations`. It knows nothing of sandboxes and processes.
+`FakeControllerPool` implements `ControllerPool`. It also checks the rules that the engine must follow. Each sequence
+has at most one open question, and none after its end. Forks come with their parents. The tokens that a controller sees
+add up. Breaches are collected in `violations`. It knows nothing of sandboxes and processes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Real checkpoints, tiny and random: a Hugging Face folder per model family, written in a fraction of a
 second.
 
-Weights are sampled so that the next token depends on the whole context and wins by a wide margin: a wrong
-position, a lost key or a neighbor's KV changes the output, rounding does not. The tokenizer has a token per
-byte.
+Weights are sampled so that the next token depends on the whole context and wins by a wide margin. So a wrong position,
+a lost key or a neighbor's KV changes the output, and rounding does not. The tokenizer has a token per byte.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Samplers and routes of other systems: each is here and does something, or is refused with the reason that the page
-gives; and no name that those systems have is missing from the tables."""
+"""Samplers and routes of other systems. Each works here, or is refused with the reason that the page gives. The tables
+have all names of those systems."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server, as its routers make them
-(`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`): exact bodies, and what it reads of the answers."""
+"""The requests that Open WebUI 0.12.4 sends to an Ollama server and to an OpenAI server. Their bodies are exactly those
+of its routers (`routers/ollama.py`, `routers/openai.py`, `utils/payload.py`). The tests check the parts of the answers
+that it reads."""
 
 from __future__ import annotations
 

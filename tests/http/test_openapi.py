@@ -1,9 +1,9 @@
 """Tests of requests that the OpenAPI description allows, and of many invalid ones: no internal error, no hang, nothing
 left.
 
-`BRIDLE_API_CASES` is the number of requests over all operations. To draw a body takes several times as long as to
-answer it, so each is used well: every operation that takes such bodies gets it, once more with `stream` turned around,
-and twice crossed with the body before.
+`BRIDLE_API_CASES` is the number of requests over all operations. Generating a body takes several times as long as
+answering it, so each body is sent several times. Every operation that takes such bodies gets it, and gets it again with
+`stream` inverted. It also gets two mixtures of this body and the one before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""After a tool call the KV of a conversation is parked, and its next call computes only what is new: on every API with
-conversations, in every format of calls, whatever the template makes of an answer."""
+"""After a tool call the KV of a conversation is retained, so its next request computes only the new tokens. This is
+tested on every API with conversations, in every format of calls, and however the template writes an answer."""
 
 from __future__ import annotations
 

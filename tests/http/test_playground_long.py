@@ -63,8 +63,8 @@ def test_many_events_at_once_leave_the_page_to_its_reader(page: Any) -> None:
 
 
 def test_a_long_run_is_kept_and_brought_back_in_turns(page: Any) -> None:
-    """A run of thousands of records, and a fork at its last token, which inherits as many: no task writes or reads more
-    than some of them, the database copies next to no objects, and all is there again."""
+    """Keep a run of thousands of records, and a fork at its last token that inherits as many. No task writes or reads
+    more than some of them, and the database copies almost no objects. After a reload all are there."""
     answer_with(page, 3000)
     page.add_init_script(BURSTS)
     page.reload()

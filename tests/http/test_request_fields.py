@@ -1,5 +1,5 @@
-"""Fields that every API has reach the engine from each of them in the same way: sampling values that a checkpoint
-recommends, the limit of tokens, priority and deadline, and the counts of draft tokens in answers."""
+"""Fields that every API has reach the engine from each API in the same way. These are sampling values that a checkpoint
+recommends, the limit of tokens, priority and deadline. Answers count draft tokens in the same way too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The same controllers, prompts and constraints give the same tokens on torch in float32, on the native kernels and on
-llama.cpp, wherever the logits of the two tokens in question are clearly apart.
+llama.cpp. A difference counts only if the logits of the two tokens are clearly apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recorded exchanges of clients with the original server, replayed: same form, without its faults.
 
-The requests are the recorded ones; the model is a script with the same vocabulary (346 ids, 0 begins and ends a text)
-that always prefers 240, as the recorded one did. Log-probabilities are its own, so form is compared, not digits. Where
-the original doubles, mixes, hangs or closes the connection, `docs/lmtp.md` says what happens instead.
+The requests are the recorded ones. The model is a script with the same vocabulary (346 ids, 0 begins and ends a text).
+It always prefers token 240, as the recorded model did. Log-probabilities are its own, so form is compared, not digits.
+Where the original doubles, mixes, hangs or closes the connection, `docs/lmtp.md` says what happens instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The fused kernel: when they are chosen and what happens if they fail; what their kernels read; and, where Triton
-is, the kernels themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
+"""The fused kernels of adapters: when they are chosen, their fallback if they fail, and their input. If Triton is
+installed, the kernels run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also
+run."""
 
 from __future__ import annotations
 

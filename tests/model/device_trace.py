@@ -1,5 +1,5 @@
-"""Record of a device's operations, without a device: torch code runs over tensors that only have shapes (torch's device
-`meta`), and every launch, every upload and every wait for the device is recorded with our line that caused it.
+"""Record of a device's operations, without a device. torch code runs over tensors that only have shapes (torch's device
+`meta`). Each launch, upload and wait for the device is recorded with the line of our code that caused it.
 
 A launch is one operation on device tensors that is no view and no allocation: at least one kernel. An upload is *quick*
 if it comes from pinned memory and nobody waits for it, and so is a download to such memory. A wait is whatever needs a

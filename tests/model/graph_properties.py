@@ -252,8 +252,8 @@ def test_the_copier_passes_its_trial() -> None:
 def test_every_token_of_a_run_with_graphs_is_the_oracles(
     is_late: bool, recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under forks, rewinds, forced tokens, masks and preemption; also where steps are launched before the tokens of the
-    last are known, which then come into a graph's memory from the draw."""
+    """Requests have forks, rewinds, forced tokens, masks and preemption. Some steps are launched before the tokens of
+    the last step are known. Then the sampler writes these tokens into the graph's memory."""
     monkeypatch.setattr(paged, "MAX_SHORT", 8)  # with long chunks in graphs of 16 tokens
     path = tiny_checkpoints.cached_checkpoint("llama")
 

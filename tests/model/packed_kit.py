@@ -238,8 +238,8 @@ def mxfp4(folder: Path, original: Path) -> tuple[Path, Path]:
 
 
 def deepseek_v4(folder: Path, original: Path) -> tuple[Path, Path]:
-    """DeepSeek V4 as it is published: experts in 4 bits, attention in 8, scales that are powers of two, names without
-    `model.`, and a layer that predicts further tokens; and what that stands for."""
+    """Write DeepSeek V4 in its published form: experts in 4 bits, attention in 8, scales that are powers of two, names
+    without `model.`, and a layer that predicts further tokens. Also write the weights that it represents."""
     weights = load_file(original / "model.safetensors")
     tensors, stands_for = {"mtp.0.e_proj.weight": torch.ones(2, 2)}, dict(weights)
     generator = torch.Generator().manual_seed(4)

@@ -110,8 +110,8 @@ def test_tables_that_stay_give_what_the_reference_gives(pool: Pool, data: st.Dat
 
 
 def dot_by_rows(self: Builder, a: Any, b: Any, d: Any, *rest: Any) -> TensorHandle:
-    """A product whose rows are computed alike wherever they lie in a tile, as matrix units do it; the CPU's library
-    has other code for the last rows of a matrix."""
+    """Multiply as matrix units do: each row by the same operations, wherever it lies in a tile. The CPU's library has
+    other code for the last rows of a matrix."""
     product = (a.data[:, :, None] * b.data[None, :, :]).sum(1, dtype=d.data.dtype)
     return TensorHandle(product + d.data, d.dtype.scalar)
 

@@ -92,8 +92,8 @@ def test_greedy_tokens_are_those_of_peft_in_other_families(family: str, tmp_path
 
 
 def check_engine(family: str, folder: Path, **settings: Any) -> None:
-    """Chunks of prompts beside decodes, outputs that fork, a pool so small that sequences are preempted, and fewer
-    adapters to a step than there are: every token is the best one by PEFT."""
+    """Every token is the best one by PEFT. Requests run in chunks next to decodes, and their outputs fork. Sequences
+    are preempted because the pool is small, and a step takes fewer adapters than there are."""
     loaded = Loaded(family, folder, **settings)
     loaded.await_all()
     greedy = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

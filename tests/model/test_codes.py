@@ -1,5 +1,5 @@
-"""Packed weights on CUDA: their codes, which layers they become, and, where Triton is, the kernels: in its interpreter,
-compiled for GPUs that need not be there, and on one that is."""
+"""Packed weights on CUDA: their codes, and the layers that they become. If Triton is installed, the kernels run in its
+interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
 
 from __future__ import annotations
 

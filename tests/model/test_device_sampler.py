@@ -1,5 +1,5 @@
-"""The sampler of a GPU: the input of its kernels, the ring of masks, and when it is chosen; and, where Triton is, the
-kernels themselves: in its interpreter, and compiled for GPUs that need not be there."""
+"""The sampler of a GPU: the input of its kernels, the ring of masks, and when it is chosen. If Triton is installed, the
+kernels run in its interpreter and are compiled for GPUs that the machine may lack."""
 
 from __future__ import annotations
 

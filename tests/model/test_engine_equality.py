@@ -1,9 +1,9 @@
 """The whole engine on real checkpoints: every greedy token is the one the library's eager model prefers.
 
-Random requests share prefixes, run in chunks beside each other's decodes, fork, get preempted for want of blocks, and
-some are steered by a random program of forced tokens, rewinds, forks and waits. Whatever happened, each sampled token
-must be the best one under the library's own eager forward over the tokens that stood before it at that moment (among
-those its mask allowed). A difference counts only where the oracle's two best logits are clearly apart.
+Random requests share prefixes, run in chunks next to each other's decodes, fork, and get preempted for lack of blocks.
+Random programs steer some of them with forced tokens, rewinds, forks and waits. Each sampled token must be the best
+allowed one under the library's own eager forward pass. That pass reads the tokens that stood before it at that moment.
+A difference counts only where the oracle's two best logits are clearly apart.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The KV pool on a GPU, over a fake of torch's caching allocator: real sizing, real measuring of graphs, and memory
-that is taken as loading and the largest step take it."""
+"""The KV pool on a GPU, over a fake of torch's caching allocator. The sizing and the measuring of graphs are real.
+Memory is allocated as loading and the largest step allocate it."""
 
 from __future__ import annotations
 

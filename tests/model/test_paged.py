@@ -1,5 +1,5 @@
-"""Paged attention of our own: when it is chosen, the input of its kernels; and, where Triton is, the kernels
-themselves: in its interpreter, compiled for GPUs that need not be there, and on one that is."""
+"""bridle's own paged attention: when it is chosen, and the input of its kernels. If Triton is installed, the kernels
+run in its interpreter and are compiled for GPUs that the machine may lack. On a GPU they also run."""
 
 from __future__ import annotations
 

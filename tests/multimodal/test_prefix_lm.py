@@ -1,5 +1,6 @@
-"""Prompts that see all of themselves: written as the library's processor writes them, one run each, found in the prefix
-cache by equal prompts alone, and refused in one sentence where they cannot be right."""
+"""Prompts whose tokens attend to the whole prompt. They are written as the library's processor writes them, computed in
+one chunk, and found in the prefix cache only by equal prompts. If they cannot be computed correctly, the error says so
+in one sentence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ten times as much as a house takes, for a minute of its own time: every user gets at least 80 % of a fair share, also
-the one who asks for half of everything."""
+"""Ten times as many requests as a server can run, for a minute of its fake time. Every user gets at least 80 % of a
+fair share, and so does a user who sends half of all requests."""
 
 from __future__ import annotations
 
