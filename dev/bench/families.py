@@ -37,13 +37,13 @@ _CAUSES = (
     ("convolution", "short convolutions"),
     ("index of its own", "sparse attention with an index"),
     ("chunks", "chunked attention"),
-    ("cross attention", "cross attention to pictures"),
+    ("cross attention", "cross attention to images"),
     ("both directions", "attention in both directions"),
     ("attention of its own", "own attention, not the library's interface"),
     ("its own attention that", "own attention, not the library's interface"),
     ("ALiBi", "ALiBi positions in a mask"),
     ("layers of type", "other kinds of layers"),
-    ("cannot read text alone", "no text without pictures"),
+    ("cannot read text alone", "no text without images"),
     ("packed pass differs", "results that change where sequences are packed"),
     ("no class for its text", "no text class in the library"),
     ("no language model under", "no text part of a known form"),
@@ -124,7 +124,7 @@ def cause_of(message: str) -> str:
 
 
 def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """States, refusals by cause, each with its count and families; those with pictures or sound are marked."""
+    """States, refusals by cause, each with its count and families; those with images or sound are marked."""
     groups: dict[tuple[int, str], list[str]] = {}
     order = (SERVED, WRONG, CRASHED, UNTRIED, REFUSED)
     for name, (state, reason) in results.items():
@@ -132,7 +132,7 @@ def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
         title = f"refused: {cause_of(reason)}" if state == REFUSED else state
         groups.setdefault((order.index(state), title), []).append(f"{family}{'*' if kind == MULTIMODAL else ''}")
     ordered = sorted(groups.items(), key=lambda each: (each[0][0], -len(each[1])))
-    return [(title, str(len(families)), ", ".join(sorted(families))) for (_, title), families in ordered]
+    return [(title, str(len(families)), ", ".join(f"`{family}`" for family in sorted(families))) for (_, title), families in ordered]
 
 
 def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:

@@ -104,7 +104,7 @@ def states_of(page: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in page.partition("<!-- families -->")[2].partition("<!-- end of families -->")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for family in cells[2].split(", ") if len(cells) == 3 else ():
+        for family in cells[2].replace("`", "").split(", ") if len(cells) == 3 else ():
             found[family.rstrip("*") + (SEEING if family.endswith("*") else CAUSAL)] = cells[0]
     return found
 

@@ -20,14 +20,14 @@ def test_states_and_causes(tmp_path: Path) -> None:
     assert [state for state, _ in results.values()] == ["served", "refused", "served"]
     rows = families.table_rows(results)
     assert rows == [
-        ("served", "2", "granite_docling*, llama"),
-        ("refused: cross attention to pictures", "1", "mllama*"),
+        ("served", "2", "`granite_docling*`, `llama`"),
+        ("refused: cross attention to images", "1", "`mllama*`"),
     ]
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- families -->\nold\n<!-- end of families -->\nafter\n")
     families.write_table(page, rows)
     text = page.read_text()
-    assert "| served | 2 | granite_docling*, llama |" in text and "old" not in text
+    assert "| served | 2 | `granite_docling*`, `llama` |" in text and "old" not in text
     assert text.startswith("before\n") and text.endswith("\nafter\n")
 
 
