@@ -1,9 +1,9 @@
 """Check the words of pages, docstrings, help texts and messages against the style sheet in CONTRIBUTING.md.
 
-    python scripts/style_check.py [--sentences]
+    python scripts/style_check.py
 
-Banned phrases are errors, and so are too many docstrings that start with a question word. Sentences over 30 words are
-warnings: they are counted, and listed with `--sentences`. Standard library only.
+Errors are banned phrases, sentences over 30 words, and too many docstrings that start with a question word. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -136,37 +136,35 @@ def prose_of(docstring: str) -> str:
 
 
 def long_sentences(passage: Passage) -> Iterator[str]:
-    """Yield the sentences over `MAX_WORDS` words."""
+    """Yield an error for each sentence over `MAX_WORDS` words, with the line where its passage begins."""
     for sentence in _SENTENCE.split(prose_of(passage.text) if passage.is_docstring else passage.text):
-        if len(sentence.split()) > MAX_WORDS:
-            yield f"{passage.file}:{passage.line}: {' '.join(sentence.split())}"
+        if len(words := sentence.split()) > MAX_WORDS:
+            yield f"{passage.file}:{passage.line}: {len(words)} words, at most {MAX_WORDS}: {' '.join(words)}"
 
 
-def check(root: Path, files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the errors and the long sentences of the files."""
+def check(root: Path, files: Sequence[str]) -> list[str]:
+    """Return the errors of the files."""
     errors: list[str] = []
-    long: list[str] = []
     questions: list[str] = []
     for passage in passages(root, files):
         errors += banned(passage)
         if passage.is_docstring or passage.file.endswith(".md"):
-            long += long_sentences(passage)
+            errors += long_sentences(passage)
         if passage.is_docstring and _QUESTION.match(passage.text.strip()):
             questions.append(f"{passage.file}:{passage.line}: docstring starts with a question word")
     if len(questions) > MAX_QUESTIONS:
         errors += questions
-    return errors, long
+    return errors
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print errors and the count of long sentences; return the exit status."""
+def main() -> int:
+    """Print the errors; return the exit status."""
     command = ["git", "ls-files", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    errors, long = check(ROOT, [file for file in listed if (ROOT / file).is_file()])
-    print("\n".join([*errors, *(long if "--sentences" in arguments else ())]))
-    print(f"{len(errors)} errors; {len(long)} sentences over {MAX_WORDS} words (warning)")
+    errors = check(ROOT, [file for file in listed if (ROOT / file).is_file()])
+    print("\n".join([*errors, f"{len(errors)} errors"]))
     return 1 if errors else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
