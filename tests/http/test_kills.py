@@ -1,6 +1,6 @@
-"""Kill -9 behind `bridle serve` under running streams: of a worker, of a compiler, of the nursery, of the supervisor,
-of the server itself. Only what lived there fails, and quickly; the rest continues, the service resumes, nothing
-stays. What the runtime's part in it is, `tests/aici/test_pool_kills.py` tests without a server, in less time."""
+"""Kill -9 behind `bridle serve` under running streams: of a worker, of a compiler, of the fork server, of the
+supervisor, of the server itself. Only what lived there fails, and quickly; the rest continues, the service resumes,
+nothing stays. `tests/aici/test_pool_kills.py` tests the runtime's part without a server, in less time."""
 
 from __future__ import annotations
 

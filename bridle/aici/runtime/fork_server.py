@@ -1,4 +1,4 @@
-"""The nursery: a process without threads that forks workers and compilers on the supervisor's behalf.
+"""The fork server: a process without threads that forks workers and compilers on the supervisor's behalf.
 
 It is forked from the supervisor before that has threads, with the vocabulary and the sandbox in memory. So a new worker
 takes a few milliseconds and shares these pages. It never compiles, because a process that has compiled must not be
@@ -41,11 +41,11 @@ _PR_SET_PDEATHSIG = 1
 #: process id.
 _CPU_CLOCK = 2
 _WORKER, _COMPILER, _OUR_COMPILER = "worker", "compiler", "compiler of shipped controllers"
-#: How long to wait for a new nursery, in seconds.
+#: How long to wait for a new fork server, in seconds.
 _REVIVAL = 30.0
-#: How long a new nursery waits for orders before it reads the tokenizer, in seconds: a model is being loaded meanwhile.
+#: Seconds that a new fork server waits for orders before it reads the tokenizer. A model is being loaded meanwhile.
 _SETTLE_SECONDS = 5.0
-#: After this many deaths within this many seconds no new nursery is started, since it would not help.
+#: After this many deaths within this many seconds no new fork server is started, since it would not help.
 _MAX_DEATHS, _SHORT = 3, 10.0
 #: The niceness of background compilations: they get the processor time that others leave.
 _NICE = 10
@@ -83,15 +83,14 @@ class Process:
 
 
 class ForkServer:
-    """The supervisor's end. Thread-safe. `arguments` are the runtime's, for a nursery that takes the place of a dead
-    one."""
+    """The supervisor's end. Thread-safe. `arguments` are the runtime's, for a fork server that replaces a dead one."""
 
     def __init__(self, sock: socket.socket, pid: int, arguments: Sequence[str] = ()) -> None:
         self._socket, self._pid = sock, pid
         self._arguments = list(arguments)
         self._changed = threading.Condition()
         self._deaths: list[float] = []
-        self.handle = os.pidfd_open(pid)  # readable when the nursery has ended
+        self.handle = os.pidfd_open(pid)  # readable when the fork server has ended
 
     def worker(self, descriptors: list[int]) -> Process:
         """Fork a worker that serves ring memory, doorbell, side socket and, if there is a fourth, storage."""
@@ -120,12 +119,12 @@ class ForkServer:
         return Process(int(data), handles[0])
 
     def revive(self) -> None:
-        """Start a new nursery after one died. The calling thread must live as long as the nursery. Raises
-        `InternalError` if nurseries die one after the other."""
+        """Start a new fork server after one died. The calling thread must live as long as the fork server. Raises
+        `InternalError` if fork servers die one after the other."""
         now = time.monotonic()
         self._deaths = [*(death for death in self._deaths if now - death < _SHORT), now]
         if len(self._deaths) > _MAX_DEATHS:
-            raise InternalError(f"the nursery died {len(self._deaths)} times within {_SHORT:g} s")
+            raise InternalError(f"the fork server died {len(self._deaths)} times within {_SHORT:g} s")
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "bridle.aici.runtime", *self._arguments, "--nursery", str(theirs.fileno())]
         with theirs:
@@ -140,7 +139,8 @@ class ForkServer:
 
 
 def start(surroundings: GuestEnvironment, arguments: Sequence[str], readable: Path) -> ForkServer:
-    """Fork the nursery. The caller must not have any threads yet. Workers may read files in the folder `readable`."""
+    """Start the fork server. The caller must not have any threads yet. Workers may read files in the folder
+    `readable`."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -163,7 +163,7 @@ def die_with_parent() -> None:
 
 
 def serve(sock: socket.socket, surroundings: GuestEnvironment, readable: Path) -> None:
-    """The main loop of the nursery, until the supervisor is gone."""
+    """The main loop of the fork server, until the supervisor is gone."""
     from bridle.aici.runtime import compiler, worker  # noqa: F401 -- here, so that no child has to
 
     os_sandbox.preload()

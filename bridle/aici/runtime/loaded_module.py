@@ -26,7 +26,7 @@ class GuestEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModule:
-    """Loaded code, linked, and how to reach into guests that run it."""
+    """A compiled and linked module, with the functions that read and write the memory of its guests."""
 
     engine: wasmtime.Engine
     crossing: Crossing

@@ -1,6 +1,6 @@
 """The main function of the runtime's process: options, vocabulary, nursery, then serving or a single command.
 
-The order matters: the nursery must be forked before there are threads, and after the vocabulary is in memory.
+The order matters: the fork server must be forked before there are threads, and after the vocabulary is in memory.
 """
 
 from __future__ import annotations

@@ -271,8 +271,8 @@ class ModuleStore:
             if not self._drop_oldest(user):
                 raise Overloaded(
                     f"no room for a module of {size} bytes: user {user!r} has {mine} of at most "
-                    f"{limits.max_modules_per_user} modules, the store {count} of {limits.max_modules} with "
-                    f"{total} of {limits.max_store_bytes} bytes",
+                    f"{limits.max_modules_per_user} modules; the store has {count} of at most {limits.max_modules} "
+                    f"modules and {total} of {limits.max_store_bytes} bytes",
                     retry_after=0,
                 )
 

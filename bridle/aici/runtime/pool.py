@@ -200,7 +200,8 @@ class WorkerPool:
                     self.bury(worker)
 
     def _outlive_nursery(self) -> bool:
-        """Continue with a new nursery after all workers died with the old one. Returns False if that is impossible."""
+        """Continue with a new fork server after all workers died with the old one. Return False if that is
+        impossible."""
         time.sleep(_SIGNAL_TIME)  # a signal to the whole group may be ending this process, too
         self._poll.unregister(self._nursery.handle)
         lost = list(self.workers)

@@ -277,7 +277,7 @@ class Supervisor:
             _log.warning("the worker of request %s died, traceparent %s", name[:80], trace)
 
     def _orphaned(self, why: str) -> None:
-        """End the runtime: without a nursery there can be no workers, and the engine starts a new runtime."""
+        """End the runtime, because nothing can start workers without a fork server. The engine starts a new runtime."""
         self._goodbye(ProtocolError(why))
 
     def stop(self) -> None:

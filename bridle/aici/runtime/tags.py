@@ -32,8 +32,8 @@ def check_tag(tag: str, auth: Auth) -> None:
     """Raises `InvalidRequest` unless `auth` may set `tag`."""
     if not is_tag(tag):
         raise InvalidRequest(
-            f"invalid tag {tag[:80]!r}: at most {MAX_TAG} letters, digits, '_', '-' or '.', a letter first, "
-            "and not more than 20 hex digits only"
+            f"invalid tag {tag[:80]!r}: use at most {MAX_TAG} letters, digits, '_', '-' or '.', with a letter first. "
+            "A tag of hex digits alone has at most 20"
         )
     if not auth.is_admin and not tag.startswith(f"{auth.user}."):
         raise InvalidRequest(f"tag {tag!r}: user {auth.user!r} may only set tags that start with '{auth.user}.'")
