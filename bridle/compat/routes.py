@@ -16,7 +16,7 @@ _DROPPED = "what is cached is dropped when room is needed"
 _LEAVES = "a client that leaves ends its request; nothing stops the others"
 _PAUSES = "/v1/pause and /v1/resume"
 _LOOK = "traces of requests, /metrics and `bridle top` are what there is to look at"
-_REPLACED = "replicas and shards are started and replaced by themselves; Ray Serve scales"
+_REPLACED = "the server starts and replaces replicas and shards; Ray Serve scales them"
 _WEIGHTS = "weights are not changed while they are served: load the new ones under another name"
 
 

@@ -26,8 +26,8 @@ def nearest(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | Non
 
 
 def closest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
-    """The known name that is most like `name`; None if none is. Capitals, dashes and a missing owner (`owner/name`)
-    do not count."""
+    """Return the known name that is most similar to `name`, or None. Capitals, dashes and a missing owner
+    (`owner/name`) are ignored."""
     plain: dict[str, str] = {}
     for each in known:
         plain.setdefault(_plain(each), each)

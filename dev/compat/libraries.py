@@ -121,7 +121,7 @@ OUTLINES: tuple[LibrarySymbol, ...] = (
 LMQL: tuple[LibrarySymbol, ...] = (
     LibrarySymbol("LMQL", "argmax, sample", ("temperature", "max_tokens"), why=_OVER_LMTP),
     words(
-        "LMQL", "beam_search beam_sample beam_var best_k var", "LMQL does them itself, over LMTP", members="beam_search"
+        "LMQL", "beam_search beam_sample beam_var best_k var", "LMQL searches itself, over LMTP", members="beam_search"
     ),
     LibrarySymbol("LMQL", "REGEX, STARTS_WITH, ESCAPED", ("regex",), why=_OVER_LMTP),
     LibrarySymbol("LMQL", "INT, SENTENCES, WORDS, TOKENS, len", ("regex", "max_tokens"), why=_OVER_LMTP),
