@@ -69,8 +69,8 @@ class Conversation:
         if self.thinking_budget is None and self.thinking_budget_message is not None:
             given = short_repr(self.thinking_budget_message)
             raise InvalidRequest(
-                f"thinking_budget_message: got {given}; it needs a budget of thoughts. Set thinking_budget too, or "
-                "leave it out",
+                f"thinking_budget_message: got {given}; it needs thinking_budget. Set thinking_budget too, or "
+                "leave the message out",
                 "thinking_budget_message",
             )
         if self.thinking_budget is not None:

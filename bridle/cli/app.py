@@ -42,9 +42,9 @@ class Command(NamedTuple):
     group: Group
     name: str
     place: str
-    "The function, or family of commands, as `module:name` below `bridle.cli`. Default of the name: the command's."
+    "The function or group of commands, as `module:name` below `bridle.cli`. Default of the name: the command's."
     rest: str | None
-    "None for a family, whose usage says itself what follows."
+    "Arguments in the usage line. None for a group, whose own help lists its commands."
     summary: str
     "The first line of the function's docstring. It is repeated here so that the overview needs no other module."
 

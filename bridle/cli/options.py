@@ -169,9 +169,9 @@ class EngineOptions:
     """Folder for KV that leaves memory, so that prompts are not computed again, also after a restart: DIR, `auto` for
     one in the user's cache, or `off`. Default: `auto` on a server without keys, else `off`."""
     kv_store_bytes: Bytes = None
-    "Maximum size of that folder. Default: 8 GiB, or a tenth of the free disk if that is less."
+    "Maximum size of the folder of `--kv-store`. Default: 8 GiB, or a tenth of the free disk if that is less."
     kv_store_key: str | None = None
-    "File with a key of 64 hexadecimal digits, with which that folder is encrypted."
+    "File with a key of 64 hexadecimal digits that encrypts the folder of `--kv-store`."
     kv_store_format: Literal["exact", "int8"] = "exact"
     "Format of stored KV: `exact`, or `int8` for less room and approximate KV."
     kv_host_bytes: Annotated[int, Parameter(converter=byte_size)] = 0

@@ -208,7 +208,7 @@ def _read_entry(scan: ByteReader, name: str) -> tuple[TensorType, tuple[int, ...
         raise scan.fail(f"tensor {name} has {sides} dimensions; 1 to {MAX_SIDES} are read")
     shape = tuple(scan.u64(f"tensor {name}") for _ in range(sides))
     if any(not 1 <= side <= MAX_SIDE for side in shape):
-        raise scan.fail(f"tensor {name} has shape {shape}; sides are 1 to {MAX_SIDE}")
+        raise scan.fail(f"tensor {name} has shape {shape}; each dimension must be 1 to {MAX_SIDE}")
     number = scan.u32(f"tensor {name}")
     kind = TENSOR_TYPES.get(number)
     if kind is None:

@@ -164,9 +164,9 @@ class Model:
     def _run(self, count: int) -> None:
         status = self._lib.llama_decode(self._context, self._batch)
         if status == 1:
-            raise OutOfBlocks(f"llama.cpp finds no {count} free cells")
+            raise OutOfBlocks(f"llama.cpp has no {count} free cells")
         if status != 0:
-            raise InternalError(f"llama.cpp answers {status} to a batch of {count} tokens")
+            raise InternalError(f"llama.cpp returned status {status} for a batch of {count} tokens")
 
     # -- what it remembers ----------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Model:
             raise InternalError(f"llama.cpp cannot cut slot {slot} to {length} tokens")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let slot `target`, which is empty, begin with the first `length` positions of `source`."""
+        """Copy the first `length` positions of slot `source` into the empty slot `target`."""
         if length:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 

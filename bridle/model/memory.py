@@ -77,7 +77,7 @@ def release_cached(device: torch.device) -> None:
     try:
         torch.cuda.empty_cache()
     except RuntimeError as error:  # after a failed capture, torch may refuse it from now on
-        _log.warning("memory: torch keeps what it has cached on %s: %s", device, error)
+        _log.warning("memory: torch could not return its cached memory on %s: %s", device, error)
 
 
 def return_memory() -> None:

@@ -1,9 +1,9 @@
-"""Decoders of common GGUF files under the library's names of modules, for which the library need not be imported: that
-takes longer than to read a small model.
+"""Decoders for common GGUF files, with the module names of transformers' classes. transformers itself is not imported,
+because that takes longer than reading a small model.
 
 They have the features of the families here: Llama's layers, with biases, Qwen's and Gemma's norms of heads, and
-windows. A configuration that says anything else is left to the library. `bridle.model.dense_layer` puts lean layers in
-place of these as it does with the library's own.
+windows. transformers computes a configuration with any other field. `bridle.model.dense_layer` replaces these layers
+with lean layers, as it does with transformers' layers.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _other_config(fields: Mapping[str, Any]) -> PreTrainedConfig | None:
 
 
 def _writing_families() -> set[str]:
-    """The families of which the library has a class that writes text."""
+    """Return the families for which transformers has a class that generates text."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *multimodal_families()}
@@ -308,7 +308,7 @@ def check_structure(config: PreTrainedConfig) -> None:
 
 def _check_text_part(name: str, config: PreTrainedConfig) -> None:
     if getattr(config, "cross_attention_layers", None):
-        raise UnsupportedModel(f"model type {name!r} attends to pictures from layers of their own (cross attention)")
+        raise UnsupportedModel(f"model type {name!r} attends to images in separate layers (cross attention)")
     if config.model_type in _REFUSED:
         raise UnsupportedModel(
             f"model type {name!r} writes text by {config.model_type!r}, which cannot be served: "

@@ -151,8 +151,8 @@ class PromptCaches:
     def shared_prefix(
         self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int], block_size: int
     ) -> SharedPrefix | None:
-        """Return the longest shared cache whose whole blocks a prompt of this user begins with; None if there is none.
-        The last tokens, which fill no block, may differ: a longer text is often cut into others there."""
+        """Return the longest shared cache whose full blocks begin this user's prompt, or None. Tokens after the last
+        full block may differ, because a longer text is often tokenized differently there."""
         if not identity.group:
             return None
         prompt = memoryview(array("q", tokens))

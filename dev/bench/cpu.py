@@ -1,10 +1,10 @@
 """Benchmark of a CPU: decoding and prompts in every form of weights, through the whole engine and its front ends.
 
-Models have real shapes and random weights, made on the spot. bridle's forms are compared with llama.cpp, behind the
-same engine over the very same files, where `llama-cpp-python` is installed, and with transformers' `generate`. Peers of
-a part take turns, and memory and arithmetic units are measured in between. Above the engine it measures HTTP with 16
-streams, compared with the same engine without it, and the cost of controllers. It compares LMTP with LMQL's own server,
-where that is installed.
+Models have real shapes and random weights, made on the spot. bridle's forms are compared with transformers' `generate`.
+If `llama-cpp-python` is installed, they are also compared with llama.cpp, which runs behind the same engine on the same
+files. Peers of a part take turns, and memory and arithmetic units are measured in between. Above the engine it measures
+HTTP with 16 streams, compared with the same engine without it, and the cost of controllers. It compares LMTP with
+LMQL's own server, where that is installed.
 
 Parts are measured one by one, and with `folder` each is saved when it is done.
 """

@@ -130,9 +130,9 @@ def table_rows(results: dict[str, list[str]]) -> list[tuple[str, str, str]]:
     for name, (state, reason) in results.items():
         family, _, kind = name.partition("/")
         title = f"refused: {cause_of(reason)}" if state == REFUSED else state
-        groups.setdefault((order.index(state), title), []).append(f"{family}{'*' if kind == MULTIMODAL else ''}")
+        groups.setdefault((order.index(state), title), []).append(f"`{family}{'*' if kind == MULTIMODAL else ''}`")
     ordered = sorted(groups.items(), key=lambda each: (each[0][0], -len(each[1])))
-    return [(title, str(len(families)), ", ".join(f"`{family}`" for family in sorted(families))) for (_, title), families in ordered]
+    return [(title, str(len(families)), ", ".join(sorted(families))) for (_, title), families in ordered]
 
 
 def write_table(page: Path, rows: list[tuple[str, str, str]]) -> None:

@@ -11,8 +11,8 @@ from bridle.errors import InternalError
 
 
 class Timeline:
-    """A clock, in seconds, that is moved by the calls which are due. Calls of one moment run in the order in which they
-    were asked for."""
+    """Fake clock in seconds. It advances to the time of the next scheduled call. Calls at the same time run in the
+    order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0

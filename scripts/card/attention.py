@@ -190,7 +190,7 @@ def _beside(room: AttentionInputs, ours: Call, rates: Rates) -> dict[str, Any]:
 
 
 def _perhaps(peer: str, room: AttentionInputs, call: Call, rates: Rates) -> dict[str, Any]:
-    """A figure, or why these sizes cannot be had."""
+    """Return a figure, or the reason why these sizes cannot be measured."""
     try:
         return _figure(peer, room, call, rates)
     except Exception as error:  # more shared memory or registers than there are

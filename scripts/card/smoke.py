@@ -57,7 +57,8 @@ def _tried(name: str, trial: Callable[[], str | None]) -> dict[str, Any]:
 
 
 def _trials(device: torch.device, dtype: torch.dtype, *, quick: bool) -> dict[str, Callable[[], str | None]]:
-    """The families that this device has, by name; each trial returns the error."""
+    """Return a trial of each family of kernels that this device supports, by name. A trial returns its error, or
+    None."""
     geometry = Geometry(dict(enumerate((*_SHAPES, _SPECIAL))), 2)
     trials: dict[str, Callable[[], str | None]] = {
         "attention": lambda: self_test.find_problem(create_kernel("auto", device, dtype), geometry, dtype, device, 16),

@@ -226,7 +226,7 @@ _ECHO_PROMPT = """(call $return (i32.const 0x10000)
 
 
 def _callback(name: str, steps: Sequence[Step]) -> str:
-    """A callback that does one step after another; where it is stands in a global that is not exported."""
+    """Return a callback that runs one step per call. A global that is not exported holds the number of the step."""
     body = ""
     for index, step in enumerate(steps):
         last = index == len(steps) - 1

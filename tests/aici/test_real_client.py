@@ -3,8 +3,8 @@ its command line `aici` over a server.
 
 `BRIDLE_GENUINE_CONTROLLERS` is a folder with .wasm files as the original releases them (aici_pyctrl.wasm,
 aici_jsctrl.wasm, aici_declctrl.wasm, aici_uppercase.wasm, aici_yesno.wasm, any of them, of any release).
-`BRIDLE_GENUINE_CLIENT` is a folder with the original's Python package `pyaici` in it: `py` of its repository, since no
-index of packages has it. What it imports is installed into environments of its own.
+`BRIDLE_GENUINE_CLIENT` is a folder with the original's Python package `pyaici`: the folder `py` of its repository,
+because no package index has it. The packages that `pyaici` imports are installed into separate environments.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "no sides": (_file((), (_text("t") + struct.pack("<IIQ", 0, 0, 0),), bytes(64)), "has 0 dimensions"),
     "many sides": (_file((), (_tensor("t", (1,) * 9, 0, 0),), bytes(64)), "has 9 dimensions"),
     "an empty side": (_file((), (_tensor("t", (0, 4), 0, 0),), bytes(64)), "has shape (0, 4)"),
-    "a huge side": (_file((), (_tensor("t", (HUGE, HUGE), 0, 0),), bytes(64)), "sides are 1 to"),
+    "a huge side": (_file((), (_tensor("t", (HUGE, HUGE), 0, 0),), bytes(64)), "each dimension must be 1 to"),
     "an overflow": (_file((), (_tensor("t", (1 << 40,) * 4, 0, 0),), bytes(64)), "and the file at"),
     "an unknown tensor type": (_file((), (_tensor("t", (32,), 77, 0),), bytes(64)), "is of type 77"),
     "half a block": (_file((), (_tensor("t", (33,), 8, 0),), bytes(64)), "no multiple of the 32 of Q8_0"),

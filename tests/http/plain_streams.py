@@ -45,8 +45,8 @@ def script(prefix: Any) -> Any:
 def read_stream(
     url: str, path: str, body: dict[str, Any], post: Callable[..., httpx.Response] = httpx.post
 ) -> tuple[list[str], str]:
-    """The forms of the events of a stream, those in a row that are equal once, and all of their texts. Choices come one
-    after the other here, because how they take turns depends on how busy the server is."""
+    """Return the forms of a stream's events, and all of their text. Equal forms in a row are listed once. Choices are
+    sorted, because their order in the stream depends on the load of the server."""
     answer = post(url + path, json={"model": NAME, "stream": True, **body}, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     events = sorted(re.split(r"\n\n|(?<=})\n", answer.text), key=_choice_of)

@@ -190,7 +190,7 @@ def test_a_missing_chat_template_has_a_type_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_context_that_is_too_small_is_told_in_openais_words(http: TestClient, path: str, body: Any) -> None:
-    """Frameworks, LiteLLM for one, know this error by its code and these words, and shorten the conversation."""
+    """Frameworks such as LiteLLM recognize this error by its code and message, and shorten the conversation."""
     error = http.post(path, json=body).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "This model's maximum context length is 512 tokens" in error["message"]

@@ -1,4 +1,4 @@
-"""From events to answers: every rule of a stream, without an engine."""
+"""Tests of the encoder from events to LMTP answers. They cover every rule of a stream, without an engine."""
 
 from __future__ import annotations
 

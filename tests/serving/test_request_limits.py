@@ -1,4 +1,5 @@
-"""Priorities and deadlines mean the same on every front, are bounded, and are a right where they push forward."""
+"""Priorities and deadlines have the same meaning and bounds on every API. Only users with the right to do so may raise
+their priority."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _unpack_beams(form: dict[str, Any]) -> BeamSearch:
 
 
 def _make_demanded(place: str, argument: Any) -> Controller:
-    """Create the controller of a policy. If that is impossible here, it fails like a controller that cannot start."""
+    """Create the controller of a policy. If this process cannot create it, return one that fails at its start."""
     try:
         return make_demanded(place, argument)
     except BridleError as error:

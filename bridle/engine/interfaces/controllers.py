@@ -140,8 +140,8 @@ class ControllerPool(ABC):
 
     @abstractmethod
     def abandon(self, request: Request) -> None:
-        """Drop the instance that was opened for `request`, which will never be asked anything. Called after its opening
-        is done, perhaps from another thread."""
+        """Drop the instance that was opened for `request`. The engine has not called it and never will. It is called
+        after the opening has ended, perhaps from another thread."""
 
     @abstractmethod
     def ask(self, asks: Sequence[Ask]) -> None:

@@ -1,8 +1,8 @@
 """Arithmetic of the sampling kernels: weights, random numbers, and the logits of a row after its bias, mask and
 penalties. Importing this needs Triton. Pointers are those of `draw_kernels`.
 
-Numbers are the same bits on any GPU: products are not fused but where `fma` says so, divisions are rounded, sums are of
-whole numbers. The exponential is that of the kernels in C, operation for operation, so weights are theirs as well.
+Results have the same bits on any GPU. Products are fused only in `fma`, divisions are rounded, and sums are of
+integers. The exponential repeats the operations of the kernels in C one by one, so weights are equal to theirs as well.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class RequestLifecycle(SteersRequests):
         return self.model
 
     async def _load(self, slot: Slot, adapter: str | None = None, notice: Notice | None = None) -> None:
-        """Acquire and keep both."""
+        """Acquire the model and the adapter, and keep both loaded."""
         registry, say = self.host.registry, notice or _say_nothing
         is_loaded = slot.model is not None
         if not is_loaded:

@@ -20,8 +20,8 @@ _USUAL_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class JsonSize:
-    """`num_nodes` counts texts, names, lists and objects, each of which takes a piece of memory of its own.
-    `num_values` counts the values between commas, numbers among them."""
+    """`num_nodes` counts strings, names, lists and objects, because each of them allocates memory. `num_values` counts
+    the values between commas, including numbers."""
 
     num_nodes: int
     num_values: int

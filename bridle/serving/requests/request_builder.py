@@ -114,7 +114,7 @@ def make_request(
         controller = policies.steer(controller)
     if sampling.keep_best and sampling.logprobs is None:
         raise InvalidRequest(
-            "keep_best: got no logprobs, by which outputs are compared. Set logprobs to 0.", "keep_best"
+            "keep_best: got no logprobs, and outputs are compared by these. Set logprobs to 0.", "keep_best"
         )
     if sampling.keep_best and _may_go_back(sampling, controller, policies):
         sampling = sampling.with_(keep_best=0)  # sums of log-probabilities may rise, so no output is lost early

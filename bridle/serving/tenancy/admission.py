@@ -202,11 +202,11 @@ class FairQueue:
         self._num_done = 0
 
     def enqueue(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> QueuePlace:
-        """The place of a request with `num_prompt` prompt tokens, which asks for `max_output` tokens at most. A tenant
+        """The place of a request with `num_prompt` prompt tokens, which asks for at most `max_output` tokens. A tenant
         of weight 2 gets twice the service.
 
-        A guess that is too high delays the tenant's places that are taken before the correction. So `max_output` bounds
-        the guess.
+        The output length is guessed first and corrected later. A guess that is too high delays the tenant's requests
+        that come before the correction. So the guess is at most `max_output`.
         """
         guess = self._guess if max_output is None else min(self._guess, max_output)
         place = QueuePlace(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
