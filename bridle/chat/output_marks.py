@@ -1,4 +1,4 @@
-"""How the output of a chat is marked: the form of its calls, the tags of its reasoning, its channels and its ends.
+"""Marks in the output of a chat: the form of its calls, the tags of its reasoning, its channels and its ends.
 
 Facts about a tokenizer stay cached as long as the tokenizer exists.
 """

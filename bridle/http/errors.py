@@ -75,7 +75,7 @@ def error_type_of(error: BridleError) -> str:
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
-    """The JSON body of an error, in OpenAI's shape; that of a controller has its last `logs` too.
+    """Return the JSON body of an error, in OpenAI's shape. An error of a controller also has its last `logs`.
 
     Clients of text-generation-inference read `error_type` beside it, on every route.
     """

@@ -35,7 +35,8 @@ _OWN = ("sampling", "sampling_params", "multi_modal_data", "use_tqdm")
 
 
 class Calls:
-    """Calls on one model. `sampling` is how calls sample that do not say; None: as the model's folder says."""
+    """Calls on one model. `sampling` applies to calls without sampling parameters. If it is None, the model's folder
+    has the defaults."""
 
     def __init__(self, model: LoadedModel, sampling: SamplingParams | None) -> None:
         self.model = model
@@ -102,7 +103,7 @@ class Calls:
         self, prompts: Prompt | Sequence[Prompt], beam_width: int, penalty: float, early_stopping: EarlyStopping,
         use_tqdm: bool, given: Mapping[str, Any],
     ) -> list[RequestOutput]:  # fmt: skip
-        """The likeliest texts of each prompt, best first. `given` are the keywords of `LLM.beam_search`."""
+        """Return the most probable texts of each prompt, best first. `given` are the keywords of `LLM.beam_search`."""
         wanted, how = settle("beam_search", None, DEFAULT_SAMPLING, given, ("use_tqdm",))
         self.model.check_process()
         sampling = arguments.as_sampling(wanted)

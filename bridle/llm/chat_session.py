@@ -135,7 +135,7 @@ class ChatSession:
     # -- the history -----------------------------------------------------------------------------------------
 
     def fork(self) -> ChatSession:
-        """An independent copy, to try another way on from here. Their common part is computed once."""
+        """Return an independent copy, to try another continuation. The common part is computed once."""
         twin = ChatSession(self.llm, self.system, self.sampling, **self.options)
         twin.turns = copy.deepcopy(self.turns)
         twin.last_output = self.last_output
@@ -175,7 +175,7 @@ class ChatSession:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the conversation as JSON. A file that is there already is replaced in one go."""
+        """Write the conversation as JSON. An existing file is replaced atomically."""
         path = Path(path)
         draft = path.with_name(path.name + ".part")
         draft.write_text(json.dumps(self.to_dict(), ensure_ascii=False, indent=1), encoding="utf-8")

@@ -60,7 +60,7 @@ class LLM(LoadedModelMixin):
 
     @classmethod
     def from_backend(cls, backend: str | ModelConfig | LoadedModel = "demo", **settings: Any) -> LLM:
-        """Do as the constructor; this reads better after `with_params`."""
+        """Load a model, like the constructor."""
         return cls(backend, **settings)
 
     # -- generating ------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Any,
     ) -> list[RequestOutput]:
-        """Search for the likeliest texts with `beam_width` beams. Returns that many outputs for each prompt, best
+        """Search for the most probable texts with `beam_width` beams. Returns that many outputs for each prompt, best
         first, with a `score`, as transformers' `generate(num_beams=...)` does. `early_stopping` True ends a search when
         `beam_width` texts are complete, False when none of the beams can get better by its present length, "never" by
         the longest one. `ignore_eos`, `logit_bias`, `allowed_token_ids`, and the options of `generate` for running a
@@ -225,9 +225,10 @@ class LLM(LoadedModelMixin):
         use_tqdm: bool = True,
         **given: Unpack[ChatCallOptions],
     ) -> list[RequestOutput]:
-        """The next message of one conversation, or of each of a list of them; otherwise as `generate`.
+        """Return the next message of one conversation, or of each conversation in a list. Otherwise it is like
+        `generate`.
 
-        Each output has a `message`: its reasoning, its content, and the calls of `tools` in it; `tool_choice` and the
+        Each output has a `message` with its reasoning, its content, and its calls of `tools`. `tool_choice` and the
         other options are those of the servers (see `ChatOptions`). Without `sampling`, a message may be as long as the
         context allows. Raises `InvalidRequest` if the model has no chat template and none is given.
         """
@@ -264,7 +265,7 @@ class LLM(LoadedModelMixin):
         return decision_in(constraint, run(asked, use_tqdm=use_tqdm, **how)[0])
 
     def request(self, prompt: Prompt, sampling: SamplingParams | None = None, **given: Any) -> Request:
-        """A checked request, for `model.client.submit`. Runs nothing."""
+        """Return a checked request for `model.client.submit`, without running it."""
         (collector,) = self._calls.collectors("request", [prompt], sampling, given)
         return collector.request
 
@@ -288,11 +289,12 @@ class LLM(LoadedModelMixin):
     def parse(
         self, prompts: Any, kind: type[T], sampling: Sampling = None, *, use_tqdm: bool = True, **given: Any
     ) -> Any:
-        """A prompt's continuation as an object of `kind`: a pydantic model, a dataclass, `list[Thing]`, and so on; of a
-        list of prompts a list. Messages of a conversation, or a list of such, are answered.
+        """Return a prompt's continuation as an object of `kind`: a pydantic model, a dataclass, `list[Thing]`, and so
+        on. A list of prompts gives a list of objects. The messages of a conversation, or a list of conversations, are
+        answered.
 
-        The schema of `kind` is the constraint, and without `sampling` an output may be as long as the context allows;
-        the other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output was cut off."""
+        The schema of `kind` is the constraint. Without `sampling` an output may be as long as the context allows. The
+        other keywords are those of `generate` and `chat`. Raises `IncompleteOutput` if the output was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompts, sampling, given))
         return objects_of(typed, turns, self._calls.run(collectors, use_tqdm, given), prompts)
@@ -306,15 +308,16 @@ class LLM(LoadedModelMixin):
     def parse_stream(
         self, prompt: Any, kind: type[T], sampling: SamplingParams | None = None, **given: Any
     ) -> Reader[T]:
-        """The object of one prompt or conversation as it grows, with `for` or `async for`: fields that have not come
-        yet have their defaults, or None. The last one is whole and valid, or `IncompleteOutput` is raised."""
+        """Iterate over the growing object of one prompt or conversation, with `for` or `async for`. Fields that are not
+        generated yet have their defaults, or None. The last object is complete and valid. Raises `IncompleteOutput` if
+        the output was cut off."""
         typed, given = typed_as(kind, given)
         turns, collectors = event_loop.run(self._calls.typed(prompt, sampling, given))
         ((turn,), (collector,)) = turns, collectors
         return self._calls.stream(collector, given, turn).objects(typed)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
-        """The tokens of a conversation, up to where the model's next message begins."""
+        """Return the tokens of a conversation, up to the beginning of the model's next message."""
         check_names("chat_prompt", options, ChatOptions.__annotations__)
         text = prompt_text(self._model, conversation_of(messages, options))
         return encode_prompt(self._model.tokenizer, text)

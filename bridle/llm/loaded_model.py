@@ -91,8 +91,8 @@ class LoadedModelMixin:
         return self._model.tokenizer
 
     @property
-    def model(self) -> serving.LoadedModel:
-        """Model with its engine client, as servers take it."""
+    def model(self) -> LoadedModel:
+        """The model with its engine client, in the form that servers use."""
         return self._model
 
     def statistics(self) -> EngineStatistics:
@@ -125,7 +125,7 @@ class LoadedModelMixin:
     # -- pauses ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Compute nothing until `resume`. Requests are taken meanwhile, and keep their KV."""
+        """Compute nothing until `resume`. Requests are accepted meanwhile, and running ones keep their KV."""
         self._model.pause()
 
     def resume(self) -> None:

@@ -31,7 +31,7 @@ def in_notebook() -> bool:
 
 
 class Live:
-    """A place in a notebook whose content changes. Changes that come too fast are left out, but for the last one."""
+    """A place in a notebook whose content changes. Changes that come too fast are skipped, except the last one."""
 
     def __init__(self, page: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         from IPython.display import HTML, display
@@ -86,7 +86,7 @@ class ProgressBar:
         self._live.update(lambda: self._page(num_done, num_tokens))
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._live.update(str, is_last=True)
 
     def _page(self, num_done: int, num_tokens: int) -> str:

@@ -31,7 +31,7 @@ class Classification:
 
     @property
     def score(self) -> float:
-        """That of the most probable label."""
+        """Score of the most probable label."""
         return self.scores[self.label]
 
 

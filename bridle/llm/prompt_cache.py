@@ -36,14 +36,15 @@ class RetainedPrompt:
             )
 
     def prefetch(self) -> int:
-        """Read or compute blocks that are not in memory, and restart the time. Returns how many tokens were found."""
+        """Read or compute the blocks that are not in memory, and restart `ttl`. Return the number of tokens that were
+        found."""
         request = replace(self._request, id=secrets.token_hex(12))
         (output,) = self._llm._calls.run([OutputCollector(request)], use_tqdm=False)
         self.num_tokens = output.usage.retained_tokens
         return output.usage.cached_tokens
 
     def delete(self) -> None:
-        """Retain the prompt no longer."""
+        """Stop retaining the prompt."""
         self._llm.model.client.release_retained_kv(self._name)
 
     def __enter__(self) -> RetainedPrompt:

@@ -36,7 +36,7 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """exp(-mean): among how many equally likely tokens the model was undecided, on average."""
+        """exp(-mean). It is the number of equally likely tokens that would make the model as uncertain on average."""
         return math.exp(-self.mean)
 
 

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Iterate over it once, with `for` or `async for`. Raises the error of an output that failed, at its
-    end."""
+    """Iterator over items of a stream, for one use with `for` or `async for`. If an output failed, its error is raised
+    at its end."""
 
     def __init__(self, source: _Source, take: Callable[[], list[T]] | None = None) -> None:
         self._source = source
@@ -40,7 +40,7 @@ class Reader(Generic[T]):
         return self._given()
 
     def ending_with(self, last: Callable[[], T]) -> Self:
-        """The same, with one more item in the end, made when everything was read."""
+        """Return this reader with one more item at its end. `last` makes the item when everything was read."""
         self._last = last
         return self
 
@@ -69,8 +69,8 @@ class Reader(Generic[T]):
 
 
 class _Source(RequestHandle):
-    """A running request, and the function to call when it has ended. Streams and readers of it hold it, and it holds
-    none of them."""
+    """A running request, and the function to call when it has ended. Its streams and readers refer to it, and it refers
+    to none of them."""
 
     def __init__(
         self, stream: EventStream, collector: OutputCollector, on_finish: Callable[[RequestOutput], None] | None
@@ -85,10 +85,11 @@ class _Source(RequestHandle):
 
 
 class TextStream(Reader[str]):
-    """The text of a request's first output, in pieces, once it is certain; of a conversation's answer its content.
+    """Stream of the text of a request's first output, in pieces that are final. For a conversation it is the content of
+    the answer.
 
-    Text that a controller may still roll back is held until it is final. A controller that never rolls back says so
-    with an attribute `max_rewind = 0`. To see everything at once, and the text that is rolled back, read `deltas`.
+    Text that a controller may still roll back is held until it is final. A controller that never rolls back should set
+    its attribute `max_rewind` to 0. To see all text at once, also text that is rolled back later, read `deltas`.
     """
 
     def __init__(
@@ -121,20 +122,22 @@ class TextStream(Reader[str]):
         return self._collector.output
 
     def deltas(self) -> Reader[Delta]:
-        """Read changes in place of text: those of every output, including tokens rolled back and forks."""
+        """Return a reader of changes instead of text: those of every output, including rolled-back tokens and forks."""
         return Reader(self._base, DeltaReader(self._collector, RewindPolicy.EVENT).read)
 
     def outputs(self) -> Reader[RequestOutput]:
-        """Read `output` in place of text, each time that it has changed."""
+        """Return a reader of `output` instead of text. It gives the output each time that it has changed."""
         return Reader(self._base, lambda: [self._collector.output])
 
     def objects(self, kind: ParsedType[T]) -> Reader[T]:
-        """Read instead of text the object that it is, each time that there is more of it; the last one is valid."""
+        """Return a reader of the parsed object instead of text. It gives the object each time that it has grown. The
+        last one is valid."""
         reader = Reader(self._base, partials(kind, lambda: self._collector.output, self._turn_plan))
         return reader.ending_with(lambda: kind.read(self.output, content_of(self.output, self._turn_plan)))
 
     def pieces(self) -> Reader[StreamDelta]:
-        """Instead of text: reasoning, content and calls of a conversation's answer, as they come."""
+        """Return a reader of a conversation's answer instead of text: reasoning, content and tool calls as they
+        come."""
         return Reader(self._base, self._take_pieces)
 
     def show(self) -> RequestOutput:
@@ -159,13 +162,13 @@ class TextStream(Reader[str]):
         self.show()
 
     def read(self) -> str:
-        """Wait for the end; returns the whole text."""
+        """Wait for the end, and return the whole text."""
         for _ in self:
             pass
         return self._whole
 
     async def read_async(self) -> str:
-        """Wait for the end; returns the whole text."""
+        """Wait for the end, and return the whole text."""
         async for _ in self:
             pass
         return self._whole

@@ -76,7 +76,7 @@ def typed_as(kind: type[T], given: Mapping[str, Any]) -> tuple[ParsedType[T], di
 
 
 def content_of(output: RequestOutput, turn: ChatRequest | None) -> str:
-    """The text of an output that is no thought and no call."""
+    """Return the text of an output without its reasoning and its tool calls."""
     return output.outputs[0].text if turn is None else turn.message(output.outputs[0]).content
 
 

@@ -28,7 +28,7 @@ _TRIAL_BLOCKS, _TRIAL_SIZES = 5, (16, 1040)
 
 
 class BlockPools:
-    """Where pools lie whose blocks are copied together; each is [blocks, bytes of a block]."""
+    """Addresses of pools whose blocks are copied together. Each pool is [blocks, bytes of a block]."""
 
     def __init__(self, pools: Sequence[Tensor], device: torch.device) -> None:
         words = [pool.stride(0) * pool.element_size() // _WORD for pool in pools]

@@ -1,4 +1,4 @@
-"""How long a model stays after a request: Ollama's `keep_alive`, a number of seconds or a duration in Go's notation.
+"""Ollama's `keep_alive`: the time for which a model stays loaded after a request, in seconds or in Go's notation.
 
 It changes a model for all users, so it takes effect only for admins. On a server without keys every client is an admin.
 Models that the operator serves permanently stay.
@@ -30,7 +30,7 @@ def seconds_of(value: Any) -> float | None:
 
 
 def note_keep_alive(request: Request, name: str | None, value: Any) -> None:
-    """Keep the model that a request names as long as it says, if it says so and its sender may."""
+    """Keep the model of a request for its `keep_alive`, if the request has one and its sender may set it."""
     registry = http_state(request).registry
     if value is None or not identity_of(request).is_admin:
         return

@@ -98,8 +98,8 @@ async def _answer(
 
 
 def within_context(turn: ChatRequest, num_ctx: int | None, model: LoadedModel) -> ChatRequest:
-    """The same in a context of `num_ctx` tokens, prompt and answer together. A larger one than the model is served with
-    is that of the model."""
+    """Limit a request to a context of `num_ctx` tokens, prompt and answer together. A larger one than the model is
+    served with is that of the model."""
     if num_ctx is None or num_ctx >= model.max_sequence_tokens:
         return turn
     left = num_ctx - len(turn.prompt)

@@ -1,4 +1,5 @@
-"""Answers some requests after reading only their headers: health probes, and requests for which there is no place.
+"""Answers some requests after reading only their headers: health probes, and requests that the server is too busy to
+take.
 
 A full server gets the most requests, from clients that retry at once. Their bodies are neither read nor parsed, no task
 begins, and they are not logged one by one: a refusal checks counters and writes once. All other requests continue to
