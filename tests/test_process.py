@@ -1,4 +1,4 @@
-"""What the process has: threads, processor time that a container leaves, and buffers that come back."""
+"""Resources of a process: threads, the processor time that a container allows, and buffers that are reused."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def laws(folder: Path, seconds: float, *, quick: bool) -> Figures:
 
 
 def _read(report: Path) -> tuple[dict[str, int], list[str]]:
-    """How many tests passed, failed and were left out; and those that failed."""
+    """Return the numbers of tests that passed, failed and were skipped, and the names of those that failed."""
     cases = list(ET.parse(report).getroot().iter("testcase"))
     failed = [each for each in cases if each.find("failure") is not None or each.find("error") is not None]
     skipped = sum(each.find("skipped") is not None for each in cases)

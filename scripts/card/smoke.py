@@ -125,7 +125,8 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Figures:
 
 
 def ways(executor: LocalExecutor) -> dict[str, Any]:
-    """How each thing is computed. On CUDA everything has a kernel or graphs: a part without them is a failure."""
+    """Return the way in which each part is computed. On CUDA everything has a kernel or graphs: a part without them is
+    a failure."""
     runner = executor.runner
     kernel, sizes_of = runner.attention.kernel, getattr(runner.graphs, "sizes_of", lambda kind: ())
     found = {

@@ -145,7 +145,7 @@ def run_staggered(lab: Lab, requests: list[Request], random: Random) -> dict[str
 
 
 def essence(replays: dict[str, Replay], requests: list[Request]) -> list[object]:
-    """What clients see, without what caching may change."""
+    """Return the output that clients see, without the parts that caching may change."""
     return [
         sorted(
             (one.path, tuple(one.tokens), one.text, one.reason, tuple(one.logprobs))

@@ -30,7 +30,8 @@ def check_tokens(lab: StoreLab, request: Request, replay: Replay) -> None:
 
 
 def num_readable(request: Request, earlier: list[tuple[Request, list[int]]]) -> int:
-    """How many tokens of its prompt a request may read, after these requests with these tokens."""
+    """Return the number of prompt tokens that a request may read from the cache, after these requests with these
+    tokens."""
     found = 0
     for other, tokens in earlier:
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(request.prompt, tokens, strict=False)))

@@ -1,4 +1,4 @@
-"""What the playground says when something goes wrong, and that it says it in the right place."""
+"""Error messages of the playground, each in the right place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the playground keeps: conversations in several tabs, answers that a reload cuts off, drafts, undo."""
+"""Data that the playground keeps: conversations in several tabs, answers that a reload cuts off, unsent messages,
+undo."""
 
 from __future__ import annotations
 

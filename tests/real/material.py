@@ -1,4 +1,4 @@
-"""Where the real models and the peers of these tests are. What is missing skips a test and says how to get it."""
+"""Paths of the real models and peers of these tests. If one is missing, its test is skipped and says how to get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is begun before libraries are imported is used for its model alone, and ended where it is not used."""
+"""Work that begins before libraries are imported. It is used only for its model, and ended if it is not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for users: found by their user alone, bounded in number and bytes, and forgotten in time."""
+"""Stored data of users: found only by its user, bounded in number and bytes, and deleted in time."""
 
 from __future__ import annotations
 
