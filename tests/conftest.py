@@ -34,6 +34,7 @@ from hypothesis import HealthCheck, settings
 
 from bridle.engine.spec_decode import speculation
 from bridle.serving.requests import request_builder
+from tests.covering import mark_the_rest
 from tests.waiting import PATIENCE
 
 _SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large)
@@ -99,7 +100,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    mark_the_rest(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _has_gpu():
         return

@@ -28,3 +28,18 @@ def slow_but(quick: Collection[str], cases: Iterable[str]) -> list[Any]:
     found = [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in cases]
     assert len(quick) == sum(isinstance(each, str) for each in found)
     return found
+
+
+def mark_the_rest(items: Iterable[pytest.Item]) -> None:
+    """Mark as slow all cases of each test with `few(number)` but that many, which are spread over its cases."""
+    tests: dict[tuple[Any, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            tests.setdefault((item.path, item.name.split("[")[0]), []).append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("few")
+        number = mark.args[0] if mark is not None else 0
+        quick = {place * len(cases) // number for place in range(number)}
+        for place, case in enumerate(cases):
+            if place not in quick:
+                case.add_marker(pytest.mark.slow)
