@@ -54,6 +54,7 @@ def chi_squared(counts: Counter[str], weights: list[float]) -> float:
 LIMIT = 36.12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scripted", [ScriptedExecutor, LateScriptedExecutor])
 def test_whole_texts_have_the_models_distribution_and_a_mask_alone_does_not(scripted: Any) -> None:
     with lab(scripted=scripted) as one:

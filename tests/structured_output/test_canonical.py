@@ -35,6 +35,7 @@ def test_nothing_is_forbidden_that_the_tokenizer_writes() -> None:
         assert forbidden_pairs(vocab, text) == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "constraint",
     [Regex("(the name|the same|those)[.]"), Regex("[a-z ]{12}!", longest=True), JsonObject()],

@@ -15,6 +15,7 @@ from bridle.errors import InternalError
 from bridle.outputs import Finished, FinishReason, Stored
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Choice, Constraint, JsonSchema
+from tests.conftest import IS_FULL
 from tests.structured_output.choices import exact
 from tests.structured_output.kit import Lab, Output, spell, text_vocabulary
 
@@ -28,10 +29,11 @@ def texts_of(lab: Lab, outputs: list[dict[int, Output]]) -> list[str]:
     return [spell(lab.vocab, output.tokens) for each in outputs for _, output in sorted(each.items())]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kv", ["paged", "sequences"])
 @pytest.mark.parametrize("choice", [CITIES, SHORT])
 def test_the_best_option_as_a_whole_is_chosen(choice: Choice, kv: str) -> None:
-    for seed in range(12):
+    for seed in range(12 if IS_FULL else 4):
         with Lab(text_vocabulary(), seed=seed, kv=kv) as lab:
             scores = exact(lab, choice.options, PROMPT)
             (output,) = lab.run(lab.request(choice, PROMPT))
@@ -102,7 +104,7 @@ def test_the_probabilities_of_all_options_are_reported_if_asked_for() -> None:
     [({"type": "boolean"}, ("true", "false")), ({"type": "string", "enum": ["yes", "no"]}, ('"yes"', '"no"'))],
 )
 def test_a_schema_whose_answer_is_an_enum_is_a_choice(schema: dict[str, object], texts: tuple[str, ...]) -> None:
-    for seed in range(6):
+    for seed in range(6 if IS_FULL else 3):
         with Lab(text_vocabulary(), seed=seed) as lab:
             scores = exact(lab, texts, PROMPT)
             output = lab.run_one(JsonSchema(schema))

@@ -49,6 +49,7 @@ def plain_outputs(constraint: Constraint) -> list[tuple[int, ...]]:
     return _plain[constraint.key]
 
 
+@pytest.mark.few(9)
 @CONSTRAINTS
 @pytest.mark.parametrize(
     ("lab", "fields"),

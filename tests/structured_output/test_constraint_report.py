@@ -37,6 +37,7 @@ def forced(lab: Lab, text: str) -> float:
     return score(lab, text) - score(lab, text[0])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"speculate": 4}])
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_masks_and_forced_runs_are_measured(fields: dict[str, Any], is_traced: bool) -> None:
@@ -104,6 +105,7 @@ def test_a_run_below_the_floor_is_refused() -> None:
     with_worse_greedy(check)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fields", [{}, {"speculate": 4}, {"logprobs": 0}])
 def test_a_run_below_the_floor_is_taken_back(fields: dict[str, Any]) -> None:
     def check(lab: Lab, first: str, other: str, floor: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from bridle.structured_output import Choice, Concat, JsonSchema
 from bridle.structured_output.finite_sets import MAX_SET_OPTIONS, finite_sets
+from tests.conftest import IS_FULL
 from tests.structured_output.choices import exact
 from tests.structured_output.kit import Lab, spell, text_vocabulary
 
@@ -43,11 +44,12 @@ SCHEMAS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("schema", "before"), SCHEMAS)
 def test_values_inside_json_are_chosen_as_a_whole(schema: dict[str, Any], before: str) -> None:
     first = finite_sets(JsonSchema(schema))[0]
     texts = [text.removeprefix(first.prefix).decode() for text in first.texts]
-    for seed in range(4):
+    for seed in range(4 if IS_FULL else 2):
         with Lab(text_vocabulary(), seed=seed) as lab:
             output = lab.run_one(JsonSchema(schema))
             text = spell(lab.vocab, output.tokens)
@@ -80,7 +82,7 @@ def test_values_are_not_scored_if_the_schema_says_so() -> None:
 
 def test_options_inside_a_sequence_are_chosen_as_a_whole() -> None:
     colors = ["red", "rose", "blue"]
-    for seed in range(6):
+    for seed in range(6 if IS_FULL else 3):
         with Lab(text_vocabulary(), seed=seed) as lab:
             output = lab.run_one(Concat("the ", Choice(colors), " name"))
             text = spell(lab.vocab, output.tokens)

@@ -30,6 +30,7 @@ def chi_squared(counts: Counter[str], weights: list[float]) -> float:
     return sum((counts[text] - want) ** 2 / want for text, want in zip(TEXTS, expected, strict=True))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("options", [{}, {"scripted": LateScriptedExecutor}, {"kv": "sequences", "max_num_seqs": 4}])
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 1}, {"constraint_report": True}, {"speculate": 4}])
 def test_the_best_whole_text_wins(fields: dict[str, Any], options: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from bridle.structured_output.mask_workers import Workers
 from bridle.structured_output.matcher import Matcher
 from bridle.testing.logits import ScriptedModel
 from bridle.testing.scripted import ScriptedExecutor
+from tests.conftest import IS_FULL
 from tests.structured_output.kit import EOS, Lab, Output, matcher, spell, text_vocabulary, vocabulary
 from tests.waiting import PATIENCE
 
@@ -136,7 +137,7 @@ class OneByOne(Controller):
 )
 def test_fast_forward_changes_no_greedy_answer(constraint: Constraint) -> None:
     vocab = text_vocabulary()
-    for seed in range(4):
+    for seed in range(4 if IS_FULL else 2):
         with Lab(vocab, pools=[PythonControllerPool(vocab.size)], seed=seed) as lab:
             at_once, one_by_one = (
                 lab.run_one(steering, max_tokens=80) for steering in (constraint, OneByOne(matcher(vocab, constraint)))
@@ -484,6 +485,7 @@ def test_a_draft_model_under_a_constraint_changes_nothing(
         assert reason(output) == reason(plain)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("constraint", [ANSWERS, Regex("[a-f0-9]{24}")])

@@ -95,6 +95,7 @@ def documents(schema: dict[str, Any], whitespace: Whitespace, rng: random.Random
     return [text for text in texts if text is not None]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("group", range(10))
 def test_five_hundred_schemas_give_valid_documents_only(group: int) -> None:
     num_documents = 0
