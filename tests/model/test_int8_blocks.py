@@ -19,6 +19,7 @@ from bridle.model.geometry import Geometry, LayerGeometry
 from bridle.model.int8_blocks import Heads, Int8Blocks, Int8Codec
 from bridle.model.kv_blocks import CacheBlocks
 from bridle.model.kv_cache import KVCache
+from tests.fakes.tiny_checkpoints import cached_checkpoint
 
 PROMPT = [5 + i * i % 200 for i in range(200)]
 
@@ -74,10 +75,11 @@ def test_blocks_of_a_cache_come_back_within_the_error() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_after_a_restart_blocks_of_the_same_format_are_found(tmp_path: Path, dtype: str) -> None:
-    store: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "max_batch_total_tokens": 1024, "dtype": dtype}
+    model = str(cached_checkpoint("llama", head_dim=16, hidden_size=64))
+    store: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "num_blocks": 64, "dtype": dtype}
     sizes, found = {}, []
     for kind in ("int8", "exact", "int8", "exact"):
-        with LLM("demo", kv_store_format=kind, **store) as llm:
+        with LLM(model, kv_store_format=kind, **store) as llm:
             (output,) = llm.generate([PROMPT], max_tokens=1, temperature=0)
             found.append(output.usage.cached_tokens)
             if statistics := llm.statistics().num_restored_bytes:
@@ -90,7 +92,7 @@ def test_what_cannot_be_stored_in_8_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="kv_store_format is 'int4'; must be exact or int8"):
         EngineConfig(kv_store_format="int4")
     with pytest.raises(InvalidRequest, match="kv_store_format is 'int8'; it needs a KV cache of floating-point"):
-        LLM("demo", kv_store=str(tmp_path), kv_store_format="int8", kv_cache_dtype="int8")
+        LLM(str(cached_checkpoint("llama")), kv_store=str(tmp_path), kv_store_format="int8", kv_cache_dtype="int8")
 
 
 def test_halves_are_rounded_to_even_as_torch_does() -> None:

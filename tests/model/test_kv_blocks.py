@@ -166,14 +166,15 @@ def test_weights_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("dtype", slow_but(["auto", "int8"], ["auto", "int8", "bfloat16"]))
 def test_after_a_restart_a_conversation_computes_only_new_tokens(tmp_path: Path, dtype: str) -> None:
-    settings: dict[str, Any] = {"max_batch_total_tokens": 1024, "kv_cache_dtype": dtype}
-    with LLM("demo", **settings) as llm:
+    model = str(cached_checkpoint("llama"))
+    settings: dict[str, Any] = {"num_blocks": 64, "kv_cache_dtype": dtype}
+    with LLM(model, **settings) as llm:
         (want,) = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True)
     store = {"kv_store": str(tmp_path / "kv"), **settings}
-    with LLM("demo", **store) as llm:
+    with LLM(model, **store) as llm:
         (first,) = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True)
     assert first.outputs[0].token_ids == want.outputs[0].token_ids
-    with LLM("demo", **store) as llm:
+    with LLM(model, **store) as llm:
         (second,) = llm.generate([PROMPT], max_tokens=20, temperature=0, ignore_eos=True)
         assert second.outputs[0].token_ids == want.outputs[0].token_ids
         assert second.usage.cached_tokens == len(PROMPT) // 16 * 16

@@ -28,8 +28,11 @@ from bridle.model.packed_mixer import PackedStates
 from bridle.model.state_mixer import wrap_mixers
 from bridle.model.state_pool import RowStates, Span
 from tests.conftest import examples
+from tests.covering import slow_but
 from tests.fakes import tiny_checkpoints
 
+#: Short convolutions, delta rules, scans by channels and by heads. The other families are slow.
+KINDS = ("lfm2", "qwen3_5_text", "jamba", "bamba")
 #: Inputs that are of no token.
 STEADY = {"weight", "bias", "A", "D", "dt_bias", "delta_bias"}
 
@@ -236,7 +239,7 @@ def is_mixer(kind: type) -> bool:
     return any(name in inspect.getsource(kind) for name in ("update_conv_state", "set_linear_cache"))
 
 
-@pytest.mark.parametrize("family", tiny_checkpoints.HYBRID_FAMILIES)
+@pytest.mark.parametrize("family", slow_but(KINDS, tiny_checkpoints.HYBRID_FAMILIES))
 def test_families_whose_steps_are_computed_at_once(family: str) -> None:
     fields = tiny_checkpoints.COMMON | tiny_checkpoints.HYBRID_FAMILIES[family]
     config = AutoConfig.for_model(family, **{name: value for name, value in fields.items() if value is not None})

@@ -30,10 +30,14 @@ from bridle.model.media_encoder import Features, MediaEncoder
 from bridle.multimodal import FAMILIES, open_reader
 from bridle.sampling import SamplingParams
 from bridle.tokenizer import Tokenizer
+from tests.covering import slow_but
 from tests.fakes import vision_checkpoints
 from tests.fakes.torchvision_functions import provide_processor
 from tests.model.driver import load, skip_older
 from tests.model.image_prompts import DELTA_LIMIT, LIMIT, Eyes, Prompt, error, make_ready, play, pool_of, run_packed
+
+#: Rows that see each other, one tower for all, positions in three axes, layers that get rows, experts, tiles.
+KINDS = {"gemma3", "gemma4", "llava", "paligemma", "qwen2_vl", "qwen3_vl_moe", "smolvlm", "pixtral"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def executor(eyes: Any, request: pytest.FixtureRequest) -> Iterator[LocalExecuto
     loaded.close()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *vision_checkpoints.MODEL_TYPES])
+@pytest.mark.parametrize("family", slow_but(KINDS, [*FAMILIES, *vision_checkpoints.MODEL_TYPES]))
 def test_logits_are_those_of_the_library(family: str, eyes: Any, executor: LocalExecutor) -> None:
     mine: Eyes = eyes(family)
     one, two = mine.picture(1), mine.picture(2)
@@ -136,6 +140,7 @@ def asked(name: str, prompt: Prompt, **fields: Any) -> Request:
     return Request(name, prompt.tokens, sampling, media=prompt.media, runs=prompt.runs, **fields)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "family",
     [
@@ -194,6 +199,7 @@ def test_a_picture_of_another_size_ends_its_request_alone(family: str, eyes: Any
     engine.close()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", sorted({*FAMILIES, *vision_checkpoints.MODEL_TYPES} - {"paligemma", "paligemma2"}))
 def test_pictures_of_one_shape_are_encoded_together(
     family: str, eyes: Any, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def test_every_family_is_tried() -> None:
     assert {vision_checkpoints.MODEL_TYPES.get(name, name) for name in vision_checkpoints.FAMILIES} == VISION_FAMILIES
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("family", vision_checkpoints.FAMILIES)
 def test_text_equals_the_library(family: str, tmp_path: Path) -> None:
     skip_older(family)
@@ -46,6 +47,7 @@ def _make_unlisted(family: str, folder: Path, **fields: Any) -> Path:
 
 
 #: Those whose head does more than multiply are among them, and Gemma 4, whose text files have no part for images.
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("family", "fields"),
     [

@@ -17,6 +17,7 @@ from bridle.model.batch_inputs import grid_positions
 from bridle.multimodal import Picture, open_reader
 from bridle.multimodal.video_processor import WATCHING
 from bridle.tokenizer import Tokenizer
+from tests.covering import slow_but
 from tests.fakes import vision_checkpoints
 from tests.model.driver import load, skip_older
 from tests.model.image_prompts import (
@@ -123,7 +124,7 @@ def executor(watchers: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     loaded.close()
 
 
-@pytest.mark.parametrize("family", WATCHING)
+@pytest.mark.parametrize("family", slow_but({"glm4v", "internvl", "qwen2_5_vl", "qwen3_vl"}, WATCHING))
 def test_logits_are_those_of_the_library(family: str, watchers: Any, executor: Any) -> None:
     mine: Watcher = watchers(family)
     one, two = mine.video(1), mine.video(2)
@@ -185,6 +186,7 @@ def test_positions_are_those_of_the_library(family: str, watchers: Any) -> None:
 _DRAWING = ["glm4v", "internvl", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", _DRAWING)
 def test_engines_draw_what_the_library_would(family: str, watchers: Any) -> None:
     """Again from the prefix cache, and with another video of the same tokens."""
