@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "bridle"
+#: Texts in triple quotes, and import statements. To parse all modules takes seconds.
+_TEXTS = re.compile(r"""("{3}|'{3})(?:\\.|[^\\])*?\1""", re.S)
+_IMPORTS = re.compile(r"^[ \t]*((?:from[ \t]+[\w.]+[ \t]+)?import[ \t]+(?:\((?:#[^\n]*|[^)#])*\)|[^\n(]+))", re.M)
 #: What stands beside the package for those who work on it.
 DEV = ROOT / "dev"
 #: Fakes of what is around the engine, for tests and benchmarks.
@@ -49,12 +53,12 @@ def imports(name: str) -> tuple[tuple[str, int], ...]:
 def _imports(name: str) -> Iterator[tuple[str, int]]:
     path = modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _statements(tree(path)):
+    for node in import_statements(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name != "bridle")
             if any(alias.name.split(".")[0] == "bridle" and not alias.asname for alias in node.names):
                 yield from _taken_by_attribute(tree(path))
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = _absolute(node, package)
             for alias in node.names:
                 if alias.name == "__version__":
@@ -63,12 +67,13 @@ def _imports(name: str) -> Iterator[tuple[str, int]]:
                 yield (full if full in modules() else base), node.lineno
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All statements of a module. Expressions, where most nodes are, hold no imports."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            yield child
-            yield from _statements(child)
+def import_statements(code: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements of a module, anywhere in it."""
+    plain = _TEXTS.sub(lambda text: "\n" * text[0].count("\n"), code)
+    for found in _IMPORTS.finditer(plain):
+        (node,) = ast.parse(found[1]).body
+        assert isinstance(node, ast.Import | ast.ImportFrom)
+        yield ast.increment_lineno(node, plain.count("\n", 0, found.start(1)))
 
 
 def _taken_by_attribute(module: ast.Module) -> Iterator[tuple[str, int]]:

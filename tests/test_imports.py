@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import tomllib
 
 import pytest
 
-from tests.sources import ROOT, imports, modules
+from tests.sources import ROOT, import_statements, imports, modules, tree
 
 # Top to bottom; names on one line may not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
@@ -144,6 +145,43 @@ def test_every_module_has_a_layer() -> None:
         if name not in (FACADE, "bridle.testing") and layer_of(name) not in {*RANK, "bridle.testing"}
     ]
     assert not homeless, f"not in LAYERS: {homeless}"
+
+
+def by_syntax(module: ast.Module) -> list[str]:
+    found = [node for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [f"{node.lineno} {ast.dump(node)}" for node in sorted(found, key=lambda node: node.lineno)]
+
+
+def by_text(code: str) -> list[str]:
+    return [f"{node.lineno} {ast.dump(node)}" for node in import_statements(code)]
+
+
+def test_statements_of_imports_are_found_in_text() -> None:
+    code = '''"""Text:
+
+import nothing
+"""
+from __future__ import annotations
+
+import os.path, sys as system  # noqa
+from . import (
+    one,  # the first (of two)
+    two as other,
+)
+
+def late():
+    """import nothing"""
+    if True:
+        from ..far.away import *
+'''
+    assert by_text(code) == by_syntax(ast.parse(code))
+    assert len(by_text(code)) == 4
+
+
+@pytest.mark.slow  # it parses all
+def test_all_imports_are_found_in_text() -> None:
+    for path in modules().values():
+        assert by_text(path.read_text(encoding="utf-8")) == by_syntax(tree(path)), path
 
 
 def test_no_module_imports_upward() -> None:
