@@ -30,6 +30,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.close()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("lengths", [(5, 30, 1, 2, 20, 3, 7, 9), (1, 2, 1, 1, 2, 1, 1, 1)])
 def test_logits_are_those_of_peft(loaded: Loaded, lengths: tuple[int, ...]) -> None:
     """Long and short segments, rows of several layouts and without any, in one step."""
@@ -146,6 +147,7 @@ def test_scores_of_prompts_and_outputs_are_those_of_peft(tmp_path: Path) -> None
     engine.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_adapters_go_with_other_weights(quantization: str, tmp_path: Path) -> None:
     """In 8 bits the base is another one; what an adapter adds stays the same."""

@@ -26,6 +26,7 @@ def sampling(**fields: object) -> list[SamplingParams]:
     return [SamplingParams(seed=seed, **common) for seed in range(len(PROMPTS))]  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("quantization", ["none", "q8_0"])
 @pytest.mark.usefixtures("obeyed_drafts")
 def test_a_draft_model_changes_no_token(quantization: str) -> None:

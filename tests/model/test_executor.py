@@ -40,6 +40,7 @@ def executor() -> LocalExecutor:
     return load(tiny_checkpoints.cached_checkpoint("llama"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt2", "gpt_oss", "mixtral", "phi"])
 def test_greedy_equals_generate(family: str) -> None:
     path = tiny_checkpoints.cached_checkpoint(family)

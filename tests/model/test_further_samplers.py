@@ -170,6 +170,7 @@ def test_xtc_strikes_as_often_as_it_is_told_to() -> None:
     assert np.mean(np.array(drawn) == 0) == pytest.approx(0.3, abs=0.04)  # never when it strikes, else every second
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [0.3, 1.0, 2.0])
 def test_top_n_sigma_keeps_what_the_paper_keeps(n: float) -> None:
     logits = random_logits(1, 400, seed=2)
@@ -199,6 +200,7 @@ def test_a_dynamic_temperature_goes_from_its_least_to_its_most() -> None:
     assert dynamic_temperatures(gather(half, [0]), params).item() == pytest.approx(1.2, abs=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("tau", [1.0, 3.0, 5.0])
 def test_mirostat_brings_the_mean_surprise_to_tau(tau: float) -> None:
     logits = random_logits(1, 2000, seed=4, scale=1.0)

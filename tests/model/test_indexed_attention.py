@@ -41,6 +41,7 @@ def row(seq_id: int, length: int) -> PlanRow:
     return PlanRow(seq_id, 0, length, 1, 0, tuple(PROMPT[:length]), 0, blocks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_every_sampled_token_is_the_oracles(family: str) -> None:
     """Forks, rewinds, chunks, preemption and prefix hits over a cache that is too small."""

@@ -60,6 +60,7 @@ def check_twice(path: Path, **settings: Any) -> LocalExecutor:
     return second
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("family", "kind"), covering(sorted(DENSE_FAMILIES - {"ministral", "seed_oss"}), ["Q8_0", "F32"])
 )
@@ -71,11 +72,13 @@ def test_files_give_the_same_bits(family: str, kind: str) -> None:
     check_twice(file)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "quantization"), covering(sorted(DENSE_FAMILIES), ["none", "int8", "q8_0"]))
 def test_folders_give_the_same_bits(family: str, quantization: str) -> None:
     check_twice(tiny_checkpoints.cached_checkpoint(family), quantization=quantization)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -219,6 +222,7 @@ print(record(sys.argv[1])[1].double().sum().item())
 """
 
 
+@pytest.mark.slow  # `test_file_cache.py` has many writers of one entry
 def test_two_processes_may_load_one_model_at_once() -> None:
     folder = tiny_checkpoints.cached_checkpoint("llama")
     command = [sys.executable, "-c", _LOADS, str(folder)]

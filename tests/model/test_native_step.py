@@ -161,6 +161,7 @@ def load(family: str, is_native: bool, monkeypatch: pytest.MonkeyPatch, **settin
 PROMPTS = [[(7 * i + j) % 240 + 12 for i in range(5 + 9 * j)] for j in range(3)]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("family", "quantization"),
     [
@@ -198,6 +199,7 @@ def prefill(executor: Any, tokens: list[int], chunks: list[int]) -> torch.Tensor
     return executor.logits[-1].clone()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("family", ["gemma2", "qwen3", "olmo2"])
 def test_types_of_keys_and_values_agree_with_torch(family: str, kv: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +222,7 @@ def test_types_of_keys_and_values_agree_with_torch(family: str, kv: str, monkeyp
 
 
 @given(seed=st.integers(0, 9999), dim=st.sampled_from([16, 48, 64]), size=st.floats(-6, 6))
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30, quick=5), deadline=None)
 def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> None:
     torch.manual_seed(seed)
     heads = torch.randn(3, 2, dim) * 10**size
@@ -236,6 +238,7 @@ def test_heads_are_rounded_to_the_nearest(seed: int, dim: int, size: float) -> N
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))

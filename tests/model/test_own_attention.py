@@ -18,6 +18,7 @@ _WHOLE: dict[str, Any] = {"num_key_value_heads": None, "head_dim": None, "new_de
 _ALIBI: dict[str, Any] = {**_WHOLE, "alibi": True, "multi_query": False}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -36,6 +37,7 @@ def test_variants_equal_the_library_at_later_positions(family: str, changes: dic
     assert report.is_equal, str(report)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "llama4_text", "mpt"])
 def test_generations_are_those_of_the_library(family: str) -> None:
     folder = tiny_checkpoints.cached_checkpoint(family)

@@ -38,6 +38,7 @@ def _close(packed: Path, plain: Path, compute: Callable[[Any], Tensor] = logits)
     return 0 <= float(errors.median()) < 0.05
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("family", "form", "changes"),
     [

@@ -128,6 +128,7 @@ def test_other_warnings_are_shown(gpu: Gpu) -> None:
         warnings.warn("something else", stacklevel=1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["work", "end"])
 def test_a_capture_that_fails_is_undone(gpu: Gpu, where: str) -> None:
     fault = RuntimeError("operation failed due to a previous error during capture")

@@ -101,6 +101,7 @@ def _each_alone(compute: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return torch.cat([compute(part) for part in rows.split(1, -2)], -2)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", [*QUICK, "jamba", "falcon_h1", "minimax", "zamba"])
 @settings(max_examples=2)
 @given(seed=st.integers(0, 1 << 32))
