@@ -31,7 +31,7 @@ def test_two_loads_leave_the_library_as_it_was(monkeypatch: pytest.MonkeyPatch) 
         make(self, *args, **kwargs)
 
     def load() -> None:
-        load_executor(ModelConfig("demo", kv_memory=8 << 20)).close()
+        load_executor(ModelConfig("demo", num_blocks=64)).close()
         first_is_done.set()
 
     with monkeypatch.context() as patch:
