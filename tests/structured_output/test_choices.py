@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -78,7 +79,29 @@ def test_a_choice_costs_at_most_one_further_step(choice: Choice, passes: int) ->
         assert num_passes(lab) == passes
 
 
-@pytest.mark.parametrize(("step_tokens", "passes"), [(1024, 2), (512, 3)])
+#: Eight sequences and 16 tokens in a step, 8 of them of prompts.
+SMALL_STEPS: dict[str, Any] = {"record": True, "max_num_seqs": 8, "max_num_batched_tokens": 8}
+
+
+@pytest.mark.parametrize(("num_options", "sizes"), [(12, [2, 16, 16, 16]), (4, [2, 16])])
+def test_steps_for_options_alone_are_full(num_options: int, sizes: list[int]) -> None:
+    apart = Choice([5 * letter for letter in ascii_lowercase[:num_options]])  # each is a fork of four tokens
+    with Lab(text_vocabulary(), **SMALL_STEPS) as lab:
+        lab.run_one(apart)
+        assert [plan.num_tokens for plan in lab.executor.plans if plan.rows] == sizes
+
+
+def test_options_have_the_part_of_prompts_next_to_another_output() -> None:
+    apart = Choice([5 * letter for letter in ascii_lowercase[:12]])
+    with Lab(text_vocabulary(), **SMALL_STEPS) as lab:
+        lab.run(lab.request(None, max_tokens=40, ignore_eos=True), lab.request(apart))
+        plans = lab.executor.plans
+        first = next(number for number, plan in enumerate(plans) if plan.forks)
+        assert [plan.num_tokens for plan in plans[first : first + 2]] == [16, 16]
+        assert [sum(row.num_scheduled - 1 for row in plan.rows) for plan in plans[first : first + 2]] == [8, 8]
+
+
+@pytest.mark.parametrize(("step_tokens", "passes"), [(1024, 2), (512, 2), (256, 3)])
 def test_a_thousand_options_cost_one_further_step_if_it_holds_their_tokens(step_tokens: int, passes: int) -> None:
     many = Choice([f"item {number:03}" for number in range(1_000)])  # 100 beginnings of seven tokens
     with Lab(text_vocabulary(), record=True, num_blocks=1024, max_num_batched_tokens=step_tokens) as lab:

@@ -166,11 +166,12 @@ class Scheduler(SequenceQueues):
             self.running = dict(sorted(self.running.items(), key=lambda item: urgency(item[1])))
             self._in_order = True
         ready = [seq for seq in self.running.values() if seq.is_ready]  # the most urgent first
-        self._prompt_budget = self.max_batch_prefill_tokens
+        self._prompt_budget = self._prefill_tokens(ready)
         is_open = self._gate.is_always_open or self._gate.is_open(
             sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
         )
         if self._in_chunks:
+            ready = self._rotate(ready)  # so that nothing is kept for those that have no place in this step
             self._share_out(ready, is_open)
             budget = self._pick_running(picked, ready)
             if is_open:
@@ -182,6 +183,13 @@ class Scheduler(SequenceQueues):
             had_prompts = any(seq.kv.is_prefilling for seq, _, _ in picked.values())
             self._gate.note(had_prompts=had_prompts, had_decodes=bool(picked))
         return list(picked.values())
+
+    def _prefill_tokens(self, ready: list[Sequence]) -> int:
+        """Return how many tokens of prompts, and of others that lack several, a step computes. The limit spares outputs
+        that are being written, so a step for probes alone has none but its own."""
+        if self._in_chunks and ready and all(seq.is_probe for seq in ready):
+            return self.max_num_batched_tokens
+        return self.max_batch_prefill_tokens
 
     def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
         """Keep a part of the prompts' budget for the shortest of them, if there are several."""
@@ -205,19 +213,16 @@ class Scheduler(SequenceQueues):
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
         """Pick prompts, each computed whole, or, if no prompt is to be computed now, the decoding sequences."""
-        self._pick_running(picked, [seq for seq in ready if seq.kv.is_prefilling])
+        self._pick_running(picked, self._rotate([seq for seq in ready if seq.kv.is_prefilling]))
         if is_open:
             self._pick_waiting(picked, self._prompt_budget)
         if not picked:
-            self._pick_running(picked, [seq for seq in ready if not seq.kv.is_prefilling])
+            self._pick_running(picked, self._rotate([seq for seq in ready if not seq.kv.is_prefilling]))
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
         """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against
         the prompts' budget. Returns the rest of the step's budget."""
         budget = self.max_num_batched_tokens
-        most = min(self.max_num_seqs, self.max_num_batched_tokens)
-        if len(ready) > most:
-            ready = self._rotate(ready, most)
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
             ready = [first, *(seq for seq in ready if seq is not first)]
@@ -262,8 +267,11 @@ class Scheduler(SequenceQueues):
         is_open = not (seq.kv.is_prefilling or seq.runs) and seq.output.ending is None
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
-    def _rotate(self, ready: list[Sequence], most: int) -> list[Sequence]:
+    def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
         """Return as many of the sequences as one step takes. Each step begins where the last one ended."""
+        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        if len(ready) <= most:
+            return ready
         start = self._cursor % len(ready)
         self._cursor = start + most
         return (ready + ready)[start : start + most]
