@@ -91,7 +91,7 @@ class LoadedModelMixin:
         return self._model.tokenizer
 
     @property
-    def model(self) -> LoadedModel:
+    def model(self) -> serving.LoadedModel:
         """The model with its engine client, in the form that servers use."""
         return self._model
 

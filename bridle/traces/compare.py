@@ -29,14 +29,14 @@ class Move:
 
     def __str__(self) -> str:
         match self.record:
-            case TokenRecord() as token:
+            case r.TokenRecord() as token:
                 how = f"forced by {token.by}" if token.forced else "sampled" + _mask(token.draw)
                 return f"token {token.token} {token.spelled!r} {how}"
-            case ReplacedRecord() as replaced:
+            case r.ReplacedRecord() as replaced:
                 return f"token {replaced.token} {replaced.spelled!r} sampled{_mask(replaced.draw)}, and replaced"
-            case RewindRecord() as rewind:
+            case r.RewindRecord() as rewind:
                 return f"{rewind.num_tokens} tokens rolled back"
-            case ForkRecord() as fork:
+            case r.ForkRecord() as fork:
                 return f"fork of output {fork.parent} after {fork.num_tokens} tokens"
             case r.EndRecord() as end:
                 return f"end ({end.reason})" + (f": {end.error}" if end.error else "")

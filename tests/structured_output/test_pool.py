@@ -495,7 +495,7 @@ def test_a_draft_model_draws_under_the_constraint(
     """A draft model that is always right is also right under a mask and across forced tokens. Without the mask it would
     hit one of a few tokens by chance, and almost no draft token would be accepted. Copies from the text are off,
     because they may be wrong and come first if the draft model was measured to be slow."""
-    monkeypatch.setattr(LookupDrafter, "draft", lambda *given: {})
+    monkeypatch.setattr(NgramProposer, "propose", lambda *given: {})
     fields: dict[str, object] = {"temperature": temperature, "max_tokens": 400}
     with Lab(text_vocabulary()) as lab:
         plain = lab.run_one(constraint, **fields)
