@@ -68,9 +68,11 @@ def compilers(tmp_path: Path) -> Iterator[SlowCompilers]:
     store.close()
 
 
-def shipped_with(compilers: SlowCompilers, wait_ms: int) -> BuiltinControllers:
+def shipped_with(
+    compilers: SlowCompilers, wait_ms: int, kind: type[BuiltinControllers] = BuiltinControllers
+) -> BuiltinControllers:
     other: Any = compilers
-    return BuiltinControllers(compilers._store, other, replace(DEFAULT_LIMITS, max_prepare_wait=wait_ms))
+    return kind(compilers._store, other, replace(DEFAULT_LIMITS, max_prepare_wait=wait_ms))
 
 
 def test_a_request_is_told_to_come_back_and_then_finds_it(compilers: SlowCompilers) -> None:
@@ -106,8 +108,7 @@ def test_the_controller_of_the_first_script_is_compiled_before_others(compilers:
         def prepare(self, names: Iterable[str]) -> None:
             prepared.extend(names)
 
-    other: Any = compilers
-    Recording(compilers._store, other, DEFAULT_LIMITS).prepare_in_background(manifest())
+    shipped_with(compilers, 1, Recording).prepare_in_background(manifest())
     until(lambda: len(prepared) == len(manifest()))
     compiled = [name for name in prepared if not manifest()[name].code]
     assert compiled[0] == "jsctrl" and len(compiled) > 1
