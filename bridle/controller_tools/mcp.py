@@ -43,7 +43,6 @@ class McpTool:
         self._ending: set[_Life] = set()  # earlier ones that may still have a process or a connection
         self._failed_at = -1e9
         self._failure = ""
-        self.num_starts = 0
 
     @property
     def description(self) -> str:
@@ -78,7 +77,6 @@ class McpTool:
                 raise ToolFailed(f"{self._name} could not be started a moment ago: {self._failure}")
             self._ending = {each for each in (*self._ending, life) if each is not None and not each.has_ended}
             life = self.life = _Life(self._name, self._server)
-            self.num_starts += 1
         try:
             await asyncio.shield(life.ready)
         except ToolFailed as error:

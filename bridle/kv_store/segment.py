@@ -70,11 +70,6 @@ class Segment:
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
-    @property
-    def is_removed(self) -> bool:
-        """Return whether the file has been deleted."""
-        return os.fstat(self._file).st_nlink == 0
-
     def __del__(self) -> None:  # only once no thread reads it any more
         if hasattr(self, "_file"):
             os.close(self._file)

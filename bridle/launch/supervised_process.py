@@ -37,7 +37,6 @@ class SupervisedProcess:
         self, name: str, command: Sequence[str], *, stands_by: bool = False, pauses: Sequence[float] = _PAUSES
     ) -> None:
         self.name = name
-        self.num_starts = 0
         self.num_ends = 0
         self.status: int | None = None  # of the last end
         self.command = list(command)  # of the next start
@@ -126,7 +125,6 @@ class SupervisedProcess:
                 if self.spare is not None:
                     let_go(process)
             self._process, self._is_proven = process, False
-            self.num_starts += 1
         _log.info("%s %s, pid %d", self.name, how, process.pid)
         return process
 

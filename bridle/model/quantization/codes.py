@@ -18,8 +18,6 @@ from bridle.model.quantization.weights import Grouped
 
 #: Slots that one product of a kernel takes: the least that tensor cores multiply.
 RUN = 16
-#: What a float8 (e4m3) is multiplied by when its bits are read as those of a float16.
-FLOAT8_SHARE = 256.0
 
 
 @dataclass(frozen=True, slots=True)
