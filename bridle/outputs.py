@@ -309,7 +309,7 @@ class RequestOutput:
 
     @property
     def message(self) -> ChatMessage | None:
-        """The first output of a conversation, told apart."""
+        """The first output of a conversation, split into reasoning, content and tool calls."""
         return self.outputs[0].message
 
     @property

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 #: which goes through them, and `THREADS` if it wants another number of threads than torch.
 BENCHMARKS = {
     "control": "what steering costs, next to no control",
-    "engine": "generated tokens per second beside transformers' `generate` and its continuous batching, with the share "
-    "of the memory-bandwidth limit",
-    "load": "a server's start, for a model that is new here and for one that was loaded before, beside llama.cpp's",
-    "real": "real models: start, prompts and 1, 4 and 16 streams, beside llama.cpp's server and its benchmark",
-    "serve": "the HTTP server under load, beside the offline engine",
+    "engine": "generated tokens per second compared with transformers' `generate` and its continuous batching, and "
+    "their share of the limit that memory bandwidth sets",
+    "load": "the start of a server, for a new model and for one that was loaded before, compared with llama.cpp's",
+    "real": "real models: start, prompts and 1, 4 and 16 streams, compared with llama.cpp's server and benchmark",
+    "serve": "the HTTP server under load, compared with the offline engine",
 }
 #: The package of the benchmarks in a checkout's `dev/`, which is not part of the wheel.
 DEV = "dev.bench"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HELP = (
     "/reset forgets the conversation, /system TEXT sets the system prompt, /adapter NAME chooses an adapter, "
-    "/image FILE shows a picture with the next turn, /audio FILE plays a sound with it, "
+    "/image FILE sends an image with the next turn, /audio FILE plays a sound with it, "
     "/video FILE shows a video, /undo takes the last turn back, /quit ends."
 )
 

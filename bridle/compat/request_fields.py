@@ -190,7 +190,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "positional_embed_overrides", TEXT, {"a": 1}),
     absent("SGLang", "max_thinking_tokens", "chats have `thinking_budget`", 8),
     absent("SGLang", "require_reasoning", "chats think as their template says; `chat_template_kwargs` reach it"),
-    absent("SGLang", "token_ids_logprob", "`logprobs` counts the likeliest tokens", [1]),
+    absent("SGLang", "token_ids_logprob", "`logprobs` counts the most probable tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
     # What changes no text.

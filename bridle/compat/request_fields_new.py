@@ -27,14 +27,14 @@ NEWER: tuple[CompatField, ...] = (
         {"a": 1},
     ),
     absent("vLLM", "truncation_side", "`truncate_prompt_tokens` cuts at the beginning", "right", ("left",)),
-    absent("vLLM", "logprob_token_ids", "`logprobs` counts the likeliest tokens", [1]),
+    absent("vLLM", "logprob_token_ids", "`logprobs` counts the most probable tokens", [1]),
     absent(
         "vLLM", "previous_input_messages", "`previous_response_id` refers to them, or send the whole `input`", ["x"]
     ),
     absent("vLLM", "multi_modal_data", "images are parts of messages, as `image_url`", {"image": "x"}),
     absent("vLLM", "mm_payload", "images are parts of messages, as `image_url`", {"a": 1}),
     absent("vLLM", "trace_decode_token_ids", "`score` and `echo` tell log-probabilities of a given text", [1]),
-    absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the likeliest tokens", [[1]]),
+    absent("vLLM", "prompt_logprob_token_ids", "`prompt_logprobs` counts the most probable tokens", [[1]]),
     absent("vLLM", "prompt_logprob_start", "`LLM` has `prompt_logprobs_start` for `prompt_logprobs`", 3, (0,)),
     absent("vLLM", "extra_args", "a controller decides about each token, and takes an argument", {"a": 1}),
     absent(

@@ -173,7 +173,7 @@ async def _speak(process: asyncio.subprocess.Process, to_say: Any) -> None:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process: it may see that nobody speaks to it any more; else it is killed."""
+    """End a process. Its input is closed first, and it is killed if it does not end then."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:

@@ -3,7 +3,7 @@ float32 ones.
 
 `QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood. Once
 `prepare` has put the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied as
-integers. A row's result does not depend on the rows beside it. Plain torch dequantizes the weight in each call.
+integers. A row's result does not depend on other rows. Plain torch dequantizes the weight in each call.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def error_type_of(error: BridleError) -> str:
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
     """Return the JSON body of an error, in OpenAI's shape. An error of a controller also has its last `logs`.
 
-    Clients of text-generation-inference read `error_type` beside it, on every route.
+    Clients of text-generation-inference read the field `error_type` next to it, on every route.
     """
     openai_type, native_type = _WORDS[failure_of(error).kind]
     text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # half characters have no JSON

@@ -185,7 +185,8 @@ class SseResponse(Response):
         return True
 
     async def _run(self, writer: SseWriter) -> None:
-        """Produce beside pings. A client that takes no ping has left, also while there is nothing else to send."""
+        """Run `produce`, and send pings meanwhile. A client that takes no ping has left, also while there is nothing
+        else to send."""
         try:
             async with asyncio.TaskGroup() as group:
                 ping = group.create_task(_send_pings(writer, self._ping, self._settings.ping_interval))

@@ -1,4 +1,4 @@
-"""Inspects an adapter's two files before anybody uses them: adapter_config.json and adapter_model.safetensors.
+"""Inspects an adapter's two files before they are used: adapter_config.json and adapter_model.safetensors.
 
 Both are read within limits, and no other file of the folder is ever opened. A digest of both files identifies the
 weights from then on, so that files which change while the adapter is known are noticed.

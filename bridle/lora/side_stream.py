@@ -1,7 +1,7 @@
 """GPU work in parallel to steps: copies and trials that no step waits for.
 
-Memory that such work fills comes from its stream's own pool. Steps read it on their stream, so it has to be told
-(`used_by_steps`), or the pool would give it to the next copy while a step still reads.
+Memory that such work fills comes from its stream's own pool. Steps read it on their stream. They must report that
+(`used_by_steps`), or the pool would give the memory to the next copy while a step still reads it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies blocks of a KV cache on CUDA: those of all layers, keys and values, in one launch, told in one upload.
+"""Copies blocks of a KV cache on CUDA: those of all layers, keys and values, in one launch, described by one upload.
 
 A fork copies its last block, and so does a sequence that writes to a block that others read. It is tried while loading;
 where that fails, plain torch copies, one part of a layer after the other.

@@ -33,8 +33,9 @@ class Uncanonical(Outside):
 
 @dataclass(slots=True, eq=False)
 class CanonicalDraws:
-    """Restricts the draws of one output. With `is_strict`, a token that is not canonical is never drawn; otherwise
-    only small masks are filtered, and if nothing were left, they stay. `refused` are tokens that were taken back."""
+    """Restricts the draws of one output. With `is_strict`, a token that is not canonical is never sampled. Otherwise
+    only small masks are filtered, and a mask that would become empty stays unchanged. `refused` are tokens that were
+    taken back."""
 
     is_strict: bool
     refused: set[int] = field(default_factory=set)

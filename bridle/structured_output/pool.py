@@ -1,4 +1,4 @@
-"""The `ControllerPool` that runs constraints beside an engine.
+"""The `ControllerPool` that runs constraints next to an engine.
 
 Tokens are committed on the engine's thread as soon as they are reported, since that takes microseconds. So a complete
 text stops, and tokens that must come are forced, before the next step is scheduled and without a forward pass. Where

@@ -1,4 +1,4 @@
-"""The main function of the runtime's process: options, vocabulary, nursery, then serving or a single command.
+"""The main function of the runtime's process: options, vocabulary, fork server, then serving or a single command.
 
 The order matters: the fork server must be forked before there are threads, and after the vocabulary is in memory.
 """

@@ -368,7 +368,7 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return what the controller is to be told, as an ask that is no longer just a token."""
+    """Return the message to the controller as an ask, which may report more than one token."""
     control = seq.control
     if control.pending_token is not None:
         control.pending_ask, control.pending_token = ask_after(seq.id, control.pending_token), None

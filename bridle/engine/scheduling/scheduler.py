@@ -97,8 +97,8 @@ class Scheduler(SequenceQueues):
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
-        """Return the next plan, and its rows with their sequences in the same order. It may contain drafts unless
-        told otherwise."""
+        """Return the next plan, and its rows with their sequences in the same order. It may contain draft tokens if
+        `has_drafts`."""
         self._step += 1
         if self.blocks.states.is_used:
             for seq in self.running.values():

@@ -66,7 +66,7 @@ async def _similarities(body: SimilarityBody, serving: RequestLifecycle) -> list
     return [sum(map(mul, vectors[0], vectors[number])) for number in range(1, len(texts))]
 
 
-@router.post("/predict", summary="Labels of texts and of pairs, the likeliest first (text-embeddings-inference)")
+@router.post("/predict", summary="Labels of texts and of pairs, the most probable first (text-embeddings-inference)")
 async def predict(body: PredictBody, request: Request) -> Response:
     rows = await run_while_connected(request.receive, _predictions(body, serving_of(request)))
     return json_response(rows if body.inputs.is_batch else rows[0])
