@@ -311,7 +311,7 @@ async def test_pictures_of_listed_hosts_are_fetched(
 def test_a_pictures_server_is_trusted_by_its_certificate(
     llm: LLM, http: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On each API; the error for an untrusted one is one sentence."""
+    """An untrusted server is refused in one sentence on each API."""
     assert llm.model.pictures is not None
     files = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))

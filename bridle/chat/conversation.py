@@ -1,6 +1,6 @@
 """A conversation, whichever API it came through, and the text of its prompt: messages and tools are checked, then
-rendered by the model's template. Messages, tools and choices are in OpenAI's shapes, which all APIs translate theirs
-into. Knows no wire format beyond these."""
+rendered by the model's template. Messages, tools and choices are in OpenAI's shapes. All other APIs convert theirs to
+these. This module knows no other wire format."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_between(model: GgufModel, arch: str, config: Config) -> None:
-    """Experts that work on a shorter vector than the layers between them."""
+    """Read the width of experts that compute on a shorter vector than the layers around them."""
     config["moe_latent_size"] = model.integer(f"{arch}.moe_latent_size", 0, 0, MAX_SIDE) or None
 
 

@@ -202,7 +202,7 @@ class Model:
         return state
 
     def write(self, slot: int, state: bytearray | memoryview, part: int = _WHOLE) -> bool:
-        """Let a slot have the data that `read` returned. Returns whether llama.cpp takes it."""
+        """Restore a slot from the data that `read` returned. Return whether llama.cpp accepts the data."""
         held = (ctypes.c_uint8 * len(state)).from_buffer(state)
         return bool(self._lib.llama_state_seq_set_data_ext(self._context, held, len(state), slot, part) == len(state))
 

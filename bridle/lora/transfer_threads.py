@@ -66,7 +66,7 @@ class Mover:
         self._changed.notify_all()
 
     def note_loss(self) -> None:
-        """If the device has lost everything, clear the books so that adapters are read again."""
+        """If the device has lost its memory, forget which adapters are on it, so that they are read again."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._books.lose_everything()

@@ -1,10 +1,10 @@
 """The finite sets of texts inside a constraint, such as the enums of an object's properties, and the place where one of
 them comes next.
 
-A set is collected from the constraint without regard to its place there. The grammar itself gives the place. Where a
-text may continue in several ways, a set comes next if the grammar allows all of its texts, and nothing else until one
-of them is complete. So references, alternatives and combined keywords need no rules of their own. An option ends before
-its closing quote, because tokens often join that with what follows.
+Sets are collected from the constraint without their places. The grammar shows where a set comes next. Where a text may
+continue in several ways, a set comes next if the grammar allows all of its texts, and nothing else until one of them is
+complete. So references, alternatives and combined keywords need no rules of their own. An option ends before its
+closing quote, because tokens often join that with what follows.
 """
 
 from __future__ import annotations

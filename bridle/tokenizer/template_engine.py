@@ -104,7 +104,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox says; a template's own lists may change, since templates collect messages in them."""
+        """Return the sandbox's decision, except for a template's own lists. These may be changed, because templates
+        collect messages in them."""
         if attr in ("append", "pop") and isinstance(obj, list):
             return all(obj is not each for each in _lists_in(getattr(_rendered, "variables", {})))
         return super().is_safe_attribute(obj, attr, value)

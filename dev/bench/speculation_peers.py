@@ -1,7 +1,7 @@
-"""Speculation in other programs, on the same weights and the same task: the speedup of each over itself.
+"""Speedup by speculation in other programs, on the same weights and the same task.
 
-transformers' prompt lookup and its assisted generation with a draft model, and llama.cpp's prompt lookup as its Python
-package has it. Each runs greedily, one sequence alone, in turns with itself without drafts.
+Measured: transformers' prompt lookup, its assisted generation with a draft model, and the prompt lookup of llama.cpp's
+Python package. Each runs greedily, one sequence alone, in turns with the same program without draft tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Workload of clients: chats of several turns under shared system prompts, of mixed lengths, in bursts.
 
-A chat begins with one of the system prompts, some far more popular than others. Each turn adds a message; the next
-turn's prompt is all that was said before, the answers included. Everything follows from the seed, whatever the replicas
-do: only the moments of later turns depend on when the answers came.
+A chat begins with one of the system prompts, some far more popular than others. Each turn adds a message. The prompt of
+the next turn has all messages and answers before it. Everything follows from the seed, except the times of later turns,
+which depend on the replicas' answers.
 
 Tokens are runs of consecutive numbers, so that a chat of thousands of tokens is remembered as a few pairs.
 """

@@ -47,7 +47,7 @@ def url(model: LoadedModel) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def keyed(model: LoadedModel, keys: KeyStore) -> Iterator[str]:
-    """The same model with keys."""
+    """Serve the same model to users with keys."""
     with served(lent(model), keys=keys) as url:
         yield url
 

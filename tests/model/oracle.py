@@ -88,7 +88,8 @@ class Oracle:
         return self._model(torch.tensor([tokens]), use_cache=False).logits[0]  # type: ignore[no-any-return]
 
     def check(self, logits: torch.Tensor, token: int, allowed: frozenset[int] | None = None) -> None:
-        """`token` is the best of a row [V], as far as the row is clear about it."""
+        """Check that `token` has the largest logit of a row [V]. Logits that are nearly equal to the largest count as
+        equal."""
         if allowed is not None:
             kept = torch.full_like(logits, float("-inf"))
             ids = list(allowed)

@@ -91,7 +91,7 @@ def unpack_controller(plain: dict[str, Any] | None, grammar: CompiledGrammar | N
         case {"free": dict() as form}:
             return _unpack_free(form, grammar)
         case _:
-            raise ProtocolError(f"a controller of unknown kind {next(iter(plain), '')!r} came")
+            raise ProtocolError(f"received a controller of unknown kind {next(iter(plain), '')!r}")
 
 
 def _pack_free(part: ReasoningThenGrammar) -> dict[str, Any]:

@@ -363,7 +363,7 @@ class StateManager:
             raise InternalError("the two directions of the map of frozen states disagree")
         listed = {digest: number for number, order in enumerate(self._order) for digest in order}
         if listed != self._class_of or not set(listed) == set(self._frozen) == set(self._kinds) == set(self._tenant_of):
-            raise InternalError("frozen states are not filed in exactly one class of eviction each")
+            raise InternalError("a frozen state is not in exactly one class of eviction")
 
 
 def _state_of(seq: Sequence) -> RecurrentSlots:

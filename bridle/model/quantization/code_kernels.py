@@ -127,7 +127,7 @@ def multiply_part(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """One share of the slots. Programs: blocks of rows, blocks of columns, shares."""
+    """Compute one share of the slots. Program axes: blocks of rows, blocks of columns, shares."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     first = tl.program_id(2) * share_blocks

@@ -53,7 +53,8 @@ class ModelCatalog:
         return replace(self._base, model=name) if name in self._hub_ids else None
 
     def names(self) -> list[str]:
-        """The names of all models that can be loaded (of very many folders, the first). Reads the disk."""
+        """Return the names of all models that can be loaded. If there are too many folders, it returns the first ones.
+        Reads the disk."""
         folders = [] if self._folders is None else self._folders.names()
         files = [] if self._files is None else self._files.names()
         pulled = [entry.name for entry in installed_entries()] if self.may_pull else []

@@ -263,8 +263,8 @@ def _check_single(models: ModelSet, base: ModelConfig, name: str | None) -> None
     for param, value in single.items():
         if value is not None:
             raise InvalidRequest(
-                f"{param} is {value!r}; with {len(models.named)} models it is not clear whose it is "
-                "(a model_alias gives a name to one)",
+                f"{param} is {value!r}; this setting is for one model, and {len(models.named)} are named. "
+                "Use model_alias to name one of them",
                 param,
             )
 
