@@ -38,7 +38,7 @@ def random_server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[str]:
     """A server with the demo model, for what takes a model that has learned something."""
-    with served(load_model(ModelConfig("demo", kv_memory=32 << 20))) as url:
+    with served(load_model(ModelConfig("demo", num_blocks=512))) as url:
         yield url
 
 
@@ -64,7 +64,7 @@ def browser() -> Iterator[Any]:
 def playground_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of the demo model, with programs."""
     control = ControlSettings("on", store=tmp_path_factory.mktemp("store"))
-    with served(load_model(ModelConfig("demo", kv_memory=64 << 20), control=control)) as made:
+    with served(load_model(ModelConfig("demo", num_blocks=1024), control=control)) as made:
         yield made
 
 

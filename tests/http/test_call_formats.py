@@ -78,6 +78,7 @@ arguments = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(calls=st.lists(arguments, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_calls_come_back_as_the_template_writes_them(name: str, calls: list[Any], cuts: list[int]) -> None:
@@ -168,6 +169,7 @@ class Spelled:
         return twin.is_accepting
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("has_tokens", [False, True])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_grammar_accepts_what_the_template_writes(name: str, has_tokens: bool) -> None:
@@ -193,6 +195,7 @@ def sampler_of(name: str) -> CallSampler:
     return CallSampler(form_of(name), FUNCTIONS)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(seed=st.integers(0, 1 << 20), cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_calls_that_the_grammar_allows_come_back(name: str, seed: int, cuts: list[int]) -> None:
@@ -266,6 +269,7 @@ def test_ends_that_end_nothing_are_parsed_for_a_bounded_time(monkeypatch: pytest
     assert len(parsed) > 100 and sum(parsed) < 3 << 20
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_many_beginnings_of_calls_take_work_in_proportion(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is given the text that follows it, as far as that is looked at together."""

@@ -44,6 +44,7 @@ def drawn(client: httpx.Client, **more: Any) -> list[str]:
     return [str(token) for token in answer.json()["choices"][0]["logprobs"]["tokens"]]
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("sampler", [each for each in SAMPLERS if each.example], ids=lambda each: str(each.name))
 def test_a_sampler_changes_what_is_drawn(server: httpx.Client, sampler: CompatSampler) -> None:
     plain = drawn(server)

@@ -65,6 +65,7 @@ def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(status.split()[1]), headers, body
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("path", sorted(MODEL_ROUTES))
 def test_a_full_server_refuses_before_a_byte_of_the_body_came(full: str, path: str) -> None:
     with open_raw(full) as connection:

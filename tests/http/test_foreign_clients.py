@@ -55,6 +55,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize(("path", "body"), NATIVE + OTHERS)
 @pytest.mark.parametrize("name", [ADDRESS, "HTTPS://endpoint.example/", "tgi", "dummy"])
 def test_an_address_means_the_one_model(http: TestClient, path: str, body: dict[str, Any], name: str) -> None:
@@ -79,6 +80,7 @@ def test_among_several_models_an_address_means_the_first_on_native_routes_only()
 # -- HEAD ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "path", ["/", "/health", "/health/ready", "/ping", "/metrics", "/v1/models", "/info", "/docs", "/openapi.json"]
 )
@@ -122,6 +124,7 @@ def test_what_is_no_gzip_is_refused(http: TestClient) -> None:
         assert refused.status_code == 415 and coding in refused.json()["error"]["message"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/v1/messages", "/v1/embeddings"])
 def test_a_bomb_stays_small(path: str) -> None:
     bomb = gzip.compress(b" " * (64 << 20))

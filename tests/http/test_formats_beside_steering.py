@@ -81,6 +81,7 @@ def steering(said: str) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("is_strict", [False, True], ids=["loose", "strict"])
 def test_calls_are_found_beside_other_steering(name: str, is_strict: bool) -> None:
@@ -91,6 +92,7 @@ def test_calls_are_found_beside_other_steering(name: str, is_strict: bool) -> No
             assert asked(client, True, is_strict, **fields) == CALLED, way
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Path) -> None:
     file = tmp_path / "policies.toml"
@@ -100,6 +102,7 @@ def test_a_policy_changes_arguments_and_leaves_the_call(name: str, tmp_path: Pat
         assert asked(client, True) == redacted
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_that_is_cut_off_is_no_text(name: str) -> None:
     """It is reported as far as it goes."""

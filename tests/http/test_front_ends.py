@@ -31,6 +31,7 @@ _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appl
 LONG: dict[str, Any] = {"model": NAME, "prompt": "Hi", "max_tokens": 400, "stream": True, "ignore_eos": True}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*BODIES, "choices"])
 def test_streams_are_the_same(name: str) -> None:
     """The server writes by itself while it has no front-end process."""

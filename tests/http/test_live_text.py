@@ -31,6 +31,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         yield written
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", BODIES)
 def test_bytes_are_the_same_on_both_ways(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, body = BODIES[name]

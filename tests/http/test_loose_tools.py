@@ -44,6 +44,7 @@ ROUTES: list[tuple[str, dict[str, Any], Callable[[Any], Calls]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("route", "body", "calls_of"), ROUTES)
 def test_calls_are_valid_whatever_the_temperature(
     demo_server: str, route: str, body: dict[str, Any], calls_of: Callable[[Any], Calls]

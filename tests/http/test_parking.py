@@ -24,6 +24,7 @@ from tests.http.tool_calls import (
 from tests.waiting import PATIENCE, until
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("form", "talk", "is_stream"),
     [
@@ -61,6 +62,7 @@ def test_ids_that_the_model_did_not_write_come_from_the_template() -> None:
         assert model.client.statistics().num_park_hits == 1  # all the same: the prompt was used
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", ["hermes", "tags", "python", "mistral"])
 def test_arguments_may_come_back_in_another_layout(form: str) -> None:
     template, said = SAID[form]
@@ -110,6 +112,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_client_changes_is_what_the_template_says(change: str) -> None:
     template, said = SAID["hermes with content"]

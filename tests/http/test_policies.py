@@ -100,6 +100,7 @@ def length_of(route: str, count: int) -> dict[str, Any]:
     return {name: count}
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("controller", [None, "class:Says", "class:Writes"])
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_route_says_what_is_forbidden(client: TestClient, route: str, controller: str | None) -> None:
@@ -130,6 +131,7 @@ def test_who_gets_no_trace_is_told_why(book: PolicyRegistry, tmp_path: Path) -> 
     keys.close()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("controller", [None, "class:Says", "class:Writes"])
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in ("/generate", "/v1/run")])
 def test_no_stream_shows_it_at_any_moment(client: TestClient, route: str, controller: str | None) -> None:
@@ -164,6 +166,7 @@ def _strings(value: Any, names: tuple[str, ...]) -> Iterator[str]:
             yield from _strings(inner, names)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("count", range(8, 60, 3))
 def test_where_the_output_ends_nothing_slips_out(client: TestClient, count: int) -> None:
     """The limit of tokens falls everywhere in the text."""

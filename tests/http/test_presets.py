@@ -236,6 +236,7 @@ def answer_of(said: str, text: Tokenizer) -> Any:
         return answer.json()["choices"][0]["message"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["qwen3_xml", "glm47", "minimax_m2", "lfm2", "gemma4", "jamba", "hermes"])
 def test_answers_are_read_in_the_named_format(name: str) -> None:
     said = SAID[ALIASES.get(name, name)]

@@ -65,6 +65,7 @@ def test_a_request_right_after_the_fault_is_answered(monkeypatch: pytest.MonkeyP
         assert server.post().status_code == 200
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -149,6 +149,7 @@ def over_lmtp(model: LoadedModel, default_limit: int | None = None, **fields: An
 # -- what a checkpoint recommends ------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @every_api
 def test_recommended_values_fill_in_what_a_request_leaves_out(recommending: Front, api: Api) -> None:
     assert recommended(recommending.ask(api).sampling) == RECOMMENDED
@@ -194,6 +195,7 @@ def test_a_recommended_length_counts_where_none_is_given(name: str) -> None:
 OPEN = [name for name in APIS if name != "messages"]  # there it is required
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", OPEN)
 def test_a_request_that_sets_no_limit_has_the_servers(limiting: Front, plain: Front, name: str) -> None:
     api = APIS[name]

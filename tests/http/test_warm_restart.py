@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from bridle.kv_store.store import list_segments
+from tests.conftest import IS_FULL
 from tests.http.restarts import SYSTEM, served, started, turn
 from tests.waiting import PATIENCE, until
 
@@ -25,7 +26,7 @@ def counted(url: str, name: str) -> float:
 
 def test_a_conversation_continues_over_restarts_and_computes_only_new_tokens(tmp_path: Path) -> None:
     messages, length = [{"role": "system", "content": SYSTEM}], 0
-    for number in range(3):
+    for number in range(3 if IS_FULL else 2):
         with served(tmp_path) as url:
             messages.append({"role": "user", "content": f"And on day {number}?"})
             usage = turn(url, messages)
@@ -56,7 +57,8 @@ def test_nothing_is_stored_for_several_users_unless_it_is_asked_for(tmp_path: Pa
     assert not (tmp_path / "cache" / "kv").exists()
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow  # engines are killed at any moment in `tests/engine/test_store_faults.py`
+@pytest.mark.parametrize("rounds", [1, 20])
 def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
     """A small cache, so that blocks are written all the time."""
     flags = ("--max-batch-total-tokens", "256", "--kv-store", str(tmp_path / "kv"), "--kv-store-bytes", "64MiB")
@@ -75,6 +77,7 @@ def test_answers_after_kill_9_are_the_same(tmp_path: Path, rounds: int) -> None:
     assert list(list_segments(tmp_path / "kv"))
 
 
+@pytest.mark.slow  # two engines share what is stored in `test_agent_restart.py`
 def test_a_replica_finds_what_another_one_has_computed(tmp_path: Path) -> None:
     flags = ("--replicas", "2", "--kv-memory", "64MiB", "--num-threads", "1", "--kv-store", str(tmp_path / "kv"))
     with started(tmp_path, *flags) as (url, server):
