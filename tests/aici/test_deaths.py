@@ -44,6 +44,7 @@ def test_a_killed_worker_ends_its_tenants_sequences_alone(start: Start) -> None:
     llm.mid(freed=(1, 2, 3))
 
 
+@pytest.mark.slow  # `test_pool_kills.py` kills workers that compute
 def test_a_worker_killed_within_a_step(start: Start) -> None:
     limit = 2000 * PATIENCE  # longer than the answer is waited for
     llm = start(*CAPABLE, "--wasm-max-step-time", str(round(limit)))
@@ -147,6 +148,7 @@ def test_a_killed_nursery_loses_its_modules_alone(start: Start) -> None:
         llm.mid(freed=(first, second))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("who", ["worker", "nursery"])
 def test_a_process_of_a_request_that_was_killed_is_let_go_once(start: Start, who: str) -> None:
     """It left the list of processes when it died; that its sequence is freed then is no mistake."""

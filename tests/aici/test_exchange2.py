@@ -122,6 +122,7 @@ def test_masks_in_order_of_their_making(llm2: Llm) -> None:
     llm2.mid(freed=(1, 2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "bool"])
 def test_other_types_of_masks(start: Start, dtype: str) -> None:
     llm = start(*CAPABLE, "--bias-dtype", dtype)
@@ -254,6 +255,7 @@ def test_variables_are_read_and_written_with_versions(llm2: Llm) -> None:
     llm2.mid(freed=(81, 82))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("caps", "step", "text"),
     [

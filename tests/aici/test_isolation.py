@@ -171,6 +171,7 @@ def test_a_deep_tree_of_processes(start: Start) -> None:
     until(lambda: len(llm.descendants()) == 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("isolation", ["tenant", "request"])
 def test_a_guest_whose_tables_change_is_forked_by_process(start: Start, isolation: str) -> None:
     """A copy could not follow its tables; the runtime notices by itself."""

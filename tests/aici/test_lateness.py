@@ -85,6 +85,7 @@ def test_a_worker_that_stands_still_for_good_is_lost(start: Start) -> None:
     llm.mid(freed=(seq,))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["pre", "mid", "post"])
 def test_an_old_guest_that_loops_is_told_after_its_step_limits(start: Start, where: str) -> None:
     """Under an engine of its own dialect. The limit of a single callback is much further away."""

@@ -83,6 +83,7 @@ def test_a_killed_worker_takes_only_its_own_along(pool: RuntimePool, num_streams
     check_service(steered)
 
 
+@pytest.mark.slow  # `test_deaths.py` kills one, too
 @rounds
 def test_a_killed_compiler_disturbs_no_stream(pool: RuntimePool, num_streams: int) -> None:
     steered = start_streams(pool, num_streams)
@@ -109,6 +110,7 @@ def test_a_killed_compiler_disturbs_no_stream(pool: RuntimePool, num_streams: in
     check_service(steered)
 
 
+@pytest.mark.few(1)
 @rounds
 @pytest.mark.parametrize("victim", ["supervisor", "nursery"])
 def test_a_killed_runtime_comes_back(pool: RuntimePool, num_streams: int, victim: str) -> None:

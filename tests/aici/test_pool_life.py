@@ -129,6 +129,7 @@ def wait_for(variable: str, newer_than: int = 0) -> list[str]:
 TWO = result({"branches": [splice([70]), splice([71])]})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [(), ("--fork-by", "process")], ids=["copied", "forked"])
 def test_a_deadlock_ends_at_once_and_names_the_variables(tokenizer: Path, store: Path, way: tuple[str, ...]) -> None:
     pool = make_pool(tokenizer, store, *way)
@@ -254,6 +255,7 @@ CRASHES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", CRASHES)
 def test_a_runtime_that_does_not_start(tokenizer: Path, case: str) -> None:
     command, words = CRASHES[case]
@@ -348,6 +350,7 @@ def test_opened_before_and_asked_after_a_loss(tokenizer: Path, store: Path) -> N
         pool.shutdown()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("moment", ["opening", "running", "waiting for its start"])
 def test_shutting_down_at_any_moment(tokenizer: Path, store: Path, moment: str) -> None:
     pool = make_pool(tokenizer, store)

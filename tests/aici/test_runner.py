@@ -162,6 +162,7 @@ def test_dialect_1_by_the_runner(checkpoint: Path, store: Path) -> None:
 # -- recording and replay --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("futex", [False, True])
 def test_a_trace_replays(checkpoint: Path, store: Path, tmp_path: Path, model: Any, futex: bool) -> None:
     trace = tmp_path / "trace.jsonl"
@@ -189,6 +190,7 @@ SPIN = """(local.set $i (i32.const 60000000)) (loop $spin (local.set $i (i32.sub
 TIMED = [result({"branches": [], "wait": {"ms": 40}})]
 
 
+@pytest.mark.slow
 def test_a_trace_with_late_and_waiting_controllers_replays(checkpoint: Path, store: Path, tmp_path: Path) -> None:
     """In the record one is late for several steps and one waits for time, while a third continues; one never
     answers."""
@@ -248,6 +250,7 @@ def lines_of(*values: TraceHeader | Record) -> bytes:
 TOLD = TraceHeader("runtime-1", runtime={"dialect": 2})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("lines", "why"),
     [

@@ -15,6 +15,7 @@ from tests.aici.llm_side import Llm
 from tests.waiting import PATIENCE, until
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("futex", [False, True], ids=["semaphores", "futex"])
 def test_everything_over_either_synchronization(start: Start, futex: bool) -> None:
     llm = start(*CAPABLE, futex=futex)
@@ -127,18 +128,22 @@ def test_installing_from_the_command_line(start: Start, tokenizer: Path, store: 
     assert trie.read_bytes()[:4] == (0x558B6FD3).to_bytes(4, "little")
 
 
-def test_mistakes_on_the_command_line(tokenizer: Path, store: Path, tmp_path: Path) -> None:
-    for args, text in (
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
         ((), "--server"),
         (("--server", "--name", "nothing"), "prefix"),
         (("--server", "--name", "/nobody-made-this-"), "engine must create"),
         (("--server", "--limit", "speed=3"), "NAME=N"),
-        (("--module", str(tmp_path / "nowhere.wasm")), "nowhere.wasm"),
+        (("--module", "nowhere.wasm"), "nowhere.wasm"),
         (("--server", "-t", "klingon"), "gpt2"),
         (("--server", "--logits-size", "10"), "logits size 10"),
-    ):
-        done = run(*args, tokenizer=tokenizer, store=store)
-        assert done.returncode != 0 and text in done.stderr, (args, done.stderr)
+    ],
+)
+def test_mistakes_on_the_command_line(tokenizer: Path, store: Path, args: tuple[str, ...], text: str) -> None:
+    done = run(*args, tokenizer=tokenizer, store=store)
+    assert done.returncode != 0 and text in done.stderr
 
 
 def test_the_vocabulary_is_as_large_as_the_logits(start: Start) -> None:
