@@ -24,7 +24,7 @@ class Quotes(Controller):
 
 
 def test_a_function_answers() -> None:
-    with LLM("demo", tools={"say": lambda word: f" said {word}."}) as llm:
+    with LLM("demo", tools={"say": lambda word: f" said {word}."}, num_blocks=256) as llm:
         outputs = llm.generate(["One", "Two"], controller=Quotes(), max_tokens=20)
         assert [output.text for output in outputs] == [" said grün."] * 2
         usage = outputs[0].usage
@@ -35,7 +35,7 @@ def test_a_function_answers() -> None:
 
 
 def test_without_tools_a_call_fails_in_words() -> None:
-    with LLM("demo") as llm:
+    with LLM("demo", num_blocks=256) as llm:
         (output,) = llm.generate("One", controller=Quotes(), max_tokens=20)
         error = output.outputs[0].error
         assert isinstance(error, ToolFailed)

@@ -152,7 +152,7 @@ def test_forks_part_ways(llm: LLM) -> None:
 
 
 def test_a_loaded_session_finds_its_kv_in_the_store(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "sampling": SHORT}
+    settings: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "sampling": SHORT, "num_blocks": 256}
     with LLM("demo", **settings) as first:
         session = first.session(system="You answer questions about the weather. " * 6)
         session.send("Will it rain?")

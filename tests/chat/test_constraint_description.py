@@ -87,6 +87,6 @@ def test_a_prompt_without_messages_is_refused(client: httpx.Client) -> None:
 
 
 def test_python_puts_it_into_the_prompt() -> None:
-    with LLM("demo", max_model_len=512) as llm:
+    with LLM("demo", max_model_len=512, num_blocks=256) as llm:
         (output,) = llm.chat(HI, regex="(a|b)", describe_constraint=True, max_tokens=3)
         assert "regular expression" in llm.tokenizer.decode(output.prompt_token_ids)

@@ -30,7 +30,7 @@ start(async () => {
 
 def test_each_script_learns_its_branch() -> None:
     scripts = [WasmController("jsctrl", FORKS), WasmController("jsctrl", FOLLOWS)]
-    with LLM("demo", control=True) as llm:
+    with LLM("demo", control=True, num_blocks=256) as llm:
         for controllers in (scripts, scripts[::-1]):
             output = llm.generate("x", controllers=controllers, seed=1)[0]
             logs = "".join(each.logs for each in output.outputs)

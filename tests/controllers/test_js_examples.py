@@ -30,7 +30,7 @@ Example = Callable[[str], RequestOutput]
 def llm(script_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     control = ControlSettings(store=script_store)
     desk = example_tools(tmp_path_factory.mktemp("starts"))
-    with closing(desk), LLM(load_model(ModelConfig("demo"), control=control, tools=desk)) as loaded:
+    with closing(desk), LLM(load_model(ModelConfig("demo", num_blocks=512), control=control, tools=desk)) as loaded:
         yield loaded
 
 

@@ -26,7 +26,7 @@ def run(py_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     settings = ControlSettings("on", args=args, store=py_store)
     desk = example_tools(tmp_path_factory.mktemp("starts"))
-    with closing(desk), LLM(load_model(ModelConfig("demo"), control=settings, tools=desk)) as llm:
+    with closing(desk), LLM(load_model(ModelConfig("demo", num_blocks=512), control=settings, tools=desk)) as llm:
 
         def once(name: str, prompt: str = "") -> RequestOutput:
             controller = WasmController("pyctrl", (FOLDER / f"{name}.py").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ def llm(py_store: Path) -> Iterator[LLM]:
     limits = ("max_prepare_wait=800000", "max_init_time=10000")
     args = ("--wasm-max-step-time=2000", *(word for limit in limits for word in ("--limit", limit)))
     control = ControlSettings("on", args=args, store=py_store)
-    with LLM("demo", control=control, tools={"sql": database.run, "python": interpreter.run}) as loaded:
+    with LLM("demo", num_blocks=512, control=control, tools={"sql": database.run, "python": interpreter.run}) as loaded:
         yield loaded
 
 

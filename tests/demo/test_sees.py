@@ -29,7 +29,7 @@ DESCRIBED = "A red circle in the top left, a blue star in the bottom left, a yel
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo-sees") as loaded:
+    with LLM("demo-sees", num_blocks=256) as loaded:
         yield loaded
 
 

@@ -13,7 +13,7 @@ from tests.sources import ROOT
 
 
 def test_the_steered_stream_shows_every_kind_of_token() -> None:
-    with LLM("demo") as llm:
+    with LLM("demo", num_blocks=256) as llm:
         lanes = record(llm)
     assert len(lanes) == 2 and lanes[1].parent == 0
     assert {token.kind for lane in lanes for token in lane.tokens} == set(COLORS)

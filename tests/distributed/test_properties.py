@@ -14,6 +14,8 @@ from tests.distributed.ways import WAYS, OneShard, Way
 from tests.engine import engine_properties, fork_properties, rewind_properties
 from tests.engine.support import Lab, alone, make_request
 
+pytestmark = pytest.mark.few(3)  # each way once; `tests/engine` has all cases in this process
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every property takes every way; the engine's own settings, and what else holds of forks and rewinds, only the

@@ -41,6 +41,7 @@ from bridle.testing.clock import FakeClock
 from bridle.testing.scripted import ScriptedExecutor
 from bridle.traces import EndRecord, Record
 from bridle.traces.replay_text import rebuild_records
+from tests.conftest import IS_FULL
 from tests.fakes.controller_runtime import FakeController, FakeControllerPool, Program
 from tests.fakes.reference_engine import Path, ReferenceOutput, run_reference
 from tests.waiting import until
@@ -353,8 +354,8 @@ def check_usage(usage: Usage, expected: Usage) -> None:
 
 
 def more(times: int) -> settings:
-    """Settings for a test whose examples are quick: `times` as many as the profile says."""
-    return settings(max_examples=settings().max_examples * times)
+    """Settings for a test whose examples are quick: `times` as many as the profile says, or half of that in a hurry."""
+    return settings(max_examples=settings().max_examples * times // (1 if IS_FULL else 2))
 
 
 def alone(prompt: list[int]) -> array[float]:

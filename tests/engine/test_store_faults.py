@@ -101,7 +101,7 @@ def test_tokens_are_the_same_while_a_disk_is_full_now_and_then(
     lab.engine.close()
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [5, pytest.param(500, marks=pytest.mark.slow)])
 def test_engines_that_are_killed_at_any_moment_leave_only_right_blocks(tmp_path: Path, rounds: int) -> None:
     """Two engines of a store at once, one of which lives on; `store_rounds` says what is checked."""
     command = [sys.executable, "-m", "tests.engine.store_rounds", tmp_path, str(rounds)]

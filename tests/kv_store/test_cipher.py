@@ -18,6 +18,7 @@ from bridle.kv_store.cipher import BlockCipher, read_cipher
 from bridle.kv_store.records import HEADER_BYTES, Header, block_digest, pack_header
 from bridle.kv_store.settings import read_settings
 from bridle.kv_store.store import list_scopes, list_segments
+from tests.fakes.tiny_checkpoints import cached_checkpoint
 from tests.kv_store.kit import BLOCK, DAMAGES, LIMIT, block_of, damage, fill, found_in, key_of, tag, total
 
 ONE, OTHER = bytes(range(32)), bytes(32)
@@ -131,12 +132,13 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_tokens_are_the_same_and_another_key_finds_nothing(tmp_path: Path) -> None:
     prompt, random = list(range(5, 105)), Random(1)
     random.shuffle(prompt)
-    store = {"kv_store": str(tmp_path / "kv"), "max_batch_total_tokens": 1024}
+    model = str(cached_checkpoint("llama"))
+    store = {"kv_store": str(tmp_path / "kv"), "num_blocks": 64}
     keys = (ONE, ONE, OTHER, None)
     found = []
     for secret in keys:
         key = {} if secret is None else {"kv_store_key": key_file(tmp_path, secret)}
-        with LLM("demo", **store, **key) as llm:  # type: ignore[arg-type]
+        with LLM(model, **store, **key) as llm:  # type: ignore[arg-type]
             (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
         found.append((output.usage.cached_tokens, output.outputs[0].token_ids))
     assert [cached for cached, _ in found] == [0, 96, 0, 0]

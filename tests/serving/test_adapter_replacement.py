@@ -97,7 +97,7 @@ def test_both_spellings_of_the_route_replace(tmp_path: Path) -> None:
 def test_a_running_request_keeps_its_weights(tmp_path: Path) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     old, new = write_demo_adapter(tmp_path / "old", 1), write_demo_adapter(tmp_path / "new", 2)
-    with LLM("demo", adapters={"a": old}, kv_memory=16 << 20) as llm:
+    with LLM("demo", adapters={"a": old}, num_blocks=256) as llm:
         before = llm.generate("Once upon", greedy, adapter="a")[0].text
         stream = iter(llm.stream("Once upon", greedy, adapter="a"))
         text = next(stream)

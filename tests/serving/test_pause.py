@@ -138,7 +138,7 @@ def test_replicas_are_not_paused() -> None:
 
 def test_logprobs_while_generating_are_those_of_scoring() -> None:
     """On a CPU, bit for bit: a token's numbers do not depend on the step that computes it."""
-    with LLM("demo", kv_memory=16 << 20) as llm:
+    with LLM("demo", num_blocks=256) as llm:
         prompts = ["Once upon a time", "The boy", "She was very happy because"]
         params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, logprobs=0, ignore_eos=True)
         outputs = llm.generate(prompts, params, use_tqdm=False)
