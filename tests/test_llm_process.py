@@ -83,6 +83,7 @@ def in_a_notebook(call: Callable[[], object]) -> None:
         loop.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_an_interrupt_ends_what_runs(llm: LLM, run: Callable[[Callable[[], object]], None], num_prompts: int) -> None:
@@ -170,6 +171,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_running(
         assert line > 50
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("run", [in_a_script, in_a_notebook])
 def test_an_interrupt_ends_a_turn_and_leaves_the_conversation(
     llm: LLM, run: Callable[[Callable[[], object]], None]

@@ -40,6 +40,7 @@ class Plainly(Controller):
         return Decision.sample(sampling=SamplingParams(temperature=0.9))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fields",
     [

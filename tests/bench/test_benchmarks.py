@@ -110,6 +110,7 @@ def test_vocabularies_are_as_large_as_they_should_be() -> None:
     assert vocabulary.eos == (2999,)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", cases())
 def test_every_text_fits_its_constraint(kind: str) -> None:
     figures = _answers(made_up_vocabulary(3000), cases()[kind], 1)

@@ -27,6 +27,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimePool]:
         yield pool
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["none", "trivial", "walk"])
 @pytest.mark.parametrize("blocks", [True, False])
 def test_every_sequence_draws_beside_the_device(pool: RuntimePool, kind: str, blocks: bool) -> None:

@@ -72,6 +72,7 @@ def test_each_start_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is
     assert "s to /health" in printed and "s to 1st token" in printed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("paths", [("/v1/chat/completions",), ("/v1/completions",)], ids=str)
 def test_work_before_the_first_answer_counts_and_the_idle_server_is_measured_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: Sequence[str]

@@ -70,6 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", sorted(benchmarks()))
 def test_every_benchmark_guesses_by_its_work_and_the_machine(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    config = ModelConfig("demo", kv_memory=16 << 20, warm_up=False, control_vectors=(f"loud={folder / 'loud.gguf'}",))
+    config = ModelConfig("demo", num_blocks=256, warm_up=False, control_vectors=(f"loud={folder / 'loud.gguf'}",))
     model = load_model(config, EngineConfig())
     registry = ModelRegistry(adapters=AdapterCatalog(AdapterSet(folder=folder)))
     registry.add(model)
@@ -73,6 +73,7 @@ def ask(client: TestClient, route: str, body: dict[str, Any], within: str | None
     return client.post(route, json=body | {within: inner | fields})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("route", "body", "within", "where"), ROUTES, ids=lambda value: value if str(value)[0] == "/" else ""
 )
@@ -160,7 +161,7 @@ def test_a_run_of_a_controller_scales_vectors(client: TestClient) -> None:
 
 
 async def test_a_stream_of_lmtp_scales_vectors(folder: Path) -> None:
-    model = load_model(ModelConfig("demo", kv_memory=16 << 20, warm_up=False), EngineConfig())
+    model = load_model(ModelConfig("demo", num_blocks=256, warm_up=False), EngineConfig())
     model.require_control_vectors().add("loud", folder / "loud.gguf")
     async with running(model) as setup:
         wire = setup.connect()

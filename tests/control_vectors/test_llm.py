@@ -307,7 +307,7 @@ def test_a_vector_is_made_of_pairs(llm: LLM, oracle: Any, tmp_path: Path, method
 def test_a_wasm_controller_scales_vectors(vector: Path) -> None:
     """The scale of a branch of its result reaches the model, and also that of what it forces."""
     first = [result({"branches": [{"sample_mask": "#", "splices": [], "control_vectors": {"a": 2.0}}]})]
-    with LLM("demo", control=True, kv_memory=16 << 20) as llm:
+    with LLM("demo", control=True, num_blocks=256) as llm:
         size = llm.info.vocab_size
         llm.model.require_control_vectors().put("a", directions(6, 256, 1, 1.0))
         module = llm.upload(guest2([[mask(range(5, size), size), *first], sample(range(5, size), size)]))
@@ -352,9 +352,10 @@ start(async () => {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("language", SCRIPTS)
 def test_a_script_scales_vectors_and_reads_probes(language: str) -> None:
-    with LLM("demo", control=True, kv_memory=16 << 20, allow_probes=True) as llm:
+    with LLM("demo", control=True, num_blocks=256, allow_probes=True) as llm:
         llm.model.require_control_vectors().put("a", directions(6, 256, 1, 1.0))
         given = {**GREEDY, "max_tokens": 8, "probes": ["a", "a@2"], "use_tqdm": False}
         script = WasmController(language, SCRIPTS[language])
@@ -372,6 +373,6 @@ def test_a_script_scales_vectors_and_reads_probes(language: str) -> None:
 
 def test_a_script_is_told_which_scale_is_none() -> None:
     script = 'import { setControlVectors } from "aici"\nstart(async () => setControlVectors({ a: "much" }))'
-    with LLM("demo", control=True, kv_memory=16 << 20) as llm:
+    with LLM("demo", control=True, num_blocks=256) as llm:
         (output,) = llm.generate("Once", controller=WasmController("jsctrl", script), max_tokens=4, use_tqdm=False)
     assert "setControlVectors: got a: much; scales are numbers" in str(output.outputs[0].error)

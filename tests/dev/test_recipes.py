@@ -116,6 +116,7 @@ def test_the_program_of_an_answer_is_found() -> None:
     assert code.written("    return pi\n", program, "area") == program + "    return pi\n"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("body", "line", "word"),
     [

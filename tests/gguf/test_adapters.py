@@ -61,6 +61,7 @@ def as_file(folder: Path, path: Path, arch: str, alpha: float | None = None, **c
     return path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("alpha", [None, 0.0])
 def test_files_say_what_folders_say(family: str, alpha: float | None, tmp_path: Path) -> None:

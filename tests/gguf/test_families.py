@@ -67,6 +67,7 @@ LLAMA3 = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -139,6 +140,7 @@ def test_ways_of_choosing_that_are_not_read(metadata: dict[str, Any], reason: st
         load(file)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -263,6 +265,7 @@ def test_two_scalings_of_phi_3(max_positions: int) -> None:
     assert not torch.allclose(want, logits(load(pair("phi3")[0])), atol=0.01)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q4_0", "Q5_K_M", "Q6_K", "Q5_0", "F16", "BF16"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
@@ -283,6 +286,7 @@ def test_packed_files_stay_packed_and_close(kind: str, tied: bool) -> None:
         assert kinds["q_proj"] == "Q4_K" and kinds["lm_head"] == "Q6_K"
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M", "Q5_0"])
 def test_experts_stay_packed_and_close(family: str, kind: str) -> None:
@@ -363,6 +367,7 @@ def test_a_packed_model_in_the_engine_is_lean() -> None:
     executor.close()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("family", "kind"),
     [

@@ -47,6 +47,7 @@ def test_a_file_gives_the_logits_of_the_folder(name: str) -> None:
     assert float((want - logits(load(file))).abs().max()) <= 2e-5 * float(want.abs().max())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5", "nemotron_h_moe", "kimi_linear", "jamba", "laguna"])
 def test_a_file_is_served_as_the_folder_is(name: str) -> None:
     original, file = _pair(name)
@@ -148,6 +149,7 @@ def test_nemotron_has_both_epsilons() -> None:
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 @pytest.mark.parametrize(
     ("name", "sizes"),

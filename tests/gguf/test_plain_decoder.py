@@ -52,6 +52,7 @@ def _model(checkpoint: Checkpoint, settings: Any) -> nn.Module:
     return loader.read_model(checkpoint, settings, torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize(
     ("family", "changes"),

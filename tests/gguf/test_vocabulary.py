@@ -156,6 +156,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_become_the_same_tokens_and_back(kind: str) -> None:
     original, copy, _ = both(kind)
@@ -314,6 +315,7 @@ def test_an_unpacked_tokenizer_is_that_of_the_library(family: str) -> None:
     assert own.chat_template == loaded.chat_template
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("role", ["the", "<s>"])
 def test_a_vocabulary_is_known_without_a_tokenizer(kind: str, role: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.gguf.kit import EXPERT_SIZES, pair
 SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kind", FILE_TYPES)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_the_package_reads_the_same_numbers(family: str, kind: str) -> None:

@@ -67,6 +67,7 @@ def test_an_output_goes_on_where_the_text_of_the_prompt_ends(llm: LLM) -> None:
     assert tokens[: len(written)] == written
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fields", [{}, {"speculate": 4}, {"banned_phrases": ["or"]}, {"n": 3}, {"logprobs": 1}])
 def test_every_sample_spells_the_removed_text(llm: LLM, fields: dict[str, object]) -> None:
     for seed in range(6):
