@@ -50,8 +50,7 @@ class Runner:
     def upload(self, wasm: bytes) -> str:
         """Store and compile a controller; returns its id."""
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-        data: replies.ModuleData = self._side.call(message, replies.ModuleData).result()
-        return data.module_id
+        return self._side.call(message, replies.ModuleData).result().module_id
 
     def set_tags(self, module: str, tags: Sequence[str]) -> None:
         """Make these tags name a module."""

@@ -108,8 +108,7 @@ def runtime_pool(tokenizer: Path, store: Path, vocab_size: int, *args: str) -> I
 def upload(pool: RuntimePool, wasm: bytes) -> str:
     """Store a controller; gives its id."""
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
-    module: str = pool.call(message, replies.ModuleData).module_id
-    return module
+    return pool.call(message, replies.ModuleData).module_id
 
 
 @dataclass(frozen=True, slots=True)

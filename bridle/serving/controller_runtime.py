@@ -227,8 +227,7 @@ def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
     from bridle.aici import protocol, replies
 
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
-    data: ModuleData = control.call(message, replies.ModuleData)
-    return data
+    return control.call(message, replies.ModuleData)
 
 
 def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
@@ -236,8 +235,7 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
     from bridle.aici import protocol, replies
 
     message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
-    data: TagsData = control.call(message, replies.TagsData)
-    return data
+    return control.call(message, replies.TagsData)
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
@@ -248,18 +246,16 @@ def find_module(control: RuntimePool, name: str) -> str | None:
     if not control.knows("get_module"):
         return None
     try:
-        data: ModuleData = control.call(protocol.GetModule(module_id=name), replies.ModuleData)
+        return control.call(protocol.GetModule(module_id=name), replies.ModuleData).module_id
     except InvalidRequest:
         return ""
-    return data.module_id
 
 
 def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
     """All tags, newest first. Blocks."""
     from bridle.aici import protocol, replies
 
-    data: TagsData = control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)
-    return data
+    return control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)
 
 
 def _as_json(auth: Auth) -> dict[str, Any]:

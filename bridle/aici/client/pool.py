@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TypeVar
 
 from bridle.aici import protocol
 from bridle.aici.client.instantiate_messages import InitialOutput
@@ -29,6 +29,7 @@ from bridle.engine.interfaces import Answer, Ask, Capability, ControllerPool
 from bridle.engine.request import Request
 from bridle.errors import ControllerError, ProtocolError
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 #: Sequence numbers for instances whose requests went away before the engine made a sequence. They lie above all of the
@@ -97,7 +98,7 @@ class RuntimePool(ControllerPool):
         engine's thread."""
         return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
-    def call(self, request: protocol.Message, data_type: Any) -> Any:
+    def call(self, request: protocol.Message, data_type: type[T]) -> T:
         """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if need be. Not
         for the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
         if self.is_store:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from bridle.aici import protocol, replies
 from bridle.aici.client.process import RuntimeProcess
 from bridle.errors import ControllerUnavailable, InvalidRequest, Overloaded, ProtocolError
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 #: How often the reader checks whether it should end and which calls are overdue, in seconds.
 _LOOK = 0.25
@@ -39,10 +40,10 @@ class SideChannel:
         self._reader.start()
         return self
 
-    def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
+    def call(self, request: protocol.Message, data_type: type[T]) -> Future[T]:
         """Send a request. The future gives the reply's data, or raises `InvalidRequest` (a user's mistake),
         `Overloaded` or `ControllerError`. It always completes."""
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
         if len(message) > self._process.link.side.max_message:
