@@ -5,6 +5,9 @@
 Tokens that the grammar forces need no mask, and are passed over as the engine does. There are three times for each
 mask: `first` while pairs of tokens are not known, `new` where they are and the text is not, `again` where the text is.
 The last two are those of the fastest of several runs.
+
+Whole requests follow: milliseconds of one request's masks and forced tokens, on average over all requests of a kind,
+which share what is remembered. `new` and `again` are before and after the kind's texts were seen.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from typing import Any
 
 from bridle import LLM
 from bridle.engine.control.decision import Decision
+from bridle.engine.interfaces import Ask
 from bridle.structured_output import Constraint, JsonSchema, Regex, Substring, vocabulary_of
 from bridle.structured_output.canonical import CanonicalDraws
+from bridle.structured_output.constrained_sequence import ConstrainedSequence
 from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
+from dev.bench.canonical_requests import Case, requests
 
 _REPEATS = 7
 _SOURCE = (
@@ -50,11 +56,51 @@ _CASES: dict[str, tuple[Constraint, str]] = {
 
 
 def compare(path: str) -> dict[str, Any]:
-    """Microseconds for a mask of each kind, for each value of `canonical`."""
+    """Microseconds for a mask, and milliseconds for a request, of each kind and for each value of `canonical`."""
     with LLM(path, max_model_len=512) as llm:
         vocabulary = vocabulary_of(llm.tokenizer, llm.tokenizer.vocab_size)
     found = {name: _measure(vocabulary, *case) for name, case in _CASES.items()}
-    return {"model": Path(path).stem, "microseconds": found}
+    whole = {name: _whole(vocabulary, cases) for name, cases in requests().items()}
+    return {"model": Path(path).stem, "microseconds": found, "request_milliseconds": whole}
+
+
+def _whole(vocabulary: GrammarVocabulary, cases: list[Case]) -> dict[str, dict[str, float]]:
+    """The mean time of requests of one kind, for each value of `canonical`."""
+    grammars = {constraint.key: Matcher(vocabulary, grammar_of(constraint)) for constraint, _ in cases}
+    runs: dict[str, dict[str, list[list[float]]]] = {
+        how: {"new": [], "again": []} for how in ("off", "prefer", "strict")
+    }
+    for name in ("again", "new", "again"):  # the first runs only teach which tokens follow one another
+        for how, kept in [*runs.items()] * _REPEATS:  # in turns, since the machine's speed changes
+            if name == "new":
+                vocabulary.masks.clear()
+                vocabulary.pairs.draws.clear()
+            kept[name].append([_request(grammars[each.key].copy(), vocabulary, text, how) for each, text in cases])
+    return {how: {name: _best(times) for name, times in kept.items()} for how, kept in runs.items()}
+
+
+def _best(times: list[list[float]]) -> float:
+    """The mean milliseconds of requests, each in its fastest run."""
+    return round(sum(map(min, zip(*times, strict=True))) / len(times[0]) * 1e3, 3)
+
+
+def _request(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: str) -> float:
+    """The seconds of all decisions of one request, whose draws spell `text`."""
+    sequence = ConstrainedSequence(matcher, canonical=None if how == "off" else CanonicalDraws(how == "strict"))
+    ask, left, seconds = Ask(-1, ()), text, 0.0
+    while True:
+        began = time.thread_time()
+        answer = sequence.advance(ask) or sequence.masked()
+        seconds += time.thread_time() - began
+        if answer.error is not None:
+            raise answer.error
+        branches = answer.decision.branches if answer.decision is not None else ()
+        if not branches or not left:
+            return seconds
+        is_drawn = branches[0].sample
+        tokens = vocabulary.encode(left.encode())[:1] if is_drawn else branches[0].splices[0].ff_tokens
+        left = left[len(vocabulary.text_of(tokens).decode()) :]
+        ask = Ask(-1, tuple(tokens), sampled=tokens[0] if is_drawn else None)
 
 
 def _measure(vocabulary: GrammarVocabulary, constraint: Constraint, text: str) -> dict[str, dict[str, float]]:
