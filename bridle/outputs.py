@@ -260,7 +260,8 @@ class ChatMessage:
 class CompletionOutput:
     """One finished (or growing) output of a request. `text` is the whole text of the model; `message` is the same
     parsed, once a conversation's output has ended. `score` is that of a beam: the sum of its log-probabilities, divided
-    by its length to the power of the length penalty."""
+    by its length to the power of the length penalty. `seed` repeats this output alone, as a request's only one; a beam
+    has none, and neither have the forks of a controller among several outputs."""
 
     index: int
     text: str = ""
@@ -273,6 +274,7 @@ class CompletionOutput:
     error: BridleError | None = None
     message: ChatMessage | None = None
     score: float | None = None
+    seed: int | None = None
 
     def _repr_html_(self) -> str:
         """The text for a notebook; where its tokens came from, the whole `RequestOutput` shows."""

@@ -55,6 +55,12 @@ def fork_key(key: int, ordinal: int, branch: int) -> int:
     return mix64(mix64(key) + ((ordinal << 16) | branch))  # not `key ^ mix64(...)`: seeds are small numbers too
 
 
+def copy_seed(seed: int, copy: int) -> int:
+    """Seed of output `copy` of a request's `n` outputs: with it, a request has that output as its only one. It has 53
+    bits, so it is exact in every JSON reader."""
+    return mix64(mix64(root_key(seed)) + copy) >> 11 if copy else seed
+
+
 def check_number(key: int, number: int) -> float:
     """Return the random number, from 0 to 1, of check `number` of a sequence whose text may begin again."""
     return fork_key(key, _CHECKS + number, 0) / (1 << 64)
@@ -303,10 +309,12 @@ class Sequence:
         shared = self.request.shared
         return self.request.tenant if shared is None or number >= self.kv.num_shared else shared.owner
 
-    def fork(self, new_id: int, index: int, branch: int) -> Sequence:
-        """A copy for branch `branch` of the fork under way; the caller shares the blocks."""
+    def fork(self, new_id: int, index: int, branch: int, copy: int = 0) -> Sequence:
+        """A copy for branch `branch` of the fork under way, in output `copy` of the request's `n`; the caller shares
+        the blocks."""
         kv, control, output = self.kv, self.control, self.output
-        key = fork_key(self.key, self.draws.num_forks, branch)
+        root = root_key(copy_seed(self.request.sampling.seed or 0, copy)) if copy else self.key
+        key = root if copy and not branch else fork_key(root, self.draws.num_forks, branch)
         return Sequence(
             id=new_id,
             request=self.request,

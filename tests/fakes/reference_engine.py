@@ -15,7 +15,7 @@ from bridle.engine.control.decision import Branch, Decision
 from bridle.engine.interfaces import TextDecoder
 from bridle.engine.request import Request
 from bridle.engine.scheduling.step_plan import SampleRow
-from bridle.engine.sequence import fork_key, root_key
+from bridle.engine.sequence import copy_seed, fork_key, root_key
 from bridle.outputs import FinishReason, Logprob, Usage
 from bridle.testing.logits import ScriptedModel
 from bridle.testing.sampler import logprob_of, next_mu, sample_row
@@ -163,11 +163,11 @@ class _Reference:
         return reply.decision
 
     def branch(self, output: _Output, decision: Decision) -> None:
-        branches = decision.branches
+        branches, num_own = decision.branches, len(decision.branches)
         if not output.is_spread and not decision.is_forced:
             branches *= self.sampling.n
             output.is_spread = True
-        owners = [output, *(self.fork(output, number) for number in range(1, len(branches)))]
+        owners = [output, *(self.fork(output, number, num_own) for number in range(1, len(branches)))]
         output.num_forks += len(branches) > 1
         for owner, branch in zip(owners, branches, strict=True):
             if branch.sample:
@@ -176,12 +176,14 @@ class _Reference:
                 splice = branch.splices[0]
                 self.splice(owner, splice.backtrack, splice.ff_tokens)
 
-    def fork(self, parent: _Output, number: int) -> _Output:
+    def fork(self, parent: _Output, number: int, num_own: int) -> _Output:
+        copy, branch = divmod(number, num_own)
+        root = root_key(copy_seed(self.sampling.seed or 0, copy)) if copy else parent.key
         child = _Output(
             path=(*parent.path, parent.num_children),
             tokens=list(parent.tokens),
             num_prompt=parent.num_prompt,
-            key=fork_key(parent.key, parent.num_forks, number),
+            key=root if copy and not branch else fork_key(root, parent.num_forks, branch),
             view=forked(parent.view, number),
             logprobs=list(parent.logprobs),
             usage=Usage(prompt_tokens=parent.usage.prompt_tokens, shared_tokens=len(parent.tokens)),

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bridle.engine.sequence import copy_seed
 from tests.http.harness import tokenizer
 from tests.waiting import PATIENCE
 
@@ -55,6 +56,8 @@ def test_several_prompts_or_outputs_are_a_list(http: httpx.Client) -> None:
     named = ask(http, text=["Say it:", "Again:"], rid=["a", "b"], sampling_params={"n": 2})
     assert [row["meta_info"]["id"] for row in named] == ["a_0", "a_1", "b_0", "b_1"]
     assert [row["text"] for row in named] == [REPLY] * 4
+    numbered = ask(http, text=["Say it:", "Again:"], sampling_params={"n": 2, "sampling_seed": 7})
+    assert [row["meta_info"]["seed"] for row in numbered] == [7, copy_seed(7, 1)] * 2
     assert len(ask(http, text=["Say it:"])) == 1
     assert len(ask(http, text=None, input_ids=[[5, 6], [7]])) == 2
     assert isinstance(ask(http, text=None, input_ids=[5, 6]), dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from bridle import LLM, Controller, Decision, SamplingParams
+from bridle.engine.control.decision import Branch
 from bridle.engine.outputs.best_of import Contest
+from bridle.engine.sequence import copy_seed
 from bridle.errors import InvalidRequest
 from bridle.http import create_app
 from bridle.outputs import Finished, FinishReason, Forked, Logprob, Rewind, TokenEvent, Usage
@@ -124,3 +127,72 @@ def test_routes_return_the_best_and_say_what_was_saved(llm: LLM) -> None:
     detailed = client.post("/generate", json={"inputs": PROMPT, "parameters": given_ | {"details": True}}).json()
     assert len(detailed["details"]["best_of_sequences"]) == 3
     assert not any(each["usage"]["spared_tokens"] for each in detailed["details"]["best_of_sequences"])
+
+
+#: Requests for several choices, with the paths that answer them.
+SEVERAL: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"n": 3}),
+    ("/v1/completions", {"n": 2, "best_of": 4}),
+    ("/v1/completions", {"n": 2, "choice": ["red", "green", "blue", "reddish"]}),
+    ("/v1/chat/completions", {"n": 3}),
+]
+
+
+STREAMED = [(path, several | {"stream": True}) for path, several in SEVERAL if "best_of" not in several]
+
+
+@pytest.mark.parametrize(("path", "several"), SEVERAL + STREAMED)
+def test_the_seed_of_each_choice_repeats_it_alone(llm: LLM, path: str, several: dict[str, Any]) -> None:
+    client = TestClient(create_app(ModelRegistry([llm.model])))
+    said = {"messages": [{"role": "user", "content": PROMPT}]} if "chat" in path else {"prompt": PROMPT}
+    body = {"temperature": 2.0, "max_tokens": 12, **said}
+    kept = {name: value for name, value in several.items() if name == "choice"}
+    found = _choices(client, path, body | several)
+    assert len({seed for seed, _ in found}) == len(found) == several["n"]
+    for seed, text in found:
+        assert _choices(client, path, body | kept | {"seed": seed}) == [(seed, text)]
+
+
+def _choices(client: TestClient, path: str, body: dict[str, Any]) -> list[tuple[int, str]]:
+    """The seed and the text of each choice of an answer."""
+    answer = client.post(path, json=body)
+    if not body.get("stream"):
+        return [(each["seed"], _text(each)) for each in answer.json()["choices"]]
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if "choices" in line]
+    parts = [each for line in lines for each in json.loads(line)["choices"]]
+    seeds = {each["index"]: each["seed"] for each in parts if "seed" in each}
+    return [(seed, "".join(_text(each) for each in parts if each["index"] == index)) for index, seed in seeds.items()]
+
+
+def _text(choice: dict[str, Any]) -> str:
+    message = choice.get("message") or choice.get("delta") or {}
+    return str(choice.get("text") or message.get("content") or "")
+
+
+def test_outputs_in_python_have_seeds_that_repeat_them(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=2.0, max_tokens=12, seed=-1, logprobs=0)
+    (output,) = llm.generate(PROMPT, params, use_tqdm=False)
+    assert [each.seed for each in output.outputs] == [copy_seed(-1, copy) for copy in range(4)]
+    assert all(-1 <= copy_seed(-1, copy) < 1 << 53 for copy in range(4))  # exact in every JSON reader
+    for each in best_outputs(output.outputs, 2):
+        alone = llm.generate(PROMPT, params.with_(n=1, seed=each.seed), use_tqdm=False)
+        assert alone[0].outputs[0].token_ids == each.token_ids
+
+
+class Split(Controller):
+    """Forks at once."""
+
+    def next(self, view: Any) -> Decision:
+        return Decision.sample() if view.generated else Decision.fork([Branch(), Branch()])
+
+
+def test_copies_of_a_fork_are_those_of_their_seeds(llm: LLM) -> None:
+    params = SamplingParams(temperature=2.0, max_tokens=8, seed=5, ignore_eos=True)
+    (both,) = llm.generate(PROMPT, params.with_(n=2), controller=Split(), use_tqdm=False)
+    single = [
+        llm.generate(PROMPT, params.with_(seed=seed), controller=Split(), use_tqdm=False)[0]
+        for seed in (5, copy_seed(5, 1))
+    ]
+    assert [each.token_ids for each in both.outputs] == [each.token_ids for one in single for each in one.outputs]
+    assert [each.seed for each in both.outputs] == [5, None, None, None]
+    assert [each.seed for each in single[1].outputs] == [copy_seed(5, 1)] * 2

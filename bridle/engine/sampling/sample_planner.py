@@ -128,6 +128,7 @@ class SamplePlanner:
             self._draw_one(seq, branches[0], item, out)
             return
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
+        num_own = len(branches)
         if spreads:  # a single forced splice needs no row, and was applied before
             branches *= seq.sampling.n
         if not branches or (len(branches) > 1 and not self._may_have(seq, len(branches))):
@@ -138,7 +139,7 @@ class SamplePlanner:
         seq.draws.is_plain = draws_plainly(seq)
         owners = [seq]
         if len(branches) > 1:
-            owners += [self._fork(seq, number, out) for number in range(1, len(branches))]
+            owners += [self._fork(seq, number, num_own, out) for number in range(1, len(branches))]
             seq.draws.num_forks += 1
         options = None if seq.control.answer is None else seq.control.answer.options
         if options is not None and can_choose(seq, options):
@@ -186,9 +187,10 @@ class SamplePlanner:
             return False
         return True
 
-    def _fork(self, seq: Sequence, number: int, out: PlannedSamples) -> Sequence:
+    def _fork(self, seq: Sequence, number: int, num_own: int, out: PlannedSamples) -> Sequence:
+        """Fork `seq` for branch `number` of all of its copies, which have `num_own` branches each."""
         outputs = self._outputs[seq.request.id]
-        child = seq.fork(self._new_id(), outputs.num_created, number)
+        child = seq.fork(self._new_id(), outputs.num_created, number % num_own, number // num_own)
         child.draws.is_plain = seq.draws.is_plain
         outputs.num_created += 1
         outputs.sequences[child.id] = child

@@ -183,7 +183,7 @@ class _Answer:
             "finish_reason": common.finish_reason(output, bool(found.calls)),
             "stop_reason": None if is_beam else output.stop_reason,
             **({} if is_beam or part.notes is None else self._numbers.fields(part, part.note(output.index))),
-            "seed": None if is_beam else part.request.sampling.seed,
+            "seed": output.seed,
         }
 
     def _chunks(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ class _Answer:
         chunk["choices"][0] |= {
             "finish_reason": common.finish_reason(output, has_calls),
             "stop_reason": output.stop_reason,
-            "seed": part.request.sampling.seed,
+            "seed": output.seed,
         }
         return chunk
 

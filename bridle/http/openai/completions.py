@@ -164,7 +164,7 @@ class _Answer:
             entries = part.collector.output.prompt_logprobs or ()
             tokenizer = self.generation.model.tokenizer
             choice["prompt_logprobs"] = prompt_logprobs(tokenizer, entries, self.body.prompt_logprobs)
-        return choice | {"seed": part.request.sampling.seed}
+        return choice | {"seed": output.seed}
 
     def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
         """The best texts of a prompt, each with its `score`."""
@@ -194,7 +194,7 @@ class _Answer:
             self._scored.add(index)
             choice["logprobs"] |= common.options_shape(part)
         if is_last:
-            choice["seed"] = part.request.sampling.seed
+            choice["seed"] = output.seed
         chunk = self._envelope([choice])
         return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
 

@@ -97,7 +97,7 @@ class SglangResponse:
             "prompt_tokens": len(part.request.prompt),
             "completion_tokens": len(sent.tokens),
             "cached_tokens": output.usage.cached_tokens,
-            "seed": part.request.sampling.seed,
+            "seed": output.seed,
         }
         if is_last:
             meta["e2e_latency"] = time.monotonic() - self.generation.story.began

@@ -143,7 +143,7 @@ def _ending(part: SubRequest, output: CompletionOutput) -> dict[str, Any]:
     return {
         "finish_reason": finish_word(output),
         "generated_tokens": len(output.token_ids),
-        "seed": None if sampling.is_greedy else sampling.seed,
+        "seed": None if sampling.is_greedy else output.seed,
         "usage": usage_fields(output.usage),
     }
 

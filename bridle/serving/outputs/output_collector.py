@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, field, replace
 
 from bridle.engine.request import Request
+from bridle.engine.sequence import copy_seed
 from bridle.errors import BridleError, ControllerError
 from bridle.outputs import (
     CompletionOutput,
@@ -27,6 +28,7 @@ from bridle.outputs import (
     Traced,
 )
 from bridle.serving.tracing.trace_header import new_trace
+from bridle.structured_output import Constraint
 
 _MAX_LOG_CHARS = 1 << 20
 _MAX_STORED_BYTES = 1 << 24
@@ -61,7 +63,7 @@ class GrowingOutput:
         output.text = output.text[:chars_left]
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
-    def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
+    def fork(self, index: int, num_tokens: int, text: str, seed: int | None) -> GrowingOutput:
         """A copy of the output as it was with `num_tokens` tokens and `text`."""
         parent = self.output
         child = CompletionOutput(
@@ -69,6 +71,7 @@ class GrowingOutput:
             text=text,
             token_ids=list(parent.token_ids),
             logprobs=None if parent.logprobs is None else list(parent.logprobs),
+            seed=seed,
         )
         growing = GrowingOutput(child, list(self.ends))
         growing._cut(num_tokens, len(text))
@@ -99,7 +102,8 @@ class OutputCollector:
         self.request = request
         self.growing: dict[int, GrowingOutput] = {}
         self.has_prompt = False
-        first = CompletionOutput(0, logprobs=None if request.sampling.logprobs is None else [])
+        sampling = request.sampling
+        first = CompletionOutput(0, logprobs=None if sampling.logprobs is None else [], seed=sampling.seed)
         self.growing[0] = GrowingOutput(first)
         #: What there is so far, outputs in order of their index. Only to look at.
         self.output = RequestOutput(request.id, prompt_text, list(request.prompt), [first])
@@ -119,7 +123,8 @@ class OutputCollector:
                     self.growing[event.index].take_back(event.num_tokens, event.num_chars)
                 case Forked():
                     parent = self.growing[event.parent]
-                    self.growing[event.index] = parent.fork(event.index, event.num_tokens, event.text)
+                    seed = self._seed_of(event.index)
+                    self.growing[event.index] = parent.fork(event.index, event.num_tokens, event.text, seed)
                     self.output.outputs[:] = [self.growing[index].output for index in sorted(self.growing)]
                 case Finished():
                     self.growing[event.index].finish(event)
@@ -137,6 +142,14 @@ class OutputCollector:
                     output.logs = (output.logs + event.text)[-_MAX_LOG_CHARS:]
                 case Stored():
                     self._store(event)
+
+    def _seed_of(self, index: int) -> int | None:
+        """The seed of a fork. Forks of a controller have their request's, unless there are copies of them."""
+        sampling, controller = self.request.sampling, self.request.controller
+        if sampling.n == 1 or sampling.seed is None:
+            return sampling.seed
+        is_alone = controller is None or isinstance(controller, Constraint)  # so output `index` is copy `index`
+        return copy_seed(sampling.seed, index) if is_alone else None
 
     def _store(self, event: Stored) -> None:
         storage = self.output.storage

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, StepPlan, StepResult
-from bridle.engine.sequence import fork_key, root_key
+from bridle.engine.sequence import copy_seed, fork_key, root_key
 from bridle.model.input_batch import InputBatch
 from bridle.outputs import Logprob
 from bridle.sampling import DEFAULT_SAMPLING
@@ -208,6 +208,7 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
     lines = {0: _Line(root_key(trace.header.sampling.get("seed") or 0), list(trace.header.prompt))}
     num_forks: dict[int, int] = defaultdict(int)
     last_fork: dict[int, tuple[int, int]] = {}  # by parent: step and number of branches
+    num_own = _num_own(trace)
     for record in trace.records:
         if isinstance(record, ForkRecord):
             parent = lines[record.parent]
@@ -217,6 +218,10 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
                 branch = 0
             last_fork[record.parent] = record.step, branch + 1
             key = fork_key(parent.key, num_forks[record.parent] - 1, branch + 1)
+            if num_own and not record.parent and num_forks[0] == 1:  # the request's own outputs
+                copy, own = divmod(branch + 1, num_own)
+                root = root_key(copy_seed(trace.header.sampling.get("seed") or 0, copy))
+                key = fork_key(root, 0, own) if own else root
             lines[record.output] = _Line(key, list(parent.tokens), parent.num_draws)
             continue
         line = lines.get(record.output)
@@ -224,6 +229,13 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
             drawn = _follow(line, record)
             if drawn is not None:
                 yield (line.key, line.num_draws - 1), drawn
+
+
+def _num_own(trace: Trace) -> int:
+    """Return the number of branches of each of the `n` outputs in their first fork; 0 if there is one output."""
+    forks = [record.step for record in trace.records if isinstance(record, ForkRecord) and not record.parent]
+    num_outputs = trace.header.sampling.get("n") or 1
+    return (forks.count(forks[0]) + 1) // num_outputs if forks and num_outputs > 1 else 0
 
 
 def _follow(line: _Line, record: Record) -> _Recorded | None:
