@@ -81,7 +81,8 @@ def _whole(vocabulary: GrammarVocabulary, cases: list[Case]) -> dict[str, dict[s
 
 def _best(times: list[list[float]]) -> float:
     """The mean milliseconds of requests, each in its fastest run."""
-    return round(sum(map(min, zip(*times, strict=True))) / len(times[0]) * 1e3, 3)
+    best = [min(each) for each in zip(*times, strict=True)]
+    return round(sum(best) / len(best) * 1e3, 3)
 
 
 def _request(matcher: Matcher, vocabulary: GrammarVocabulary, text: str, how: str) -> float:
