@@ -81,7 +81,7 @@ def _whole(vocabulary: GrammarVocabulary, cases: list[Case]) -> dict[str, dict[s
 
 def _best(times: list[list[float]]) -> float:
     """The mean milliseconds of requests, each in its fastest run."""
-    best = [min(each) for each in zip(*times, strict=True)]
+    best: list[float] = [min(each) for each in zip(*times, strict=True)]
     return round(sum(best) / len(best) * 1e3, 3)
 
 
