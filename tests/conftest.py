@@ -56,6 +56,9 @@ def examples(number: int, quick: int | None = None) -> int:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As in `bridle.logs`. The default of structlog shows code and variables of each call in colours, which takes seconds.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+
 # An answer that takes longer than httpx's five seconds is no fault on a busy machine.
 _timeout = inspect.signature(httpx.Client).parameters["timeout"].default
 _timeout.connect = _timeout.read = _timeout.write = _timeout.pool = PATIENCE
