@@ -252,14 +252,16 @@ def test_third_party_imports_are_declared() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import bridle.engine", {"torch", "numpy", "transformers"}),
-        ("from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
+        ("import bridle.engine; from bridle import Decision, SamplingParams", {"torch", "numpy", "transformers"}),
         (
             "from bridle.cli import main; assert main(['--help']) == 0",
             {"torch", "transformers", "numpy", "tokenizers", "fastapi", "asyncio", "structlog", "bridle.cli.serve"},
         ),
-        ("import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm", {"torch", "transformers"}),
-        ("import bridle.serving.models.early_parts, bridle.model.pooling.settings", {"torch", "transformers"}),
+        (
+            "import bridle.serving, bridle.http.app, bridle.launch.launcher, bridle.llm;"
+            "import bridle.serving.models.early_parts, bridle.model.pooling.settings",
+            {"torch", "transformers"},
+        ),
         (  # each process of the control runtime
             "import bridle.aici.runtime.main, bridle.aici.runtime.worker, bridle.aici.runtime.compiler",
             {"torch", "transformers", "PIL", "http.client", "asyncio", "bridle.engine", "bridle.controller_tools"},

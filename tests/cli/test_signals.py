@@ -52,8 +52,8 @@ def of_the_server(pid: int) -> list[str]:
 
 
 def few(moments: list[float]) -> list[object]:
-    """Two moments of twenty, both before it is ready (`tests/http/test_signals.py` has those after that)."""
-    return [each if i in (3, 11) else pytest.param(each, marks=pytest.mark.slow) for i, each in enumerate(moments)]
+    """One moment of twenty, before it is ready (`tests/http/test_signals.py` has those after that)."""
+    return [each if i == 3 else pytest.param(each, marks=pytest.mark.slow) for i, each in enumerate(moments)]
 
 
 MOMENTS = [round(0.25 + 0.25 * number, 2) for number in range(20)]  # a start takes 3 to 5 seconds of a core

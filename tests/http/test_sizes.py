@@ -142,17 +142,19 @@ def test_bodies_that_are_large_or_no_json(client: TestClient, watch: Watch) -> N
     values = hostile_values(BODY_BYTES - 64) if IS_FULL else HOSTILE
     names = cycle(values)
     for path in routes(client):
-        for name in values if IS_FULL else islice(names, len(values) // 3):
+        for name in values if IS_FULL else islice(names, len(values) // 6):
             assert refused(client, path, values[name]) >= 400, (path, name)
 
 
 def test_fields_that_are_large_or_no_numbers(client: TestClient, watch: Watch) -> None:
-    """Each field of a body gets one of the hostile values; with `BRIDLE_FULL` all, on each route that has the body."""
+    """A third of the fields of each body get one of the hostile values; with `BRIDLE_FULL` each field all of them, on
+    each route that has the body."""
     names = cycle(HOSTILE)
     schemas = routes(client)
     first_of = {schema["title"]: path for path, schema in reversed(schemas.items())}
     for path, schema in schemas.items():
-        for field in schema["properties"] if IS_FULL or first_of[schema["title"]] == path else ():
+        some = [*schema["properties"]][::3] if first_of[schema["title"]] == path else ()
+        for field in schema["properties"] if IS_FULL else some:
             for name in HOSTILE if IS_FULL else (next(names),):
                 base = {each: GOOD[each] for each in (*schema.get("required", ()), "max_tokens") if each in GOOD}
                 fields = base | {field: HOSTILE[name]}

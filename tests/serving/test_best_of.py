@@ -19,6 +19,7 @@ from bridle.errors import InvalidRequest
 from bridle.http import create_app
 from bridle.outputs import Finished, FinishReason, Forked, Logprob, Rewind, TokenEvent, Usage
 from bridle.serving import ModelRegistry, best_outputs
+from tests.conftest import examples
 
 PROMPT = "Once upon a time"
 #: Texts of very different lengths.
@@ -31,7 +32,7 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
     n=st.integers(2, 6),

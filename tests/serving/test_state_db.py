@@ -21,6 +21,7 @@ from bridle.serving.prompt_caches import CacheLimits, PromptCaches
 from bridle.serving.state_db import StateDb
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tracing.trace_store import TraceStore
+from tests.conftest import IS_FULL
 from tests.waiting import until
 
 LIMITS = CacheLimits(9, 1_000, 16)
@@ -133,7 +134,7 @@ def bytes_on_disk(path: Path) -> int:
 
 def test_kill_9_loses_the_last_entries_alone_and_damages_nothing(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    for _ in range(2):
+    for _ in range(2 if IS_FULL else 1):
         process = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for _ in range(300):
