@@ -16,6 +16,7 @@ from bridle.outputs import FinishReason
 from bridle.sampling import SamplingParams
 from bridle.structured_output import Choice, Regex
 from bridle.testing.text import PieceDecoder
+from tests.conftest import IS_FULL
 from tests.structured_output.choices import exact
 from tests.structured_output.kit import Lab, Output, spell, text_vocabulary
 
@@ -85,6 +86,8 @@ def with_worse_greedy(check: Callable[[Lab, str, str, float], None]) -> None:
             if forced(lab, first) < floor:
                 check(lab, first, other, floor)
                 num_checked += 1
+        if num_checked == 2 and not IS_FULL:
+            break
     assert num_checked > 1
 
 
