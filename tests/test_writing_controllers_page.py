@@ -43,7 +43,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path / "work")
     patient = ("--wasm-max-step-time", "1000", "--wasm-max-init-time", "10000")
     control = ControlSettings("on", args=(*patient, "--limit", "max_prepare_wait=600000"))
-    with LLM("demo", control=control) as llm, served(lent(llm.model)) as url:
+    with LLM("demo", control=control, num_blocks=512) as llm, served(lent(llm.model)) as url:
         monkeypatch.setenv("AICI_API_BASE", f"{url}/v1/")
         yield
 

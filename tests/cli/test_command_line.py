@@ -47,6 +47,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return fake
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_usage_variables_and_no_empty_defaults(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -72,6 +73,7 @@ def test_help_does_not_wait_for_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -85,6 +85,7 @@ def variables(command: str, essential: frozenset[str] | None = None) -> set[str]
     return {found[0] for each in kept if (found := variables_of(command, each))}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", sorted(ESSENTIAL))
 def test_short_page_has_the_essential_flags(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -142,6 +143,7 @@ def test_no_help_is_cut_off() -> None:
             assert not cut, f"{path.name}: put the strings of line {cut[0]} and before into one pair of parentheses"
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

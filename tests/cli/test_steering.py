@@ -65,6 +65,7 @@ def placed(flags: list[str], files: Path) -> list[str]:
     return [str(files / word) if (files / word).is_file() else word for word in flags]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("flags", "pattern"), FLAGS)
 def test_a_prompt_is_held_to_a_constraint(
     folder: str, files: Path, flags: list[str], pattern: str, capsys: pytest.CaptureFixture[str]
@@ -82,7 +83,7 @@ def test_a_server_is_asked_for_a_constraint(server: str, files: Path, flags: lis
 
 
 def test_a_chat_is_held_to_a_constraint(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.closing(load_model(ModelConfig("demo", kv_memory=16 << 20, warm_up=False))) as loaded:
+    with contextlib.closing(load_model(ModelConfig("demo", num_blocks=256, warm_up=False))) as loaded:
         options = SteeringOptions(choice=("red", "blue"))
         talk = TerminalChat(loaded, SamplingParams(max_tokens=200, seed=1), steering=options, show_stats=False)
         talk.say("Pick one.")
@@ -115,6 +116,7 @@ def test_lines_of_a_batch_that_say_nothing_are_steered(
     assert found["5"]["generated_text"] == "on" and len(found["6"]["data"]) == 1
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

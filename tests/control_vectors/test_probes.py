@@ -95,7 +95,7 @@ def test_composed_controllers_read_the_same(llm: LLM) -> None:
 
 
 def test_a_wasm_controller_reads(llm: LLM) -> None:
-    with LLM("demo", control=True, kv_memory=16 << 20, allow_probes=True) as demo:
+    with LLM("demo", control=True, num_blocks=256, allow_probes=True) as demo:
         demo.model.require_control_vectors().put("a", directions(6, 256, 1))
         size = demo.info.vocab_size
         step = [mask(range(5, size), size), result({"branches": [{"sample_mask": "#", "splices": []}]})]

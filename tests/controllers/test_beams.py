@@ -39,7 +39,7 @@ def folder() -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    with LLM(folder, kv_memory=1 << 24, unnamed_ids=True) as made:
+    with LLM(folder, num_blocks=256, unnamed_ids=True) as made:
         yield made
 
 
@@ -75,6 +75,7 @@ def _cut(tokens: list[int], ends: list[int]) -> list[int]:
     return tokens[: last + 1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_texts_are_those_of_transformers(llm: LLM, original: Any, case: dict[str, Any]) -> None:
     ends = list(llm.info.eos_token_ids)
@@ -90,6 +91,7 @@ def test_the_texts_are_those_of_transformers(llm: LLM, original: Any, case: dict
             assert tokens == wanted or near, (case, i)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES[1:5], ids=str)
 def test_texts_end_where_those_of_transformers_do(llm: LLM, original: Any, case: dict[str, Any]) -> None:
     """With a fifth of the vocabulary as ends, texts of all lengths are found."""

@@ -119,7 +119,7 @@ def test_a_stream_never_shows_a_run_that_is_taken_back(client: httpx.Client) -> 
 
 
 def test_python_and_its_traces_report() -> None:
-    with LLM("demo", max_model_len=256) as llm:
+    with LLM("demo", max_model_len=256, num_blocks=256) as llm:
         (output,) = llm.generate(
             "12 + 34 = ", constraint=Regex("(4xx|5yy)"), trace=True, constraint_report=True, temperature=0.0
         )

@@ -455,7 +455,7 @@ def test_thoughts_are_apart(demo_server: str, think: bool | str, thinks: bool) -
 def test_images_are_seen() -> None:
     data = base64.b64encode((ROOT / "examples/pictures/shapes.png").read_bytes()).decode()
     options = {"stream": False, "options": {"temperature": 0}}
-    with served(load_model(ModelConfig("demo-sees", kv_memory=32 << 20))) as url:
+    with served(load_model(ModelConfig("demo-sees", num_blocks=512))) as url:
         turn = {"role": "user", "content": "What do you see?", "images": [data]}
         message = httpx.post(f"{url}/api/chat", json={"messages": [turn], **options}).json()["message"]
         assert "red circle" in message["content"]

@@ -239,7 +239,7 @@ def test_files_are_counted(client: TestClient) -> None:
 
 def test_a_file_at_an_address_is_fetched_from_listed_hosts_alone() -> None:
     with served_pictures() as place:
-        config = ModelConfig("demo-sees", kv_memory=32 << 20, image_hosts=(f"http://{place}",))
+        config = ModelConfig("demo-sees", num_blocks=512, image_hosts=(f"http://{place}",))
         with local_client(load_model(config)) as client:
             whole = ask(client, 'Read.<file name="notes.txt">\nHey\n</file>')  # its template joins parts so
             for path in ("notes.txt", "to/_notes.txt"):

@@ -89,7 +89,7 @@ def test_lifetimes(given: object, seconds: float) -> None:
 
 
 def test_a_program_retains_a_prompt() -> None:
-    with LLM("demo", max_retained=1) as llm:
+    with LLM("demo", max_retained=1, num_blocks=512) as llm:
         with llm.cache(LONG, ttl=60) as cache:
             assert cache.num_tokens > 0 == cache.prefetch() % 16
             assert llm.model.client.statistics().num_retained == 1

@@ -52,6 +52,7 @@ async def ask(client: openai.AsyncOpenAI, said: Any, **options: Any) -> Any:
     return [event async for event in answer][-1].response
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("form", "is_stream"), [("hermes", False), ("hermes", True), ("tags", True), ("python", False)]
 )

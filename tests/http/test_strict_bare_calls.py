@@ -41,6 +41,7 @@ def kind_of(name: str, bare_calls: bool) -> ToolFormat:
     return InferredFormat(PRESETS[name], {"<|tool_call|>": 130}, bare_calls)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["demo", "qwen3_coder", "longcat", "granite"])
 def test_strict_calls_without_tags_fit_their_schema(name: str) -> None:
     vocabulary = text_vocabulary()

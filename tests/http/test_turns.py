@@ -83,6 +83,7 @@ def grammar_of(model: LoadedModel, pattern: str) -> CompiledGrammar:
     return asyncio.run(compile_grammar(model.constraints, Regex(pattern)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("is_begun", [True, False])
 @pytest.mark.parametrize("budget", [0, 1, 5, 30, None])
 def test_what_is_free_ends_and_the_rest_keeps_to_the_grammar(llm: LLM, budget: int | None, is_begun: bool) -> None:
