@@ -162,6 +162,7 @@ CASES = {
 }
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("where", ["create", "init_prompt", "mid"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_ends_its_own_request(llm: Llm, neighbour: Neighbour, where: str, name: str) -> None:
@@ -172,6 +173,7 @@ def test_a_fault_ends_its_own_request(llm: Llm, neighbour: Neighbour, where: str
     assert "memory: " in answer["error"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("where", ["create", "init_prompt", "mid"])
 @pytest.mark.parametrize("name", ["loop", "host-call flood", "log flood"])
 def test_what_never_ends_is_ended(llm: Llm, neighbour: Neighbour, where: str, name: str) -> None:

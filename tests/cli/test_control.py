@@ -367,6 +367,7 @@ def test_a_file_of_keys_that_is_not_there_is_not_made(
     assert f"there is no file of keys {path}" in capsys.readouterr().err and not path.exists()
 
 
+@pytest.mark.slow  # `aici/test_runner.py` replays one, `traces/test_replay.py` with the command
 def test_a_recorded_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, trace = tokenizer_folder(), tmp_path / "trace.jsonl"
     config = RuntimeConfig(str(folder), extra_args=("--store", str(tmp_path / "store")), trace=trace)

@@ -84,6 +84,7 @@ def test_replay_refuses_a_model_without_torch(tmp_path: Path) -> None:
     assert (code, slow) == (2, []) and "'./nope' is neither" in told
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["serve", "serve-model"])
 def test_a_busy_port_is_refused_without_torch(command: str, tmp_path: Path) -> None:
     with socket.socket() as busy:

@@ -58,6 +58,7 @@ def choose(*texts: str, **more: Any) -> Node:
 # -- steps --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("steps", "lines", "text"),
     [

@@ -13,6 +13,7 @@ def gen(options: str, before: str = "Q: ") -> str:
     return f"start(async () => {{ await fixed({json.dumps(before)}); await gen({options}) }})"
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("options", "line", "expected"),
     [

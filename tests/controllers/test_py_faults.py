@@ -129,6 +129,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("source", ENDLESS, ids=["read", "regex", "start", "skips", "step"])
 def test_what_does_not_end_is_ended(hurried: Run, source: str) -> None:
     error = hurried(source).error()

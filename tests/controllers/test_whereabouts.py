@@ -96,6 +96,7 @@ JS: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", JS)
 def test_a_script_in_javascript(js_hurried: Run, name: str) -> None:
     source, expected = JS[name]
@@ -147,6 +148,7 @@ PY: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PY)
 def test_a_script_in_python(py_hurried: Run, name: str) -> None:
     source, expected = PY[name]

@@ -83,6 +83,7 @@ class YesOrNo(Controller):
         return Decision.sample(view.mask_of(tokens[0] for tokens in rest)) if all(rest) else Decision.stop()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("answer", [0, 1])
 def test_the_whole_word_decides(split: tuple[LoadedModel, Wish, list[list[int]]], answer: int) -> None:
     model, wish, words = split

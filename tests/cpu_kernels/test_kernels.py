@@ -56,6 +56,7 @@ def rounded(rows: torch.Tensor, group: int) -> torch.Tensor:
     return (torch.round(groups / scale).double() * scale.double()).view(rows.shape)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("form", FORMS)
 @given(
@@ -146,6 +147,7 @@ def _check_same(have: SplitBlocks, want: SplitBlocks) -> None:
         assert its is None or (mine.dtype == its.dtype and torch.equal(mine.flatten(), its.flatten()))
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("form", TYPES)
 @pytest.mark.parametrize(("outputs", "blocks"), [(1, 1), (53, 2), (16, 3), (640, 1)])

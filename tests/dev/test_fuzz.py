@@ -18,6 +18,7 @@ from dev.fuzz.parsers import PARSERS, Parser
 MANY = int(os.environ.get("BRIDLE_FUZZ_INPUTS", "20000"))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_parser_refuses_damaged_input(name: str, tmp_path: Path) -> None:
     parser = PARSERS[name]

@@ -21,6 +21,7 @@ from tests.distributed.ways import TwoRanks
 from tests.waiting import PATIENCE
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "reason"), [(signal.SIGKILL, "ended with status -9"), (signal.SIGSTOP, "no sign of life from rank 2")]
 )

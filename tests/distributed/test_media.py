@@ -95,6 +95,7 @@ def rounds(
         engine.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["paligemma", "qwen3_vl"])
 def test_a_shard_says_what_the_model_says_here(family: str, folders: Callable[[str], Path]) -> None:
     """And after a loss, for which the shard has forgotten all images."""

@@ -21,6 +21,7 @@ from tests.engine.support import Lab, check_against_reference, make_request, rep
 from tests.fakes.controller_runtime import FakeController, Reply, View
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_events_are_those_of_a_device_that_answers_at_once(seed: int) -> None:
     """Each client gets the same in the same order."""

@@ -350,6 +350,7 @@ def through(guard: Guardrails, text: str) -> tuple[str, list[str]]:
     return had[-1], had
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", list(SECRETS))
 @pytest.mark.parametrize("number", range(len(UNSEEN) + 2))
 def test_a_secret_is_one_in_any_spelling(name: str, number: int) -> None:

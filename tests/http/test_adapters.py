@@ -88,6 +88,7 @@ def _text(answer: httpx.Response, path: tuple[Any, ...]) -> str:
 # -- chosen ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("route", "body", "where"), ROUTES)
 def test_a_request_chooses_by_model_or_by_adapter(
     http: TestClient, route: str, body: dict[str, Any], where: tuple[Any, ...]

@@ -359,6 +359,7 @@ def form(*parts: tuple[str, str], boundary: str = "B", end: str = "--") -> bytes
 FILE, PURPOSE = ('name="file"; filename="ä.jsonl"', "{}\r\n"), ('name="purpose"', "batch")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -131,6 +131,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("route", ROUTES)
 def test_openai_clients_retain_a_prompt_for_a_day(route: str) -> None:
     with an_app() as (client, model):

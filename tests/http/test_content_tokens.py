@@ -98,6 +98,7 @@ def control(text: Tokenizer, tokens: list[int]) -> list[str]:
     return [each for each in map(text.token_text, tokens) if each in SPECIAL or each in TAGS]
 
 
+@pytest.mark.few(42)
 @pytest.mark.parametrize("kind", [_byte_level, _with_byte_fallback])
 @pytest.mark.parametrize("special", [*SPECIAL, "<tool_call>", "<｜User｜>", "<|fim_prefix|>", "</think>"])
 def test_what_spells_a_special_token_stays_text(kind: Callable[[], Backend], special: str) -> None:
@@ -274,6 +275,7 @@ def listening() -> Any:
         yield heard, client
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("path", "body"), ASKED, ids=range(len(ASKED)))
 def test_every_api_keeps_text_as_text(listening: Any, path: str, body: dict[str, Any]) -> None:
     heard, client = listening

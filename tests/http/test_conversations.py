@@ -78,6 +78,7 @@ async def texts(client: openai.AsyncOpenAI, name: str) -> list[str]:
     return [item.content[0].text for item in found]  # type: ignore[union-attr]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("store", [True, False])
 def test_responses_continue_a_conversation_and_add_to_it(tmp_path: Path, is_stream: bool, store: bool) -> None:

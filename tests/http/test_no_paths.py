@@ -87,6 +87,7 @@ def test_no_answer_tells_where_the_model_lies(client: TestClient, path: str, bod
     assert TELLING not in answer.text + str(answer.headers), answer.text
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("path", GETS)
 def test_no_page_tells_it(client: TestClient, path: str) -> None:
     answer = client.get(path, headers={"accept": "text/html"})

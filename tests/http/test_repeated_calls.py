@@ -26,6 +26,7 @@ def ask(client: TestClient, **body: Any) -> Any:
     return client.post("/v1/chat/completions", json=given | body)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "cities"), [([call("Rome")] * 4, ["Rome"]), ([call("Rome"), call("Oslo"), call("Rome")], ["Rome", "Oslo"])]
@@ -60,6 +61,7 @@ ROUTES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("route", "body"), ROUTES)
 def test_tools_that_the_template_leaves_out_are_described_or_refused(route: str, body: dict[str, Any]) -> None:
     text = a_tokenizer(PLAIN)

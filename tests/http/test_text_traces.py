@@ -123,6 +123,7 @@ def traces_of(client: TestClient, request_id: str, tmp_path: Path) -> list[Trace
     return list(read(path))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_every_api_takes_the_wish(client: TestClient, path: str, body: dict[str, Any], tmp_path: Path) -> None:
     plain = client.post(path, json=body)

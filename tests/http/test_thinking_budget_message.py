@@ -84,6 +84,7 @@ def asked(route: str, operator: str = "", **fields: Any) -> tuple[str, str]:
         return parts_of(route, answer.json())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("route", BODIES)
 def test_the_sentence_ends_thoughts_that_reach_their_budget(route: str) -> None:
     said = "no, no"
@@ -125,6 +126,7 @@ def test_a_policy_has_it_for_every_text(own: dict[str, str], sentence: str) -> N
         assert answer == f"<think>no, no{sentence}</think>Yes."
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize(
     ("fields", "error"),

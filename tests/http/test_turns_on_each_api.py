@@ -81,6 +81,7 @@ def script() -> Iterator[tuple[Script, TestClient]]:
         yield made, client
 
 
+@pytest.mark.few(35)
 @pytest.mark.parametrize(("case", "is_stream"), covering(product(APIS, TURNS), [False, True]), ids=str)
 def test_every_api_says_the_same(script: tuple[Script, TestClient], case: tuple[str, str], is_stream: bool) -> None:
     api, name = case
@@ -102,6 +103,7 @@ def test_a_call_that_is_cut_off_is_told_so(script: tuple[Script, TestClient], ap
     assert turn == Turn(calls=(("find", shown),), end="length")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_who_wants_one_call_gets_one(script: tuple[Script, TestClient], api: str, is_stream: bool) -> None:
@@ -266,6 +268,7 @@ def shown() -> Iterator[tuple[list[list[int]], Tokenizer, TestClient]]:
         yield prompts, text, client
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "route"), [(name, route) for name in PROMPTS for route in PROMPTS[name][0]])
 def test_templates_are_told_the_same(
     shown: tuple[list[list[int]], Tokenizer, TestClient], name: str, route: str

@@ -60,6 +60,7 @@ def check_nothing_left(engine: AsyncEngine) -> None:
     assert statistics.num_running == statistics.num_waiting == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: signal.Signals) -> None:
     made = requests(10, 400)  # so many that they are not over before the shard is lost

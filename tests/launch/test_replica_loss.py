@@ -53,6 +53,7 @@ def check_streams(crowd: Crowd, made: list[object]) -> None:
 STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)  # found as `test_loss.py` finds a shard that stopped
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED], ids=["killed", "stopped"])
 def test_streams_go_on_at_the_other_replica(replicas: LaunchedReplicas, how: signal.Signals) -> None:
     made = requests(12, 400)  # so many that they are not over before a replica is missed

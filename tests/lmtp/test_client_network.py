@@ -76,6 +76,7 @@ def port() -> Iterator[int]:
         yield int(url.rpartition(":")[2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plain", [False, True], ids=["resuming", "plain"])
 async def test_no_token_is_lost_or_repeated(port: int, plain: bool) -> None:

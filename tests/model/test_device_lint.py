@@ -170,6 +170,7 @@ def test_a_decode_step_is_one_upload_and_no_wait(family: str) -> None:
     decoded(trial, 5).check(launches=per_layer * trial.num_layers + fixed, quick=1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("family", sorted(PLAIN))
 def test_a_decode_step_in_plain_torch_is_one_upload_and_no_wait(family: str) -> None:
     trial = Trial(family, is_fused=False)
@@ -460,6 +461,7 @@ def next_token(plan: PlanRow) -> PlanRow:
 MASK = mask_of([1, 2, 3], VOCAB)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("settings", "launches"),
     [
@@ -499,6 +501,7 @@ def test_masks_are_one_upload_that_nobody_waits_for() -> None:
     trial.sample(rows).check(launches=2, quick=1, waits=1, downloads=1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("settings", "launches", "quick", "waits"),
     [

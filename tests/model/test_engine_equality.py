@@ -26,6 +26,7 @@ OTHERS = ("mistral", "qwen2", "qwen3", "gemma3_text", "phi", "phi3", "gpt_neox",
 FAMILIES = slow_but(KINDS, [*KINDS, *OTHERS])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=settings().max_examples // 10 or 1)
 @given(seed=st.integers(0, 1 << 32))

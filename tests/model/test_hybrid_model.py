@@ -189,6 +189,7 @@ def test_any_cutting_gives_the_same_bits(family: str, quantization: str, seed: i
         assert all(map(torch.equal, states_in(executor, 3 + number), states_in(executor, 5)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_drawn_token_is_the_oracles(family: str) -> None:
     """Forks, rewinds, chunks, preemption and prefix hits over pools that are too small."""

@@ -170,6 +170,7 @@ def loaded(shape: Shape, gib: int, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(card, shape)
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("name", "gib"),
     [(name, gib) for name in SHAPES for gib in CARDS if SHAPES[name].weights * 1e9 < (gib - 4) * GIB],

@@ -22,6 +22,7 @@ from tests.gguf.kit import load, logits
 from tests.model.packed_kit import FORMATS, make
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", FORMATS)
 def test_weights_are_what_they_stand_for(name: str, tmp_path: Path) -> None:
     packed, plain = make(name, tmp_path)
@@ -38,6 +39,7 @@ def test_weights_are_what_they_stand_for(name: str, tmp_path: Path) -> None:
         assert float(difference) < (1e-5 if exact else 0.05)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["gptq", "awq", "int8", "float8 of squares"])
 def test_packed_checkpoints_are_served(name: str, tmp_path: Path) -> None:
     packed, _ = make(name, tmp_path)

@@ -65,6 +65,7 @@ def states(folder: Path, texts: list[list[int]]) -> list[torch.Tensor]:
         return [model(torch.tensor([text])).last_hidden_state[0] for text in texts]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vectors_are_those_of_the_library(family: str, tmp_path: Path) -> None:
     folder = make_encoder(family, tmp_path / "model")
@@ -77,6 +78,7 @@ def test_vectors_are_those_of_the_library(family: str, tmp_path: Path) -> None:
     assert executor.info.task == "embed" and executor.info.embedding_size == want.shape[1]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_library(family: str, tmp_path: Path) -> None:
     folder = make_encoder(family, tmp_path / "model", labels=["bad", "fair", "good"])
@@ -103,6 +105,7 @@ DEBERTAS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("family", "fields"), DEBERTAS)
 def test_all_forms_of_relative_positions_are_computed(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """Far distances, too: longer texts than there are buckets and distances."""
@@ -157,6 +160,7 @@ def packed(family: str, labels: tuple[str, ...] | None = None) -> PooledModel:
     return model_of(load(folder))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", ["bert", "modernbert", "mpnet", "deberta-v2", "qwen3"])
 @settings(max_examples=examples(15), deadline=None)
 @given(texts=st.lists(st.lists(st.integers(5, 299), min_size=1, max_size=40), min_size=1, max_size=12))
@@ -201,6 +205,7 @@ def reference(rows: torch.Tensor, mode: str) -> torch.Tensor:
     }[mode]()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "modes",
     [

@@ -40,6 +40,7 @@ def short_logits(model: Any) -> Tensor:
         return short(IDS, torch.arange(IDS.shape[1]).unsqueeze(0), torch.arange(IDS.shape[1]), attend_causally)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_lean_ranks_give_what_the_whole_model_gives(family: str) -> None:
     want = logits_of(part_of(family, torch.float32, is_lean=False)[0])

@@ -57,6 +57,7 @@ def expected_probabilities(logits: torch.Tensor, processors: list[LogitsProcesso
     return scores.softmax(-1)[0].double().numpy()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("fields", "processors"), CASES, ids=[",".join(c[0]) or "plain" for c in CASES])
 def test_draws_follow_the_distribution_of_the_reference(
     fields: dict[str, float], processors: list[LogitsProcessor]

@@ -41,6 +41,7 @@ def sampled(family: str, settings: dict[str, Any], count: int, rate: float) -> l
     return [int(index) for index in library(family, "sample_frames")(SimpleNamespace(**settings), metadata)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("count", "rate"), CLIPS)
 def test_frames_are_chosen_as_by_the_library(count: int, rate: float) -> None:
     smol = Frames.of({"fps": 1, "max_frames": 64}, AS_PICTURES["smolvlm"].base)

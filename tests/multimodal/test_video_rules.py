@@ -31,6 +31,7 @@ def test_frames_are_chosen_as_by_the_library(family: str, count: int, rate: floa
     assert len(WATCHING[family].sample(clip(count, rate), base, 8)) <= 8
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (1920, 1080), (20, 300), (3, 3), (720, 1280)])
 @pytest.mark.parametrize("num", [2, 8, 240])

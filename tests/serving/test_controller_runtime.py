@@ -65,6 +65,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("options", "message"), BROKEN)
 def test_a_runtime_that_does_not_start(
     folder: Path, options: dict[str, object], message: str, caplog: pytest.LogCaptureFixture

@@ -69,6 +69,7 @@ class House:
         self.served[int(ticket.user)] += self.now >= _WARM
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("num_places", "num_seats"), [(32, 16), (64, 16), (128, 16), (128, 64), (128, 128)])
 def test_each_user_gets_a_fair_share_of_an_overloaded_house(num_places: int, num_seats: int, seed: int) -> None:

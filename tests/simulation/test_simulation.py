@@ -20,6 +20,7 @@ def facts(outcome: Outcome) -> dict[str, Any]:
     return asdict(replace(outcome, wall_seconds=0.0, cpu_seconds=0.0))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("core", "policy"), [("engine", "prefix"), ("quick", "prefix"), ("quick", "least loaded"), ("quick", "random")]
 )

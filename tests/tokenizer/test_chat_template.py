@@ -135,6 +135,7 @@ HOSTILE = {
 STOPPED_HERE = sorted(set(HOSTILE) - {"padding", "formatting", "nested lists", "replace"})
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_templates_of_clients_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -21,6 +21,7 @@ def test_the_right_kinds_have_a_table(kind: str) -> None:
     assert (make(kind).table is not None) == (kind in WITH_TABLE)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("kind", sorted(MAKERS))
 @given(data=st.data())

@@ -28,6 +28,7 @@ CHECKERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_checker_finds_the_wrong_lines_and_no_others(checker: str) -> None:
     pytest.importorskip(checker, reason=f"{checker} is not installed")
