@@ -79,9 +79,10 @@ def test_every_part_has_work() -> None:
     assert {part.name for part in (*FIRST, *DEEP)} == set(child.WORK)
 
 
+@pytest.mark.slow  # the parts above run without other programs
 @pytest.mark.parametrize(
     ("part", "count"),
-    [pytest.param("laws", 1, marks=pytest.mark.slow), pytest.param("serve", 2, marks=pytest.mark.slow), ("peers", 8)],
+    [("laws", 1), ("serve", 2), ("peers", 8)],
 )
 def test_a_part_with_other_programs_runs(part: str, count: int, tmp_path: Path) -> None:
     figures = measured(part, tmp_path)

@@ -148,6 +148,7 @@ def test_with_a_driver_nothing_changes(checkout: Path, usual: Path, index: str, 
     assert "PyTorch" not in said
 
 
+@pytest.mark.slow  # pip starts twice
 @without_driver
 def test_an_index_that_does_not_answer_is_passed_over(checkout: Path, usual: Path, pinned: str) -> None:
     with socket.socket() as taken:
@@ -159,11 +160,16 @@ def test_an_index_that_does_not_answer_is_passed_over(checkout: Path, usual: Pat
     assert line.startswith(f"{index} cannot be used ([Errno 111] Connection refused): pip's own indexes decide")
 
 
+@pytest.mark.slow  # as long as it waits for an answer
 @without_driver
-def test_an_index_that_hangs_or_has_no_torch_is_passed_over() -> None:
+def test_an_index_that_hangs_is_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         printed, said = asked(f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert printed == "" and "pip's own indexes decide" in said
+
+
+@without_driver
+def test_an_index_without_torch_is_passed_over() -> None:
     printed, said = asked("data:text/html,#")
     assert printed == "" and "(it has no torch)" in said
 
