@@ -141,7 +141,7 @@ def test_an_engine_that_ends_at_any_moment_of_the_start_leaves_nothing(
     """Moments all over it, half of them on the engine's own way, half on the runtime's; signals in turns."""
     calls, seconds = a_whole_start(tokenizer, store)
     assert calls > 100 and seconds > 0
-    half = 10 if IS_FULL else 5
+    half = 10 if IS_FULL else 3
     with ThreadPoolExecutor(4) as threads:
         done: list[Future[None]] = []
         for number in range(half):

@@ -190,7 +190,7 @@ async def run(num_connections: int, num_frames: int, max_growth: int) -> None:
 
 
 async def test_fuzzed_frames_leave_nothing_behind() -> None:
-    await run(num_connections=25, num_frames=20, max_growth=64 << 20)
+    await run(num_connections=8, num_frames=20, max_growth=64 << 20)
 
 
 @pytest.mark.slow
