@@ -60,8 +60,8 @@ def test_a_stored_response_is_continued_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_two_engines_that_run_share_what_one_has_retained(tmp_path: Path) -> None:
-    folder = str(tmp_path / "kv")
-    with LLM("demo", kv_store=folder) as one, LLM("demo", kv_store=folder) as other:
+    options: dict[str, Any] = {"kv_store": str(tmp_path / "kv"), "num_blocks": 256}
+    with LLM("demo", **options) as one, LLM("demo", **options) as other:
         held = one.cache(SYSTEM).num_tokens
         assert held > 0
         written = one.model.client
