@@ -38,7 +38,7 @@ class Watched(Learner):
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", control=True, adapters={}, kv_memory=32 << 20) as loaded:
+    with LLM("demo", control=True, adapters={}, num_blocks=512) as loaded:
         yield loaded
 
 
