@@ -1,6 +1,6 @@
-"""Routes about control vectors: a list of them, and for admins loading, replacing and unloading.
+"""Routes about control vectors: anyone may list vectors, and admins may load, replace and unload them.
 
-A client's source is the name of a file in the server's folder of adapters, never used as a path.
+The `source` that a client sends is the name of a file in the server's folder of adapters, never used as a path.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Name = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class VectorBody(InnerFields):
-    """The vector to load, and its name. `source` is a file in the server's folder of adapters, with or without its
-    ending. Default: the name. `model` is the model that it is for, if that is not the default one."""
+    """The control vector to load, and its name. `source` is a file in the server's folder of adapters, with or without
+    the file's extension; its default is `name`. `model` is the vector's model (default: the server's default model)."""
 
     name: Name
     source: Name | None = None
@@ -68,7 +68,7 @@ async def unload(name: str, request: Request, model: str | None = None) -> Respo
 
 
 def _row(model: str, info: ControlVectorInfo, request: Request) -> dict[str, Any]:
-    """Return a vector's entry. Only admins see its path."""
+    """Return the row of one control vector for the list. Only admins see the path of the vector."""
     row: dict[str, Any] = {"id": info.name, "object": "control_vector", "model": model}
     row |= {"layers": list(info.layers), "num_users": info.num_users}
     return row | ({"source": info.source} if identity_of(request).is_admin else {})

@@ -1,4 +1,4 @@
-"""Routes about models: which are served, which could be, and for admins loading and unloading by hand."""
+"""Routes about models: list the loaded and loadable models, and let admins load and unload them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ModelBody(InnerFields):
-    """The model that a request is about."""
+    """The name of the model to load or unload."""
 
     model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)]
 
@@ -52,7 +52,7 @@ async def unload(body: ModelBody, request: Request) -> Response:
     http = http_state(request)
     try:
         await http.registry.unload(body.model)
-    except ModelUnavailable as error:  # somebody uses it
+    except ModelUnavailable as error:  # a request uses the model
         return error_response(error, 409)
     return json_response(await _row(http, body.model))
 
@@ -66,7 +66,7 @@ async def model(name: str, request: Request) -> Response:
 
 
 async def _row(http: HttpState, name: str) -> dict[str, Any]:
-    """Return one entry in OpenAI's format. `state` says whether the model is loaded."""
+    """Return a model's entry for the list, in OpenAI's format. `state` says whether the model is loaded."""
     slot = http.registry.slot_of(name)
     row: dict[str, Any] = {
         "id": name,
@@ -92,13 +92,13 @@ async def _row(http: HttpState, name: str) -> dict[str, Any]:
 
 
 async def _chat_format(model: LoadedModel | None) -> dict[str, Any] | None:
-    """Return the format of calls and reasoning. None if the model has no chats, or if the configured format does not
-    fit."""
+    """Return the formats of tool calls and reasoning. None if the model has no chat template, or if the configured
+    format does not fit the template."""
     if model is None or model.pooling is not None:
         return None
     try:
         return await model.in_text_thread(chat_format, model.tokenizer)
-    except InvalidRequest:  # the requests say so
+    except InvalidRequest:  # chat requests report this error
         return None
 
 
@@ -111,8 +111,8 @@ def _pooling(model: LoadedModel) -> dict[str, Any]:
 
 
 async def _adapter_row(http: HttpState, base: str, adapter: str) -> dict[str, Any]:
-    """The entry of an adapter, whose parent is its model. It counts as loaded as soon as it is registered, because a
-    client cannot see where its weights are."""
+    """Return an adapter's entry for the list; its `parent` is the base model. A registered adapter counts as loaded,
+    because a client cannot see where the adapter's weights are."""
     row, model = await _row(http, base), http.registry.slot_of(base).model
     is_known = model is not None and adapter in model.adapters
     state = row["state"] if is_known else ModelState.LOADABLE.value

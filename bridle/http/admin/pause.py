@@ -17,14 +17,15 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class PauseBody(InnerFields):
-    """The model, if it is not the default one. Running requests wait with `keep`, and end as cancelled with `abort`."""
+    """The model to pause (default: the server's default model). Running requests wait with mode `keep`, and end as
+    cancelled with mode `abort`."""
 
     model: Annotated[str | None, Field(max_length=500)] = None
     mode: Literal["keep", "abort"] = "keep"
 
 
 class ResumeBody(InnerFields):
-    """The model, if it is not the default one."""
+    """The model to resume (default: the server's default model)."""
 
     model: Annotated[str | None, Field(max_length=500)] = None
 

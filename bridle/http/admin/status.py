@@ -1,5 +1,5 @@
-"""`GET /v1/status`: the current work of the server, for `bridle top` and for scripts. It is for admins only, because
-it names users and their requests; it contains no text of prompts and outputs."""
+"""`GET /v1/status`: the current work of the server, for `bridle top` and for scripts. The route is for admins only,
+because the answer names users and their requests. The answer contains no text of prompts and outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridle.serving.models.model_slot import Slot
 if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool
 
-#: How many requests are listed; beyond that only their number is given.
+#: The maximum number of requests that are listed; of further requests only their number is given.
 MAX_REQUESTS = 100
 
 router = APIRouter()
@@ -32,7 +32,7 @@ async def status(request: Request) -> Response:
 
 
 def status_of_server(http: HttpState) -> dict[str, Any]:
-    """The models, their engines, and the requests that they work on, the oldest first."""
+    """Return the models, their engines, and the running requests, oldest first."""
     admission = http.admission
     stories = sorted(http.live.values(), key=lambda story: story.began)
     return {

@@ -1,1 +1,1 @@
-"""AICI's REST API: controllers are uploaded, tagged and run."""
+"""AICI's REST API: routes that upload, tag and run controllers."""

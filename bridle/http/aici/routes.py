@@ -1,6 +1,6 @@
 """AICI's REST API: upload controllers, tag them, run them. Wire format: AICI's REST description, section by section.
 
-Every other route takes controllers, too; this one streams all output of a controller, fork by fork.
+Every other generation route accepts controllers, too; `/v1/run` streams all output of a controller, for each fork.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ if TYPE_CHECKING:
 
 MAX_MODULE_BYTES = 128 << 20
 MAX_TAGS = 64
-_WASM = b"\0asm"  # how a module begins
+_WASM = b"\0asm"  # the first bytes of a Wasm module
 _SEED = 42
-#: Errors that are reported by the status code if they come before the stream begins.
+#: Errors that set the HTTP status code if they occur before the stream begins.
 _REFUSALS = (errors.InvalidRequest, errors.ControllerUnavailable, errors.Overloaded)
 
 router = APIRouter(route_class=BoundedRoute)
 
 
-#: What the body has a rule of its own for, and what a stream of forks does not tell.
+#: Sampling fields that the body does not derive: it has its own rule for them, or a stream of forks does not report
+#: them.
 _NOT_DERIVED = ("n", "logprobs", "prompt_logprobs", "seed", "ignore_eos", "include_stop_str_in_output")
 if TYPE_CHECKING:
     _Derived = Fields
@@ -75,9 +76,10 @@ else:
 
 
 class RunBody(ControllerFields, _Derived):
-    """`controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may have a `constraint`.
-    Where a list of `controllers` is given, it may be left out. Instead of a `prompt`, `messages` may be given,
-    which the model's chat template renders. Samplers that are not written down here are derived."""
+    """Body of `/v1/run`. `controller` is a module id, a tag, a `gh:` name, or `none` for plain generation, which may
+    have a `constraint`. A body with a list of `controllers` may leave `controller` out. A body may have `messages`
+    instead of a `prompt`; the model's chat template renders the messages. Sampling fields that this class does not
+    declare are derived."""
 
     controller: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     controller_arg: Any
@@ -104,14 +106,14 @@ class RunBody(ControllerFields, _Derived):
     @model_validator(mode="before")
     @classmethod
     def _list_alone(cls, body: Any) -> Any:
-        """Allow a missing `controller` next to a list of controllers."""
+        """Fill in a missing `controller` if the body has a list of `controllers`."""
         if isinstance(body, dict) and body.get("controllers") and "controller" not in body:
             return {"controller": NO_CONTROLLER, "controller_arg": None} | body
         return body
 
     def named(self) -> Controllers:
-        """Return the controllers. An argument of null counts as given; that of `none`, which is no controller, is
-        the prompt."""
+        """Return the controllers. An argument of null counts as given. With controller `none`, the argument is the
+        prompt."""
         if self.controller == NO_CONTROLLER:
             return Controllers(controllers=self.controllers, client_tools=self.client_tools)
         is_said = self.controller_arg is not None or is_class(self.controller)
@@ -119,7 +121,8 @@ class RunBody(ControllerFields, _Derived):
         return Controllers(self.controller, argument, self.controllers, self.client_tools)
 
     def sampling(self) -> SamplingParams:
-        """The sampling parameters. By default the run is greedy, with a fixed seed so that it can be repeated."""
+        """Return the sampling parameters. By default, sampling is greedy with a fixed seed, so that a run can be
+        repeated."""
         if not self.temperature and self.top_p not in (None, 1):
             raise errors.InvalidRequest(f"top_p is {self.top_p}; must be 1 when temperature is 0", "top_p")
         if not self.temperature and self.top_k not in (None, -1):
@@ -130,7 +133,7 @@ class RunBody(ControllerFields, _Derived):
         return SamplingParams(**usual | self._given(), seed=_SEED, ignore_eos=ignores_eos(self.named(), None))
 
     def conversation(self) -> Conversation | None:
-        """The conversation to begin with, if there is one. Raises `InvalidRequest`."""
+        """Return the conversation to begin with; None without `messages`. Raises `InvalidRequest`."""
         if self.messages is None:
             if self.tools:
                 raise errors.InvalidRequest(
@@ -155,7 +158,7 @@ class RunBody(ControllerFields, _Derived):
         )
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """Return `sampling` with the checkpoint's recommendations for fields that this body leaves out."""
+        """Return `sampling` with the checkpoint's recommended values for fields that this body leaves out."""
         return filled(sampling, model.defaults, self._given())
 
     def _given(self) -> dict[str, Any]:
@@ -164,7 +167,7 @@ class RunBody(ControllerFields, _Derived):
 
 
 class TagsBody(InnerFields):
-    """Make `tags` name an uploaded module."""
+    """The tags to give to an uploaded module."""
 
     module_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     tags: Annotated[list[str], Field(max_length=MAX_TAGS)]
@@ -216,7 +219,7 @@ async def run(body: RunBody, request: Request) -> Response:
 
 
 async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
-    """Return a run after its first events, so that a missing controller is reported by the status code."""
+    """Return a run after its first events, so that the HTTP status code can report a missing controller."""
     sampling = body.sampling()
     model = await serving.acquire_model(body.model, body.adapter, priority=body.priority, deadline=body.deadline)
     steering = serving.steering(body.named(), body.constraint, rewind="mark")
@@ -232,8 +235,8 @@ async def _begin(body: RunBody, serving: RequestLifecycle) -> Generation:
 async def _prompt(
     body: RunBody, serving: RequestLifecycle, model: LoadedModel, steering: Steering
 ) -> tuple[tuple[int, ...], MultiModalInputs, Steering]:
-    """The prompt: a conversation by the chat template, a text, or the start token. A conversation may limit its
-    reasoning in addition to the other constraints."""
+    """Return the prompt: a conversation rendered by the chat template, a text, or the start token. A conversation may
+    also limit the tokens of its reasoning."""
     conversation = body.conversation()
     if conversation is not None:
         made = await render_prompt(serving, conversation)
@@ -247,11 +250,11 @@ async def _prompt(
 
 
 async def _with_store(request: Request, work: Callable[[RuntimePool], Awaitable[Any]]) -> Response:
-    """Answer with the result of `work`. As in the original, every error has a client status here."""
+    """Answer with the result of `work`. As in AICI's original server, every error of the store has a 4xx status."""
     http, call = http_state(request), call_of(request.scope)
     try:
         http.check_open()
-        # Nobody watches whether the client stays: that would take the module that is still to be read for its words.
+        # Do not watch for a disconnect here: the watcher would read the module's bytes, which `_read_module` must get.
         control = control_of(await serving_of(request).acquire_model_for_metadata(request.query_params.get("model")))
         call.resources.enter_context(http.admission.admit(user=identity_of(request).user))
         data = await work(control)
@@ -273,8 +276,8 @@ async def _upload(request: Request, control: RuntimePool) -> Any:
 
 @contextlib.contextmanager
 def _upload_place(http: HttpState) -> Iterator[None]:
-    """Return a place for an upload. There are few, because each upload may need the memory of a large module several
-    times."""
+    """Reserve a slot for an upload. There are few slots, because an upload may need several times the memory of its
+    module."""
     limit = http.settings.max_uploads
     if http.num_uploads >= limit:
         raise errors.Overloaded(f"{http.num_uploads} uploads are under way; at most {limit}")
@@ -288,7 +291,7 @@ def _upload_place(http: HttpState) -> Iterator[None]:
 async def _read_module(request: Request, control: RuntimePool) -> bytes:
     check_plain(request)
     settings = http_state(request).settings
-    limit = min(MAX_MODULE_BYTES, control.config.json_size * 3 * (1 << 18) - 1024)  # it travels in base64
+    limit = min(MAX_MODULE_BYTES, control.config.json_size * 3 * (1 << 18) - 1024)  # sent in base64
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(limit)
@@ -325,7 +328,7 @@ def _refuse_foreign_page(request: Request) -> None:
 
 
 def _error(error: errors.BridleError, status: int | None = None) -> Response:
-    """The error in OpenAI's shape, with the message also where the original's client reads it."""
+    """Return the error in OpenAI's shape, and its message also in the field that AICI's client reads."""
     if isinstance(error, errors.UnsupportedFeature):
         status = 501
     elif isinstance(error, errors.ControllerUnavailable):

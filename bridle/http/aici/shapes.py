@@ -1,7 +1,7 @@
-"""The items of a `/v1/run` stream: new text of each fork, and usage so far.
+"""Items of a `/v1/run` stream: new text of each fork, and the usage up to that item.
 
-Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted; a
-mark is written before the text that follows, as in the original. Usage counts like the original: one sampled token for
+Every `run` item lists all forks of the request, also the finished ones. Text that was rolled back is not deleted: a
+mark precedes the text that follows, as in AICI's original server. As in that server, usage is one sampled token for
 each output in each model step, plus the tokens that were fed to the model for it.
 """
 
@@ -28,14 +28,14 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RunUsage:
-    """Usage of a run. `num_unfed` counts, for each output, the tokens that its next sample feeds to the model.
-    `forked` are outputs that were forked since their last sample; their tokens were fed for the fork in any case."""
+    """Usage of a run. `num_unfed` has, for each output, the number of tokens that its next model step will process.
+    `forked` has the outputs that were forked since their last sample; the fork itself processed their tokens."""
 
     sampled_tokens: int = 0
     ff_tokens: int = 0
     num_unfed: dict[int, int] = field(default_factory=dict)
     forked: set[int] = field(default_factory=set)
-    over: Usage = field(default_factory=Usage)  # of outputs that are over
+    over: Usage = field(default_factory=Usage)  # usage of finished outputs
 
     def note(self, event: Event) -> None:
         """Count one event."""
@@ -60,7 +60,7 @@ class RunUsage:
                 unfed[event.index] = max(unfed.get(event.index, 0) - event.num_tokens, 0)
 
     def shape(self) -> dict[str, Any]:
-        """The wire's object."""
+        """Return the `usage` object of an item."""
         cost = 2 * self.sampled_tokens + self.ff_tokens
         counts = {"sampled_tokens": self.sampled_tokens, "ff_tokens": self.ff_tokens, "cost": cost}
         return counts | self.over.predictions() | self.over.constraint_fields()
@@ -68,8 +68,7 @@ class RunUsage:
 
 @dataclass(slots=True)
 class _Fork:
-    """The new content of one output for the next item; `reason` is kept, and so is the fact that text was rolled
-    back."""
+    """The new content of one output for the next item. `reason` and `was_rewound` are kept for later items."""
 
     text: str = ""
     error: str = ""
@@ -79,7 +78,7 @@ class _Fork:
 
 
 class RunShaper:
-    """Turns the events of a part into `run` items."""
+    """Converts the events of a sub-request to `run` items."""
 
     def __init__(self, part: SubRequest) -> None:
         self._part = part
@@ -87,7 +86,7 @@ class RunShaper:
         self._forks: dict[int, _Fork] = {0: _Fork()}
 
     def run_item(self, events: list[Event]) -> dict[str, Any]:
-        """One `run` item that reports these events."""
+        """Return one `run` item that reports `events`."""
         for event in events:
             self._usage.note(event)
             self._note(event)
@@ -133,5 +132,5 @@ class RunShaper:
 
 
 def initial_run(run_id: str, model: str) -> dict[str, Any]:
-    """The first item of a stream."""
+    """Return the first item of a stream."""
     return {"id": f"run-{run_id}", "object": "initial-run", "created": int(time.time()), "model": model}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: bodies are converted to bridle's conversations, and turns to its blocks and events."""
+"""Anthropic's Messages API: converts request bodies to bridle's conversations, and answers to blocks and events."""
 
 from bridle.http.anthropic.routes import router
 

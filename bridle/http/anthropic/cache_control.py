@@ -1,7 +1,7 @@
-"""Breakpoints of `cache_control`: up to where a client wants the KV of its prompt retained, and for how long.
+"""Breakpoints of `cache_control`: how much of a prompt's KV the client wants retained, and for how long.
 
-A breakpoint becomes a body that ends there and continues with a character that no prompt has. The common beginning of
-the prompts of both bodies is retained.
+Each breakpoint becomes a shortened body that ends at the breakpoint, plus a character that no prompt has. The server
+retains the KV of the common prefix of the shortened and the full prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest
 from bridle.http.anthropic.schemas import MessagesBody
 from bridle.safe_repr import short_repr
 
-#: As many as Anthropic's API allows.
+#: The maximum number of breakpoints, as in Anthropic's API.
 MAX_BREAKPOINTS = 4
 SHORT_SECONDS = 300.0
 _SECONDS = {"5m": SHORT_SECONDS, "1h": 3_600.0}
@@ -24,8 +24,8 @@ Changes = dict[str, Any]
 
 
 def breakpoints(body: MessagesBody) -> list[tuple[MessagesBody, float]]:
-    """Return a shortened body for the last breakpoint of each lifetime, with its seconds. Raises `InvalidRequest` that
-    names the block."""
+    """Return, for each lifetime, the body shortened at its last breakpoint, and the lifetime in seconds. Raises
+    `InvalidRequest` that names the invalid block."""
     last: dict[float, Changes] = {}
     for number, (where, control, changes) in enumerate(_marked(body)):
         if number >= MAX_BREAKPOINTS:
@@ -64,7 +64,7 @@ def _marked(body: MessagesBody) -> Iterator[tuple[str, Any, Changes]]:
 
 
 def _cut(body: MessagesBody, i: int, num_blocks: int | None) -> Changes:
-    """End at message `i`, after its first `num_blocks` blocks; None: after all of them."""
+    """Return changes that end the body in message `i`, after its first `num_blocks` blocks (None: after all blocks)."""
     message = body.messages[i]
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -1,4 +1,4 @@
-"""Errors in the shape that Anthropic's clients expect, with the statuses of all other routes."""
+"""Errors in the format that Anthropic's clients expect, with the same HTTP statuses as on all other routes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def anthropic_body(error: BridleError, status: int | None = None) -> dict[str, Any]:
-    """The JSON body of an error. Field and code follow the message."""
+    """Return the JSON body of an error. Its fields `param` and `code` follow the message."""
     status = status or status_of(error)[0]
     inner = error_body(error)["error"]
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")

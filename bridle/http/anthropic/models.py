@@ -1,5 +1,5 @@
-"""The models in Anthropic's shape. Anthropic's clients ask on the same path as OpenAI's, and are recognized by a
-header."""
+"""The list of models in Anthropic's format. Anthropic's clients request it on OpenAI's path, and are recognized by the
+header `anthropic-version`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_anthropic(request: Request) -> bool:
 
 
 def anthropic_row(row: Row) -> Row:
-    """A model: OpenAI's row, with the fields that Anthropic's clients read."""
+    """Return OpenAI's row of a model, with the fields that Anthropic's clients read."""
     created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     most = {"max_input_tokens": row["max_model_len"], "max_tokens": row["max_model_len"]}
     made = {"type": "model", "display_name": row["id"], "created_at": created, "lifecycle": "active"}
@@ -25,7 +25,7 @@ def anthropic_row(row: Row) -> Row:
 
 
 def anthropic_list(rows: list[Row]) -> Row:
-    """All rows, on one page."""
+    """Return all models as one page of Anthropic's list."""
     ids = [row["id"] for row in rows]
     return {
         "data": [anthropic_row(row) for row in rows],

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`, and the count of tokens that a message would have."""
+"""`POST /v1/messages`, and the route that counts the tokens of a message."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from bridle.serving.lifecycle.live_text import LiveText
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.requests.request_builder import EventOptions
 
-#: The header that says how many tokens an answer may have, if that is less than was asked for.
+#: The response header with the limit of output tokens, if it is less than the request's `max_tokens`.
 CAP_HEADER = "x-max-tokens"
-#: An event, since some clients close a stream that has no events for minutes, and comments are none.
+#: Sent as an event, because some clients close a stream without events after minutes, and ignore SSE comments.
 _PING = named_event({"type": "ping"})
 
 router = APIRouter(route_class=AnthropicRoute)
@@ -48,7 +48,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 
 
 async def _answer(body: MessagesBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call; complete unless it streams."""
+    """Return the answer of a call. The answer is complete unless the call streams."""
     turn, headers = _capped(await _turn(body, serving), serving.model.max_sequence_tokens)
     whole = not body.stream
     cache = body.cache_options(serving.user)
@@ -81,14 +81,14 @@ async def count_tokens(body: MessagesBody, request: Request) -> Response:
 
 
 def _drop_blocks(body: MessagesBody, request: Request, serving: RequestLifecycle) -> None:
-    """Remove the blocks of `system` that the operator does not want in prompts; the log line has their number."""
+    """Remove the blocks of `system` that the operator excludes from prompts. The request log has their number."""
     body.system, num_dropped = kept_blocks(body.system, http_state(request).settings.drop_system_blocks)
     serving.story.dropped_blocks = num_dropped
 
 
 def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]:
-    """The turn with no more `max_tokens` than the context leaves, and the header that says so. These clients must
-    send a number, and most send the same one to every model."""
+    """Return the chat request with `max_tokens` lowered to the free context, and the header that reports the limit.
+    Anthropic's clients must send a number, and most send the same number to every model."""
     room, asked = limit - len(turn.prompt), turn.sampling.max_tokens
     if room < 1 or asked is None or asked <= room:
         return turn, {}
@@ -97,7 +97,7 @@ def _capped(turn: ChatRequest, limit: int) -> tuple[ChatRequest, dict[str, str]]
 
 @dataclass(slots=True)
 class _Answer:
-    """Writes the output of a generation in this route's shape."""
+    """Writes the output of a generation in Anthropic's format."""
 
     generation: Generation
     turn: ChatRequest
@@ -109,7 +109,7 @@ class _Answer:
         self._reader = self.turn.reader()
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream."""
+        """Return the answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
         found = self.turn.message(output)
         self.turn.keep(self.generation.model, self.generation.parts[0].request, [(output, found)])
@@ -117,10 +117,10 @@ class _Answer:
         return message | stop_fields(output, bool(found.calls)) | self._note_fields()
 
     async def stream(self, writer: SseWriter) -> None:
-        """The events of a call that streams."""
+        """Send the events of a call that streams."""
         (part,) = self.generation.parts
-        # At once: to compute a long prompt takes longer than clients wait for a first event. What of the prompt was
-        # cached is not known yet; the counts at the end have it.
+        # The first event is sent at once, because clients wait for it less long than a long prompt takes. The number of
+        # cached prompt tokens is not known yet; the usage at the end has it.
         await send_events(writer, [{"type": "message_start", "message": self._message([])}])
 
         async def sink(part: SubRequest, batch: object) -> LiveText | None:
@@ -136,7 +136,7 @@ class _Answer:
         await send_events(writer, [*self._blocks.close(), *self._ending(part)])
 
     def _live(self, writer: SseWriter) -> LiveText | None:
-        """Return the function that sends the next tokens."""
+        """Return the function that sends the next tokens directly; None if output must be parsed."""
         if self._reader.is_plain and self._blocks.is_text:
             return writer.live(TextTemplate(lambda text: self._events([Content(text)]), self._reader.add_content))
         return writer.live(lambda tokens: self._events(self._reader.push(text_of(tokens))))
@@ -150,7 +150,7 @@ class _Answer:
         return [last | self._note_fields(), {"type": "message_stop"}]
 
     def _note_fields(self) -> dict[str, Any]:
-        """Logs and variables of a controller."""
+        """Return the logs and variables of a controller."""
         return self.generation.parts[0].note_fields(0)
 
     def _usage(self) -> dict[str, Any]:

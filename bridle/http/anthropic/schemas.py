@@ -1,4 +1,4 @@
-"""Bodies of the Messages API, and the conversation that each is converted to."""
+"""Request bodies of the Messages API, and their conversion to conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class ThinkingFields(InnerFields):
-    """Reasoning on or off, and its maximum number of tokens."""
+    """Field `thinking`: reasoning on or off, and its maximum number of tokens."""
 
     within: ClassVar[str] = "thinking"
 
@@ -28,7 +28,7 @@ class ThinkingFields(InnerFields):
 
 
 class OutputFields(InnerFields):
-    """The form of the answer, and how hard the model should try."""
+    """Field `output_config`: the format of the answer, and the reasoning effort."""
 
     within: ClassVar[str] = "output_config"
 
@@ -37,8 +37,8 @@ class OutputFields(InnerFields):
 
 
 class MessagesBody(openai.SamplingFields):
-    """`POST /v1/messages`. In addition to Anthropic's fields, the body has the fields of the other routes for sampling,
-    controllers and constraints."""
+    """Body of `POST /v1/messages`. In addition to Anthropic's fields, the body has bridle's fields for sampling,
+    controllers and constraints, as on other routes."""
 
     messages: Annotated[openai.JsonObjects, openai.objects("messages", openai.MAX_MESSAGES)]
     system: Annotated[str | openai.JsonObjects | None, openai.text_or_objects("system", openai.MAX_MESSAGES)] = None
@@ -53,9 +53,9 @@ class MessagesBody(openai.SamplingFields):
     cache_control: dict[str, Any] | None = None
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> tuple[openai.ChatBody, str]:
-        """Return the body as a chat with `model`, which reads files of `modalities`, and the beginning of the
-        answer: a last message of the assistant is continued. Raises `InvalidRequest` that names the invalid message
-        or tool."""
+        """Return the body as a chat with `model`, and the beginning of the answer. `modalities` are the media that the
+        model reads. The answer continues a last message of the assistant. Raises `InvalidRequest` that names the
+        invalid message or tool."""
         if self.max_tokens is None:
             raise InvalidRequest("max_tokens is required", "max_tokens")
         if self.n is not None and self.n != 1:
@@ -109,7 +109,7 @@ class MessagesBody(openai.SamplingFields):
 
 
 def _messages(message: Mapping[str, Any], where: str) -> openai.JsonObjects:
-    """One message as a message of the chat API; results of tools become messages of their own."""
+    """Return one message as messages of the chat API; each tool result becomes a message."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"{where}.role is {short_repr(role)}; must be user or assistant", f"{where}.role")
@@ -135,7 +135,7 @@ def _user(role: str, blocks: openai.JsonObjects, where: str) -> openai.JsonObjec
 
 
 def _content(content: Any, where: str) -> str | openai.JsonObjects:
-    """The text of blocks; the blocks themselves, in order, where some are images."""
+    """Return the text of blocks. If some blocks are images, return all blocks in order."""
     if not isinstance(content, list) or not any(_is_picture(block) for block in content):
         return _text(content, where)
     for position, block in enumerate(content):
@@ -175,7 +175,7 @@ def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """The text of a string or of a list of text blocks."""
+    """Return the text of a string or of a list of text blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -193,7 +193,7 @@ def _block_text(block: Mapping[str, Any], where: str) -> str:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A tool in OpenAI's shape."""
+    """Return a tool in OpenAI's format."""
     if tool.get("type") not in (None, "custom"):
         raise UnsupportedFeature(
             f"{where} is of type {short_repr(tool.get('type'))}; only 'custom' ones are known", "tools"
@@ -208,7 +208,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of an answer in OpenAI's shape."""
+    """Return the format of an answer as OpenAI's `response_format`."""
     if form.get("type") != "json_schema":
         raise UnsupportedFeature(
             f"output_config.format is of type {short_repr(form.get('type'))}; must be json_schema", "output_config"
@@ -217,7 +217,7 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    """A tool choice in OpenAI's words."""
+    """Return a tool choice as OpenAI's `tool_choice`."""
     if choice is None:
         return None
     kind = choice.get("type")

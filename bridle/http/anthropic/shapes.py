@@ -1,4 +1,4 @@
-"""A turn in Anthropic's shapes: whole, as a list of blocks, or streamed, as events that open, fill and close blocks.
+"""Answers in Anthropic's format: whole, as a list of blocks, or streamed, as events that open, fill and close blocks.
 
 Fields that can be null in Anthropic's schema are always present, because typed clients read them without a default.
 """
@@ -18,7 +18,7 @@ from bridle.outputs import ChatMessage, CompletionOutput, FinishReason, Usage
 
 Event = dict[str, Any]
 _NULL_STOP: Event = {"stop_sequence": None, "stop_details": None, "container": None}
-#: Counts of a message that the end of a stream does not repeat.
+#: The null counts of a message. The end of a stream does not repeat them.
 _NULL_COUNTS: Event = {
     "inference_geo": None,
     "service_tier": "standard",
@@ -29,7 +29,7 @@ _NULL_COUNTS: Event = {
 
 
 def message_shape(call_id: str, model: str, content: list[Event], usage: Event) -> Event:
-    """A message of the assistant whose end is still open; `stop_fields` close it."""
+    """Return an assistant's message without the fields of its end; `stop_fields` adds those fields."""
     return {
         "id": f"msg_{call_id}",
         "type": "message",
@@ -44,7 +44,7 @@ def message_shape(call_id: str, model: str, content: list[Event], usage: Event) 
 
 
 def blocks(found: ChatMessage) -> list[dict[str, Any]]:
-    """The blocks of a whole answer."""
+    """Return the blocks of a complete answer."""
     made: list[dict[str, Any]] = []
     if found.thoughts:
         made.append({"type": "thinking", "thinking": found.thoughts, "signature": ""})
@@ -54,7 +54,7 @@ def blocks(found: ChatMessage) -> list[dict[str, Any]]:
 
 
 def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
-    """Why the answer ended."""
+    """Return the fields that say why the answer ended."""
     if output.finish_reason is FinishReason.LENGTH:
         return _NULL_STOP | {"stop_reason": "max_tokens"}
     if has_calls:
@@ -65,8 +65,8 @@ def stop_fields(output: CompletionOutput, has_calls: bool) -> dict[str, Any]:
 
 
 def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] = ()) -> dict[str, Any]:
-    """Return Anthropic's token counts at the end of a stream. Input tokens exclude cached tokens, and also those that
-    the cache retains from now on because of the breakpoints `retains`. The details have exact counts."""
+    """Return Anthropic's token counts at the end of a stream. Input tokens exclude cached tokens, and also tokens that
+    the cache retains because of the breakpoints `retains`. The details have exact counts."""
     cached = usage.cached_tokens
     end = min(usage.retained_tokens, max((each.num_tokens for each in retains), default=0))
     long = max((each.num_tokens for each in retains if each.seconds > SHORT_SECONDS), default=0)
@@ -88,7 +88,7 @@ def usage_fields(usage: Usage, num_thinking: int, retains: Sequence[Retention] =
 
 
 class BlockWriter:
-    """Turns pieces of an answer into events. One block is open at a time."""
+    """Converts pieces of an answer to events. One block is open at a time."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -96,15 +96,15 @@ class BlockWriter:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the open block is one of text."""
+        """Return whether the open block is a text block."""
         return self._kind == "text"
 
     def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
-        """The events for these pieces."""
+        """Return the events for pieces of an answer."""
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self) -> list[Event]:
-        """The events that end the last block. An answer without any block gets an empty one."""
+        """Return the events that end the last block. An answer without any block gets an empty text block."""
         return self._close() if self._number >= 0 else [*self._open("text", _text("")), *self._close()]
 
     def _of(self, piece: StreamDelta) -> list[Event]:
@@ -138,7 +138,7 @@ class BlockWriter:
 
 
 def _text(text: str) -> dict[str, Any]:
-    """Return a text block. Without `citations`: the AI SDK takes a list or no such field, but not null."""
+    """Return a text block, without `citations`: the AI SDK accepts a list or a missing field there, but not null."""
     return {"type": "text", "text": text}
 
 
@@ -148,7 +148,7 @@ def _tool_use(call_id: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """The arguments of a call; an empty object if the output ended within them."""
+    """Return the arguments of a call, decoded; an empty object if the output ended within them."""
     try:
         return msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

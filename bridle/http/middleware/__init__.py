@@ -1,1 +1,1 @@
-"""Common parts of all routes: connections, bodies, streams, identification."""
+"""Middleware and parts that all routes share: connections, request bodies, streams, identification."""

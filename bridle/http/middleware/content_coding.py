@@ -1,6 +1,7 @@
 """Decompresses request bodies piece by piece within a bound, so that a small body cannot expand without limit.
 
-Clients compress requests with gzip; any other coding is refused by name, before anything is read.
+Clients compress requests with gzip. A request with any other coding is refused before its body is read; the error names
+the coding.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from bridle.errors import InvalidRequest
 from bridle.http.errors import RefusedBody
 from bridle.safe_repr import short_repr
 
-_GZIP = 16 + zlib.MAX_WBITS  # zlib's word for: with gzip's header, and with its checksum
+_GZIP = 16 + zlib.MAX_WBITS  # for zlib: data with gzip's header and checksum
 
 
 class Decompressor(Protocol):
-    """Converts the pieces of a body."""
+    """Decompresses a request body piece by piece."""
 
     def push(self, piece: bytes, limit: int) -> bytes:
-        """The content of the next piece. If it exceeds `limit` bytes, only one more byte is returned, so that the
-        excess shows."""
+        """Return the content of the next piece. If the content exceeds `limit` bytes, return `limit` + 1 bytes, so that
+        the caller notices."""
 
     def close(self) -> None:
         """Record that there are no more pieces. Raises `RefusedBody` if the body is incomplete."""
 
 
 class Gzip:
-    """A body that gzip has compressed."""
+    """Decompresses a body that is compressed with gzip."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(_GZIP)
@@ -51,8 +52,8 @@ class Gzip:
 
 
 def unpacker_of(request: Request) -> Decompressor | None:
-    """Return the decompressor of a request body; None if it is not compressed. Raises `RefusedBody` with 415 for a
-    coding that is not known here."""
+    """Return the decompressor of a request body; None if the body is not compressed. Raises `RefusedBody` with 415 for
+    an unknown coding."""
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding in ("", "identity"):
         return None
@@ -64,7 +65,7 @@ def unpacker_of(request: Request) -> Decompressor | None:
 
 
 def check_plain(request: Request) -> None:
-    """Refuse a body that comes compressed where none is unpacked."""
+    """Refuse a compressed body on a route that does not decompress bodies."""
     if unpacker_of(request) is not None:
         raise RefusedBody(415, InvalidRequest("the request body is gzip; this route accepts only plain bodies"))
 

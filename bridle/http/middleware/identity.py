@@ -1,9 +1,9 @@
 """Identifies the sender of a request: by API key, by a ticket for a WebSocket, by a trusted proxy's headers, or as the
 single user of a local server.
 
-With keys, every route but health and the pages for browsers needs one. Without keys the server has a single user (and
-`serve` lets it listen on loopback only); then every client is an admin, as with the original of the controller API. The
-headers `x-user-id`, `x-user-role` and `x-user-group` count only if they come from a configured proxy's address.
+With API keys, every route but health and the browser pages needs a key. Without keys, the server has a single user, and
+every client is an admin, as with AICI's original server; `serve` then listens on loopback only. The headers
+`x-user-id`, `x-user-role` and `x-user-group` count only if they come from a configured proxy's address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridle.serving.tenancy.keys import LOCAL_USER, Identity, KeyStore
 from bridle.serving.tenancy.socket_tickets import TICKET_SECONDS, SocketTickets
 
 _OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
-#: Pages for browsers, which cannot send a key yet. The pages name no served model.
+#: Pages for browsers, which send no key when they open a page. The pages name no served model.
 _PAGES = ("/", "/docs", "/openapi.json")
 _PARTS = "/playground/"
 _MAX_USER_CHARS = 100
@@ -41,15 +41,15 @@ class Identifier:
         allowed_hosts: AllowedHosts | None = None,
         tickets: SocketTickets | None = None,
     ) -> None:
-        """Without keys, requests to `allowed_hosts` count as the single user's (None: requests to any host). With
-        keys, one of `tickets` also opens a WebSocket."""
+        """Without keys, requests to `allowed_hosts` count as requests of the single user (None: requests to any host).
+        With keys, a ticket of `tickets` also opens a WebSocket."""
         self._hosts = allowed_hosts
         self._tickets = SocketTickets() if tickets is None else tickets
         self._keys = keys
         self._proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
-        """The sender of a request; None where no sender is needed. Raises `Unauthorized`."""
+        """Return the sender of a request; None on routes that need no sender. Raises `Unauthorized`."""
         if connection.scope["path"] in _OPEN_PATHS:
             return None
         if connection.scope["type"] == "websocket" and "key" in connection.query_params:
@@ -57,7 +57,7 @@ class Identifier:
         if self._proxies and self._is_proxy(connection) and (user := connection.headers.get("x-user-id")):
             group = connection.headers.get("x-user-group", "")
             for header, name in (("x-user-id", user), ("x-user-group", group)):
-                if len(name) > _MAX_USER_CHARS:  # cut off, two of them could be taken for one
+                if len(name) > _MAX_USER_CHARS:  # two names could be equal if they were cut off
                     raise Unauthorized(f"{header} has {len(name)} characters; at most {_MAX_USER_CHARS}")
             return Identity(user, connection.headers.get("x-user-role") == "admin", group=group)
         if self._keys is None:
@@ -116,8 +116,8 @@ def _is_page(connection: HTTPConnection) -> bool:
 
 
 def _key_of(connection: HTTPConnection) -> str | None:
-    """The key, from any place where clients of the supported APIs put it: one of these headers, or the
-    password of `USER:KEY@HOST`."""
+    """Return the API key from any place where clients of the supported APIs put it: one of three headers, or the
+    password in `USER:KEY@HOST`."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -127,7 +127,7 @@ def _key_of(connection: HTTPConnection) -> str | None:
 
 
 def _password(token: str) -> str:
-    """The password of a Basic credential; empty if it is none."""
+    """Return the password of a Basic credential; empty if the credential is malformed."""
     try:
         return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
     except ValueError:

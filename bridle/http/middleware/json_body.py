@@ -1,8 +1,8 @@
 """Reads request bodies within bounds of size and time, as strict JSON.
 
-The standard library's parser recurses as deep as the body nests, and accepts half of a surrogate pair. Here the parser
-bounds the depth, and text that is not valid Unicode is refused. A parser blocks all other tasks. So the values of a
-large body are counted first, and a body with too many is refused without parsing.
+The standard library's parser recurses as deep as the body nests, and accepts lone surrogates. The parser used here
+limits the depth, and refuses text that is not valid Unicode. A parser blocks all other tasks. So the values of a large
+body are counted first, and a body with too many values is refused without parsing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from bridle.structured_output.request_fields import field_with_constraint
 
 
 class BoundedRequest(Request):
-    """A request whose body is limited to the application's `HttpSettings`, both compressed and unpacked."""
+    """A request whose body size is limited by the application's `HttpSettings`, both compressed and decompressed."""
 
     async def body(self) -> bytes:
-        """The whole body. Raises a 413 or 408 error if it is too large or too slow."""
+        """Return the whole body. Raises a 413 error if the body is too large, and a 408 error if it is too slow."""
         if hasattr(self, "_body"):
             return self._body
         http = http_state(self)
@@ -47,7 +47,7 @@ class BoundedRequest(Request):
         return self._body
 
     async def json(self) -> Any:
-        """The body as JSON. Raises a 400 error that says where it is malformed."""
+        """Return the body as JSON. Raises a 400 error with the place of the first mistake."""
         return await parsed(http_state(self), await self.body())
 
     async def _read_chunks(self, limit: int) -> bytes:
@@ -65,8 +65,8 @@ class BoundedRequest(Request):
 
 
 class BoundedRoute(APIRoute):
-    """A route whose handler gets a `BoundedRequest`. An error about a constraint names the field that the client sent:
-    constraints are compiled where only their content is known."""
+    """A route whose handler gets a `BoundedRequest`. An error about a constraint names the field that the client sent,
+    because the constraint's compiler does not know the field."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -85,7 +85,7 @@ class BoundedRoute(APIRoute):
 
 
 async def parsed(http: HttpState, body: bytes) -> Any:
-    """Parse a client's JSON body. Raises a 400 error that says where it is malformed."""
+    """Parse a client's JSON body. Raises a 400 error with the place of the first mistake."""
     if len(body) <= MAX_INLINE_BYTES:
         return _parse(body)
     async with http.parsing:

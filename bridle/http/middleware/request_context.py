@@ -1,8 +1,9 @@
 """One HTTP call from its first byte to its last: its id, its sender, its record for log and trace, and the resources to
-release.
+release at its end.
 
-This is a pure ASGI middleware, so that it sees streams to their end and notices a client that leaves. A route puts
-everything that it reserves (a place, an event stream) into `RequestContext.resources`, which is closed on every path.
+The middleware is pure ASGI, so that it sees streams to their end and notices a client that disconnects. A route puts
+everything that it reserves (an admission slot, an event stream) into `RequestContext.resources`, which is closed
+however the call ends.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GENERATING_ROUTES = frozenset(
         "/v1/run",
     }
 )
-#: Routes that use a model: their calls are traced.
+#: Routes that use a pooling model; their calls are traced, too.
 _POOLING_ROUTES = (
     "/api/embed",
     "/api/embeddings",
@@ -70,18 +71,18 @@ _OPERATIONS = {
     "/v1/responses/compact": "chat",
 }
 _ANTHROPIC = "/v1/messages"
-#: The header that tells the names and versions of the policies that hold, if the operator wants that.
+#: The response header with the names and versions of the policies in force, if the operator enables it.
 POLICIES_HEADER = b"x-bridle-policies"
-#: The header that tells what became of the wish for a trace.
+#: The response header that says if a requested trace was stored.
 TRACE_HEADER = b"x-bridle-trace"
-#: The key of a scope under which this process names the sender of its own calls. No client can set it.
+#: The key of an ASGI scope in which this process names the sender of its own calls. No client can set it.
 IDENTITY = "bridle.identity"
 _QUIET = ("/health", "/ping", "/metrics", "/v1/status")
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext(RequestRecord):
-    """The record of a call and its resources."""
+    """The record of one HTTP call, and the resources to release at its end."""
 
     method: str
     path: str
@@ -95,19 +96,19 @@ class RequestContext(RequestRecord):
 
 
 def call_of(scope: Scope) -> RequestContext:
-    """The call that a request belongs to."""
+    """Return the record of the call that a request belongs to."""
     call = scope["state"]["call"]
     assert isinstance(call, RequestContext)
     return call
 
 
-#: Finds the sender of a request by its head, None where no sender is needed; raises `Unauthorized`.
+#: Finds the sender of a request from its headers, or None on routes that need no sender. Raises `Unauthorized`.
 Identify = Callable[[HTTPConnection], Identity | None]
 
 
 class CallMiddleware:
-    """Gives every HTTP request a `RequestContext`, and every request and WebSocket its sender's `Identity`, or
-    answers 401. Answers bugs with a 500, and reports the record at the end."""
+    """Gives every HTTP request a `RequestContext`, and every request and WebSocket its sender's `Identity`, or answers
+    401. Answers bugs with a 500, and reports the record of each call at its end."""
 
     def __init__(
         self,
@@ -135,12 +136,12 @@ class CallMiddleware:
         state = scope.setdefault("state", {})
         state["call"] = call
         named = _naming(call, send)
-        if method == "HEAD":  # the same as GET without a body, as link checkers, proxies and some clients ask for it
+        if method == "HEAD":  # HEAD is like GET without a body; link checkers, proxies and some clients send it
             scope = {**scope, "method": "GET"}
         try:
             call.identity = state["identity"] = scope.get(IDENTITY) or self._identify(HTTPConnection(scope))
             await self._app(scope, receive, named)
-        except Unauthorized as error:  # the application answers its own
+        except Unauthorized as error:  # errors after identification are answered by the application
             await self._refuse(scope["path"], error, _status_of(error))(scope, receive, named)
         except Exception:
             _log.exception("bug", id=call.id, path=call.path)
@@ -150,8 +151,8 @@ class CallMiddleware:
             end_call(call, self._on_end)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket with its sender, and everything that is not a request. A refused upgrade is answered
-        over HTTP, so that its client gets the reason."""
+        """Identify the sender of a WebSocket and pass it on; pass on everything that is not a request. A refused
+        upgrade is answered over HTTP, so that its client gets the reason."""
         if scope["type"] == "websocket":
             try:
                 scope.setdefault("state", {})["identity"] = self._identify(HTTPConnection(scope))
@@ -166,8 +167,8 @@ def _status_of(error: Unauthorized) -> int | None:
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Run `work` until it is done and return its result, or cancel it as soon as the client leaves. Raises
-    `RequestCancelled` then, and `EngineClosed` if `work` ended because the model was closed."""
+    """Run `work` until it is done and return its result, or cancel `work` as soon as the client disconnects. Raises
+    `RequestCancelled` after a disconnect, and `EngineClosed` if `work` ended because the model was closed."""
     task = asyncio.ensure_future(work)
     gone = asyncio.create_task(_until_disconnect(receive))
     try:
@@ -189,7 +190,7 @@ async def _until_disconnect(receive: Receive) -> None:
 
 
 def id_headers(call: RequestContext) -> list[tuple[bytes, bytes]]:
-    """A call's id, in the headers where clients of its API look for it."""
+    """Return the headers with a call's id, under the names that clients of the path's API read."""
     names = (b"x-request-id", b"request-id") if call.path.startswith(_ANTHROPIC) else (b"x-request-id",)
     return [(name, call.id.encode()) for name in names]
 

@@ -1,9 +1,10 @@
-"""The host names to which a server without keys answers.
+"""The host names that a server without keys answers for.
 
-A browser lets a page talk to the host that the page came from. The owner of a name can make it point to this machine
-after a visitor has loaded a page from there. To the browser that page and this server are then one site, and no rule
-about origins keeps them apart. But every request contains the name. So a server without keys answers only to addresses,
-which cannot be made to point elsewhere, to `localhost`, and to names that the operator allowed.
+A browser lets a page send requests to the host that the page came from. An attacker who owns a host name can make it
+point to this machine after a visitor has loaded the page (DNS rebinding). To the browser, that page and this server
+then have one origin, so no rule about origins protects the server. But every request contains the host name. So a
+server without keys answers only for IP addresses, which an attacker cannot redirect, for `localhost`, and for names
+that the operator allowed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ _MAX_SHOWN_CHARS = 80
 
 
 class UnknownHost(Unauthorized):
-    """A request to a host name that is not allowed. No key would help."""
+    """A request with a host name that is not allowed; an API key would not change the refusal."""
 
 
 class AllowedHosts:
-    """The allowed host names. In `names`, a name that begins with a dot means all names below it, and `*` any."""
+    """The allowed host names. In `names`, a name that begins with a dot allows all names below it, and `*` allows any
+    name."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(_plain(name) for name in names)
@@ -30,8 +32,8 @@ class AllowedHosts:
                 raise InvalidRequest(f"allowed_host is {name[:80]!r}; must be a name without a port", "allowed_host")
 
     def check(self, host: str | None) -> None:
-        """Raise `UnknownHost` unless `host`, a header with or without a port, is allowed. Clients that send no such
-        header are no browsers, and are let in."""
+        """Raise `UnknownHost` unless `host`, the request's header with or without a port, is allowed. Clients that send
+        no host header are allowed, because they are not browsers."""
         name = _plain(_without_port(host or ""))
         if not name or self._knows(name):
             return

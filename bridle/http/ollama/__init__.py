@@ -1,4 +1,5 @@
-"""Ollama's API: its bodies become bridle's conversations, and turns become its objects, one JSON text a line."""
+"""Ollama's API: converts request bodies to bridle's conversations, and answers to Ollama's JSON objects, one per
+line."""
 
 from bridle.http.ollama import embed, manage, models, routes
 

@@ -1,6 +1,6 @@
-"""An answer of `/api/chat` or `/api/generate`: whole, or streamed as objects of which the last has counts and times.
+"""An answer of `/api/chat` or `/api/generate`: one object, or a stream whose last object has the counts and times.
 
-A call of a tool is written once its arguments are complete, because Ollama has no pieces of calls.
+A tool call is sent when its arguments are complete, because Ollama's API has no partial calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shape(Protocol):
     """Format of one part of an answer: a message or a text."""
 
     def __call__(self, text: str, thoughts: str, calls: list[Row]) -> Row:
-        """The fields for new text, reasoning and calls."""
+        """Return the fields for new text, reasoning and tool calls."""
 
 
 def chat_shape(text: str, thoughts: str, calls: list[Row]) -> Row:
@@ -47,8 +47,8 @@ def _further(thoughts: str, calls: list[Row]) -> Row:
 
 @dataclass(slots=True)
 class OllamaAnswer:
-    """Writes the output of a generation. `load_seconds` is how long its model took to be there; `context` says whether
-    the tokens of the conversation are given back."""
+    """Writes the output of a generation. `load_seconds` is the time that the request waited for its model to load. With
+    `context`, the last object has the tokens of the conversation."""
 
     generation: Generation
     turn: ChatRequest
@@ -108,7 +108,7 @@ class OllamaAnswer:
         return {"logprobs": chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.num_top)["content"]}
 
     def _ending(self) -> Row:
-        """The fields that end an answer: the reason of its end, counts and times, and a controller's output."""
+        """Return the fields of the last object: finish reason, counts, times, and a controller's output."""
         (part,) = self.generation.parts
         output, story, usage = part.outputs[0], self.generation.story, self.generation.usage
         now = time.monotonic()
@@ -135,7 +135,7 @@ def _done_reason(reason: FinishReason | None) -> str:
 
 
 class CallCollector:
-    """Puts calls together from their pieces. A call is complete when the next one begins, or the answer ends."""
+    """Joins the pieces of tool calls. A call is complete when the next call begins, or the answer ends."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -154,13 +154,13 @@ class CallCollector:
         return done
 
     def rest(self) -> list[Row]:
-        """Return the call that was open, as a list."""
+        """Return the open call as a list, and close it; an empty list if no call is open."""
         opened, self._open = self._open, None
         return [] if opened is None else [_call(self._number, opened[0], opened[1], "".join(opened[2]))]
 
 
 def _call(number: int, call_id: str, name: str, arguments: str) -> Row:
-    """A call of a tool. Arguments that the end of the output has cut off are empty."""
+    """Return a tool call. Its arguments are empty if the end of the output cut them off."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

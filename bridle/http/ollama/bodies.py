@@ -1,7 +1,8 @@
-"""Reading of bodies of Ollama's API, and its errors.
+"""Reads request bodies of Ollama's API, and formats its errors.
 
-Ollama reads a body as JSON whatever its content type says, and the examples of its documentation send none. A browser
-may send such a body from any page without asking first, so a page of another origin is refused.
+Ollama reads a body as JSON whatever its content type, and the examples of its documentation send no content type. A
+browser may send such a body from any page without a CORS preflight, so requests from pages of another origin are
+refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def ollama_error(error: BridleError, status: int | None = None) -> dict[str, Any
 
 
 class OllamaRoute(ApiRoute):
-    """A route whose errors have Ollama's shape."""
+    """A route whose errors have Ollama's format."""
 
     schema: ClassVar[dict[str, Any]] = {
         "type": "object",
@@ -43,7 +44,7 @@ class OllamaRoute(ApiRoute):
 
 
 async def read_body(kind: type[Body], request: Request) -> Body:
-    """Return the checked body of a request, with its `options` among the fields."""
+    """Return the validated body of a request, with its `options` merged into the fields."""
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     if not is_json and not may_connect(request.headers.raw, http_state(request).settings.cors_origins):
         raise RefusedBody(403, Unauthorized("a page of another origin must send its body as application/json"))
@@ -51,15 +52,15 @@ async def read_body(kind: type[Body], request: Request) -> Body:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of the API's description for a route's body."""
+    """Return the OpenAPI description of a route's request body."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def served_name(registry: ModelRegistry, name: str | None) -> str | None:
-    """Return the name under which the registry knows a model: `:latest` may follow, and other names of a pulled model
-    count. Any other name, such as an adapter's, stays unchanged."""
+    """Return the registry's name for a model. The name may end in `:latest`, or be another name of a pulled model. Any
+    other name, such as an adapter's, stays unchanged."""
     if not name:
         return None
     entry = find_entry(name)

@@ -1,4 +1,4 @@
-"""`POST /api/embed`, and the older `POST /api/embeddings`: vectors of texts."""
+"""`POST /api/embed`, and the older `POST /api/embeddings`: embeddings of texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def embed(request: Request) -> Response:
         "prompt_eval_count": call.num_prompt,
     }
     note_keep_alive(request, body.model, body.keep_alive)
-    call.resources.close()  # a slow reader keeps no place
+    call.resources.close()  # a client that reads slowly does not block other requests
     return ChunkedJsonResponse(rows, "embeddings", fields)
 
 
@@ -59,7 +59,7 @@ async def embeddings(request: Request) -> Response:
 async def _vectors(
     body: TextsBody, texts: list[str], serving: RequestLifecycle, truncate: int | None, dimensions: int | None = None
 ) -> tuple[list[bytes], float]:
-    """The vector of each text as JSON, and the seconds that the model took to be there."""
+    """Return the embedding of each text as JSON, and the seconds that the model took to load."""
     began = time.monotonic()
     body.model = served_name(serving.host.registry, body.model)
     if not texts:

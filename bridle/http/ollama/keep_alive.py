@@ -1,7 +1,7 @@
 """Ollama's `keep_alive`: the time for which a model stays loaded after a request, in seconds or in Go's notation.
 
-It changes a model for all users, so it takes effect only for admins. On a server without keys every client is an admin.
-Models that the operator serves permanently stay.
+`keep_alive` changes a model for all users, so only admins may set it. On a server without keys, every client is an
+admin. Models that the operator serves permanently stay loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
 
 def seconds_of(value: Any) -> float | None:
-    """Return a checked `keep_alive` in seconds; None if it is negative: until the memory is needed."""
+    """Return a validated `keep_alive` in seconds; None if it is negative, which keeps the model until memory is
+    needed."""
     text = str(value)
     if text.startswith("-"):
         return None
@@ -30,13 +31,13 @@ def seconds_of(value: Any) -> float | None:
 
 
 def note_keep_alive(request: Request, name: str | None, value: Any) -> None:
-    """Keep the model of a request for its `keep_alive`, if the request has one and its sender may set it."""
+    """Keep the model of a request loaded for `keep_alive`, if the request has one and its sender is an admin."""
     registry = http_state(request).registry
     if value is None or not identity_of(request).is_admin:
         return
     try:
         slot = registry.slot_of(registry.choose(served_name(registry, name)).model)
-    except UnknownModel:  # it was unloaded and dropped meanwhile
+    except UnknownModel:  # the model was unloaded and dropped meanwhile
         return
     if not slot.is_pinned:
         registry.keep_alive.set(slot, seconds_of(value))

@@ -1,6 +1,7 @@
-"""Routes of Ollama's API that change which models there are: `/api/pull` and `/api/delete`, for admins.
+"""Routes of Ollama's API that download and delete models, for admins: `/api/pull` and `/api/delete`.
 
-They know the models that `bridle pull` lists. Unsupported operations are refused by name: copies, uploads, new models.
+Both routes accept the models that `bridle pull` lists. Requests to copy, create or upload a model are refused with a
+reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bridle.http.state import HttpState, http_state, json_response
 from bridle.model.library import LibraryEntry, find_entry, library_entries, pull_entry, remove_entry
 from bridle.serving import ModelRegistry
 
-_GLANCE = 0.25  # seconds between two objects that say how far a pull is
+_GLANCE = 0.25  # seconds between two progress objects of a pull
 _REFUSED = {
     "copy": "models have no copies here; `bridle serve --model-alias NAME=MODEL` gives one a further name",
     "create": "models are not made here; serve a folder or a GGUF file, and send system and options with each request",
@@ -61,8 +62,8 @@ def _is_served(registry: ModelRegistry, name: str) -> bool:
 
 @dataclass(slots=True)
 class _Pulling:
-    """One pull, or none where the model is there already. A client that disconnects ends it; downloaded parts are
-    kept."""
+    """One download of a model; nothing is downloaded if `entry` is None. If the client disconnects, the download ends,
+    and its parts are kept."""
 
     http: HttpState
     entry: LibraryEntry | None
@@ -70,14 +71,14 @@ class _Pulling:
     _is_left: bool = False
 
     async def stream(self, writer: SseWriter) -> None:
-        """Write how far the pull is."""
+        """Send the progress of the download."""
         await send_rows(writer, {"status": "pulling manifest"})
         async for row in self._rows():
             await send_rows(writer, row)
         await send_rows(writer, {"status": "success"})
 
     async def finish(self) -> None:
-        """Pull without a word."""
+        """Download without reporting the progress."""
         async for _ in self._rows():
             pass
 
@@ -104,7 +105,7 @@ class _Pulling:
             self.http.num_pulls -= 1
 
     def _report(self, stage: str, share: float) -> None:
-        """Report the progress, in the thread that pulls; end the pull if no client waits any more."""
+        """Record the progress, in the download's thread. End the download if the client has disconnected."""
         if self._is_left:
             raise errors.RequestCancelled("the client went away")
         self._share = share
@@ -130,7 +131,7 @@ async def delete(request: Request) -> Response:
 
 
 async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
-    """Unload a model before its files go. Raises `InvalidRequest` for a model that the operator serves."""
+    """Unload a model before its files are deleted. Raises `InvalidRequest` for a model that the operator serves."""
     for slot in registry.slots:
         named = slot.name if slot.is_passing or slot.config is None else slot.config.model
         if find_entry(named) is not entry:
@@ -144,7 +145,7 @@ async def _unload(registry: ModelRegistry, entry: LibraryEntry) -> None:
 
 
 def _check_may_manage(request: Request, http: HttpState) -> None:
-    """Raise the error of a 403 for a client that may not, and on a server that does not."""
+    """Raise a 403 error if the client is no admin, or if the operator did not allow pulls."""
     check_admin(request)
     if not http.registry.may_pull:
         reason = "this server pulls and deletes no models; its operator allows it with --allow-pull"

@@ -1,4 +1,4 @@
-"""Messages, tools and formats of Ollama's API in OpenAI's shapes, which the conversation is made from."""
+"""Converts messages, tools and formats of Ollama's API to OpenAI's format, from which a conversation is made."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bridle.safe_repr import short_repr
 
 Row = dict[str, Any]
 _ROLES = ("system", "user", "assistant", "tool")
-#: How base64 of common pictures begins.
+#: The first base64 characters of common image formats.
 _PICTURES = {"/9j/": "image/jpeg", "iVBOR": "image/png", "R0lGOD": "image/gif", "UklGR": "image/webp"}
 
 
 def to_messages(messages: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Return a conversation. Raises `InvalidRequest` that names the message at fault.
+    """Return OpenAI's messages of a conversation. Raises `InvalidRequest` that names the invalid message.
 
-    Ollama's calls have no ids, or ones that clients do not repeat. A result belongs to the call of its `tool_name` that
-    has no result yet, or to the first one.
+    Ollama's calls have no ids, or have ids that clients do not send back. A result belongs to the first call of its
+    `tool_name` without a result, or else to the first call without one.
     """
     found: list[Row] = []
     open_calls: list[tuple[str, str]] = []
@@ -55,7 +55,7 @@ def _text(message: Mapping[str, Any], where: str) -> str:
 
 
 def with_images(text: str, images: Any, where: str) -> str | list[Row]:
-    """Return the text, or the parts of a message that shows images in front of it."""
+    """Return the text; with images, return the content parts of a message with the images before the text."""
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
@@ -89,7 +89,7 @@ def _call(call: Any, where: str, usual_id: str) -> Row:
 
 
 def _result_id(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) -> str:
-    """The id of the call that a result belongs to, which then has its result."""
+    """Return the id of the call that a result belongs to, and remove the call from `open_calls`."""
     given = message.get("tool_call_id")
     if isinstance(given, str) and given:
         found = str(own_id(given))
@@ -103,7 +103,7 @@ def _result_id(message: Mapping[str, Any], open_calls: list[tuple[str, str]]) ->
 
 
 def to_tools(tools: list[Row] | None) -> list[Row] | None:
-    """Return tools without the fields that are null, which Ollama's clients may send."""
+    """Return tools without null fields, which Ollama's clients may send."""
     return None if not tools else [_without_nulls(tool) for tool in tools]
 
 
@@ -114,7 +114,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def to_response_format(form: Any) -> Row | None:
-    """Return the form of an answer: `json`, or a JSON schema. Raises `InvalidRequest`."""
+    """Return `format` as OpenAI's `response_format`: JSON, or a JSON schema. Raises `InvalidRequest`."""
     if form is None or form == "":
         return None
     if form == "json":

@@ -1,6 +1,7 @@
-"""Routes of Ollama's API that describe: `/api/version`, `/api/tags`, `/api/ps` and `/api/show`.
+"""Routes of Ollama's API that describe models: `/api/version`, `/api/tags`, `/api/ps` and `/api/show`.
 
-A model is described by the headers of its files, which are read once; a model without files of its own by the engine.
+The description of a model comes from the headers of its files, which are read once. Without files, it comes from the
+engine.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from bridle.model.library import find_entry, installed_entries, installed_path
 from bridle.serving import LoadedModel
 from bridle.serving.models.model_slot import Slot
 
-#: The version of Ollama whose API this is: clients ask for one that has what they need.
+#: The version of Ollama whose API this server has; some clients require a minimum version.
 OLLAMA_VERSION = "0.12.6"
-#: When a model is unloaded that stays until its memory is needed.
+#: The expiry of a model that stays loaded until memory is needed.
 _NEVER = "9999-12-31T23:59:59Z"
 _MAX_TEXT = 1 << 16
-#: Where GGUF files name their licence, and what they were made of.
+#: The GGUF metadata keys for the licence; `_BASES` has the keys for the base model.
 _LICENCES = ("general.license", "general.license.name", "license")
 _BASES = ("general.repo_url", "general.source.repo_url", "general.base_model.0.repo_url")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -94,7 +95,7 @@ async def ps(request: Request) -> Response:
 def _memory(slot: Slot, expires: float | None) -> Row:
     until = _NEVER if expires is None else timestamp(expires)
     model = slot.model
-    if model is None:  # it was unloaded meanwhile
+    if model is None:  # the model was unloaded meanwhile
         return {"size": 0, "size_vram": 0, "expires_at": _NEVER, "context_length": 0}
     on_gpu = model.num_bytes if model.info.device.startswith("cuda") else 0
     context = model.max_sequence_tokens
@@ -129,7 +130,8 @@ def _shown(http: HttpState, slot: Slot, name: str) -> Row:
 
 
 def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> Row:
-    """The licence and the hub id of a model, as far as they are known: from the list, from the file, from its name."""
+    """Return the licence and the hub id of a model, if known. The library, the file's metadata and the model's name are
+    searched."""
     told = {} if found is None else found.metadata
     licence = licence or next((str(told[key]) for key in _LICENCES if told.get(key)), None)
     name = "" if slot.config is None else slot.config.model
@@ -139,7 +141,7 @@ def _origin(slot: Slot, found: ModelDescription | None, licence: str | None) -> 
 
 
 def _model_info(found: ModelDescription | None, model: LoadedModel | None) -> dict[str, Any]:
-    """Return the fields that clients look up, such as `llama.context_length`."""
+    """Return the fields of `model_info` that clients read, such as `llama.context_length`."""
     info: dict[str, Any] = {}
     if found is not None:
         arch = found.architecture
@@ -189,7 +191,7 @@ def _details(found: ModelDescription | None) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """Facts about a model's files. `digest` names this version of them."""
+    """Facts about a model's files. `digest` identifies this version of the files."""
 
     found: ModelDescription | None
     num_bytes: int
@@ -198,7 +200,7 @@ class _Card:
 
 
 def _card_of(slot: Slot) -> _Card:
-    """The card of a model; of one without files here, an empty one."""
+    """Return the facts about a model's files; empty facts if the model has no local files."""
     model = None if slot.config is None else slot.config.model
     try:
         path = None if model is None else local_path(model)
@@ -211,7 +213,7 @@ def _card_of(slot: Slot) -> _Card:
 
 @lru_cache(maxsize=256)
 def _read_card(path: Path, modified: int) -> _Card:
-    """The card of the files at `path`, which were changed at that time."""
+    """Return the facts about the files at `path`. `modified` is their time of change in nanoseconds."""
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     num_bytes = sum(each.stat().st_size for each in files)
     entry = next((each for each in installed_entries() if installed_path(each) == path), None)

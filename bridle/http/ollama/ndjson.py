@@ -1,4 +1,4 @@
-"""Streams of JSON objects, one a line. A stream that fails ends with an object that has the `error`."""
+"""Streams of JSON objects, one object per line. A stream that fails ends with an object that has the field `error`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Row = dict[str, Any]
 
 
 class NdjsonResponse(SseResponse):
-    """A stream that `produce` writes to. No pings: a client of this API takes each line for an object."""
+    """A stream that `produce` writes to. No pings are sent, because a client of Ollama's API parses each line as an
+    object."""
 
     media_type = "application/x-ndjson"
 
@@ -43,7 +44,7 @@ async def send_rows(writer: SseWriter, *rows: Row) -> None:
 
 
 def lines(*rows: Row) -> bytes:
-    """The bytes of objects."""
+    """Return the encoded lines of objects."""
     return b"".join([msgspec.json.encode(row) + b"\n" for row in rows])
 
 

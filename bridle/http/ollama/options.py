@@ -1,7 +1,7 @@
-"""The `options` of Ollama's requests, as the fields that other APIs have at the top of their bodies.
+"""Converts the `options` of Ollama's requests to the fields that other APIs have at the top level of a body.
 
-As with Ollama, an option of a wrong type is refused and an unknown option has no effect. In addition to Ollama's
-options, every sampling parameter of bridle may be one.
+As in Ollama, an option of the wrong type is refused, and an unknown option is ignored. Every sampling parameter of
+bridle may be an option, too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bridle.safe_repr import short_repr
 _log = logging.getLogger(__name__)
 _MAX_OPTIONS = 128
 
-#: What Ollama draws with if neither the request nor the checkpoint says.
+#: Ollama's sampling defaults, for values that neither the request nor the checkpoint sets.
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
-#: Ollama's options by their type, with the field each is here. Those without a field say how a model is loaded, which
-#: the operator decides; or how the context is shifted, which never happens here.
+#: Ollama's options by type, with bridle's field for each. Options without a field have no effect here: they set how a
+#: model is loaded, which the operator decides, or shift the context, which bridle never does.
 _INTEGERS = {
     "num_predict": "max_tokens",
     "seed": "seed",
@@ -35,12 +35,13 @@ _FLOATS = {
     **{name: name for name in ("temperature", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty")},
 }
 _BOOLEANS = {"use_mmap": ""}
-#: Integers that mean the default if they are below this.
+#: The minimum of some integers; a smaller value means the default.
 _LEAST = {"num_predict": 1, "num_ctx": 1, "seed": 0, "top_k": 0}
 
 
 def with_options(data: Any) -> Any:
-    """Return a body with its options among its fields; a field that is there already stays. Raises `InvalidRequest`."""
+    """Return a body with its options merged into its fields. A field of the body has precedence. Raises
+    `InvalidRequest`."""
     options = data.get("options") if isinstance(data, dict) else None
     if options is None:
         return data
@@ -55,7 +56,7 @@ def with_options(data: Any) -> Any:
 
 
 def _field_of(name: str, value: Any) -> tuple[str, Any]:
-    """The field that an option is here, and its value; an empty name if it has no effect."""
+    """Return bridle's field for an option, and its value; the name is empty if the option has no effect."""
     if value is None:
         return "", None
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,5 +1,5 @@
-"""Bodies of Ollama's API. In addition to Ollama's fields, generating routes have the fields of the other APIs for
-sampling, controllers and constraints, at the top of the body or among the `options`."""
+"""Request bodies of Ollama's API. Bodies of generating routes also have bridle's fields for sampling, controllers and
+constraints, at the top level or among the `options`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_TOP = 20
 
 
 def _keep_alive(value: Any) -> Any:
-    """A duration in Go's notation, or a number of seconds."""
+    """Validate a duration in Go's notation, or a number of seconds."""
     if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
         return value
     if isinstance(value, str) and len(value) <= 40 and _DURATION.fullmatch(value):
@@ -38,12 +38,12 @@ KeepAlive = Annotated[Any, BeforeValidator(_keep_alive)]
 
 
 def is_zero(keep_alive: Any) -> bool:
-    """Return whether the model is to be unloaded."""
+    """Return whether `keep_alive` is zero, which asks to unload the model."""
     return keep_alive is not None and not re.search(r"[1-9]", str(keep_alive))
 
 
 class GeneratingBody(SamplingFields):
-    """Fields that chats and completions share."""
+    """Fields of both `/api/chat` and `/api/generate`."""
 
     format: Any = None
     keep_alive: KeepAlive = None
@@ -110,8 +110,8 @@ class GeneratingBody(SamplingFields):
 
 
 class OllamaChatBody(GeneratingBody):
-    """`POST /api/chat`. Without messages it loads the model, or unloads it. `system`, which Open WebUI sends as well as
-    messages, counts if the messages have no system message."""
+    """Body of `POST /api/chat`. Without messages, the request loads or unloads the model. Open WebUI sends `system` as
+    well as messages; `system` counts only if the messages have no system message."""
 
     messages: Annotated[JsonObjects | None, objects("messages", MAX_MESSAGES)] = None
     system: str | None = None
@@ -127,7 +127,7 @@ class OllamaChatBody(GeneratingBody):
 
 
 class OllamaGenerateBody(GeneratingBody):
-    """`POST /api/generate`. Without a prompt it loads the model, or unloads it."""
+    """Body of `POST /api/generate`. Without a prompt, the request loads or unloads the model."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -151,7 +151,7 @@ class OllamaGenerateBody(GeneratingBody):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the prompt goes to the model without its chat template."""
+        """Return whether the model gets the prompt without its chat template."""
         return bool(self.raw or self.suffix)
 
     def chat(self) -> ChatBody:
@@ -161,7 +161,7 @@ class OllamaGenerateBody(GeneratingBody):
 
 
 class EmbedBody(TextsBody):
-    """`POST /api/embed`."""
+    """Body of `POST /api/embed`."""
 
     must_name: ClassVar[bool] = True
 
@@ -180,7 +180,7 @@ class EmbedBody(TextsBody):
 
 
 class EmbeddingsBody(TextsBody):
-    """`POST /api/embeddings`, the older route for one text."""
+    """Body of `POST /api/embeddings`, the older route for one text."""
 
     must_name: ClassVar[bool] = True
 
@@ -190,7 +190,7 @@ class EmbeddingsBody(TextsBody):
 
 
 class NameBody(InnerFields):
-    """The model that a request is about. `name` is an older name of the field."""
+    """A body that names a model. `name` is an older name of the field `model`."""
 
     model: str | None = None
     name: str | None = None
@@ -198,7 +198,7 @@ class NameBody(InnerFields):
     verbose: bool | None = None
 
     def required(self) -> str:
-        """Return the name. Raises `InvalidRequest`."""
+        """Return the model's name. Raises `InvalidRequest`."""
         name = self.model or self.name
         if not name or len(name) > 500:
             raise InvalidRequest("model is required; it is a name of at most 500 characters", "model")
