@@ -1,7 +1,8 @@
-"""OpenAI's batch files, answered by an application: a line per request in, a line per answer out.
+"""OpenAI's batch files, answered by an application: each line of the input is a request, each line of the output an
+answer.
 
 The requests go through the application without a socket, so they are checked and answered exactly as over HTTP. Many
-are in flight at once and share the engine's batch.
+requests run at once and share the engine's batch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STEERS = ("controller", "controllers", *NAMES)
 
 
 class BatchRequest(msgspec.Struct):
-    """A line of a batch file."""
+    """One line of a batch file."""
 
     custom_id: str
     url: str
@@ -43,20 +44,20 @@ class BatchRequest(msgspec.Struct):
 
     @property
     def has_controllers(self) -> bool:
-        """Return whether the body names a controller, as far as it can be read."""
+        """Return whether the body names a controller. False if the body cannot be read."""
         inner = self.body.get("parameters")
         fields = inner if isinstance(inner, dict) else self.body
         return bool(fields.get("controller") or fields.get("controllers"))
 
     @property
     def asks_its_client(self) -> bool:
-        """Return whether the body names tools that its client answers."""
+        """Return whether the body has `client_tools`, which its client would have to answer."""
         inner = self.body.get("parameters")
         return bool(self.body.get("client_tools") or (isinstance(inner, dict) and inner.get("client_tools")))
 
     def steered(self, given: dict[str, Any]) -> BatchRequest:
-        """Return the request with the fields of a constraint or of controllers, if it generates text and has none
-        itself."""
+        """Return the request with the constraint or controllers `given`. A request stays unchanged if it generates no
+        text or has its own constraint or controllers."""
         inner = self.body.get("parameters") if self.url in _NATIVE else self.body
         fields = inner if isinstance(inner, dict) else {}
         if not given or self.url in _WITHOUT_TEXT or any(fields.get(name) is not None for name in _STEERS):
@@ -66,14 +67,14 @@ class BatchRequest(msgspec.Struct):
 
 
 class LineReader:
-    """Checks the lines of a batch file one by one. `urls` are those that they may ask for."""
+    """Checks the lines of a batch file one by one. `urls` are the allowed routes."""
 
     def __init__(self, urls: Collection[str] = URLS) -> None:
         self._urls = urls
         self._seen: set[str] = set()
 
     def read(self, number: int, line: bytes) -> BatchRequest | None:
-        """The request of a line; None for a blank one. Raises `InvalidRequest` that names the line."""
+        """Return the request in a line; None for a blank line. Raises `InvalidRequest` that names the line."""
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if not line.strip():
             return None
@@ -81,7 +82,7 @@ class LineReader:
             raise InvalidRequest(f"line {number} has {len(line)} bytes; at most {MAX_LINE_BYTES}", "FILE")
         try:
             request = msgspec.json.decode(line, type=BatchRequest)
-        except (ValueError, RecursionError) as error:  # also for bytes that are no text, and lists without an end
+        except (ValueError, RecursionError) as error:  # also for invalid UTF-8 and too deep nesting
             raise InvalidRequest(f"line {number} is not a batch request: {error}", "FILE") from None
         self._check(number, request)
         self._seen.add(request.custom_id)
@@ -104,7 +105,7 @@ class LineReader:
 
 
 def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
-    """The requests of a file, checked one by one; raises `InvalidRequest` that names the line."""
+    """Yield the requests of a file, each after its check. Raises `InvalidRequest` that names the invalid line."""
     reader = LineReader()
     for number, line in enumerate(lines, 1):
         request = reader.read(number, line)
@@ -113,7 +114,7 @@ def read_requests(lines: Iterable[bytes]) -> Iterator[BatchRequest]:
 
 
 def batch_settings(max_in_flight: int) -> HttpSettings:
-    """Return settings with room for this many lines, because there are no other users."""
+    """Return settings that allow `max_in_flight` requests at once, because there are no other users."""
     num_requests = max_in_flight * HttpSettings().max_choices
     return HttpSettings(
         max_requests=num_requests, max_prompt_tokens=_NO_LIMIT, max_body_bytes=max(MAX_LINE_BYTES, BODY_BYTES)
@@ -123,8 +124,8 @@ def batch_settings(max_in_flight: int) -> HttpSettings:
 def answer_batch(
     app: ASGIApp, requests: Iterable[BatchRequest], max_in_flight: int, on_done: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Answer]:
-    """Yield answers as they are ready, each with the `custom_id` of its request. A failed request also gets an
-    answer."""
+    """Yield answers in the order in which they end, each with the `custom_id` of its request. A failed request also
+    gets an answer."""
     return answers_of(partial(answer_request, app), requests, max_in_flight, on_done)
 
 
@@ -134,7 +135,7 @@ async def answers_of(
     max_in_flight: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[A]:
-    """Yield the result of `answer` for each of the requests, in the order in which they are ready."""
+    """Yield the result of `answer` for each request, in the order in which the results are ready."""
     waiting = iter(requests)
     running: set[asyncio.Task[A]] = set()
     try:
@@ -153,7 +154,7 @@ async def answers_of(
 
 
 async def answer_request(app: ASGIApp, request: BatchRequest, sender: Identity | None = None) -> Answer:
-    """The line for the answer to a request; of a `sender`, or of the local user (None)."""
+    """Return the output line with the answer to a request. `sender` is the user (None: the local user)."""
     body = msgspec.json.encode(request.body | {"stream": False})
     status, headers, content = await _call(app, request.url, body, sender)
     answer = {"status_code": status, "request_id": headers.get(b"x-request-id", b"").decode()}
@@ -161,12 +162,12 @@ async def answer_request(app: ASGIApp, request: BatchRequest, sender: Identity |
 
 
 def answer_line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None = None) -> Answer:
-    """A line of OpenAI's files of answers and of errors."""
+    """Return a line of OpenAI's output and error files."""
     return {"id": f"batch_req_{new_request_id()}", "custom_id": custom_id, "response": response, "error": error}
 
 
 async def _call(app: ASGIApp, path: str, body: bytes, sender: Identity | None) -> tuple[int, dict[bytes, bytes], bytes]:
-    """One request to an application in this process: status, headers, body."""
+    """Send one request to an application in this process. Return the status, the headers and the body."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -188,7 +189,7 @@ async def _call(app: ASGIApp, path: str, body: bytes, sender: Identity | None) -
     async def receive() -> Message:
         if incoming:
             return incoming.pop()
-        await asyncio.Event().wait()  # the client stays
+        await asyncio.Event().wait()  # the client does not disconnect
         raise AssertionError("unreachable")
 
     async def send(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Beam search on the routes that have it: the engine's request, and the fields that cannot be combined with it."""
+"""Beam search on completions and chats: converts its fields, and refuses fields that cannot be combined with it."""
 
 from __future__ import annotations
 

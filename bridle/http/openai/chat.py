@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: takes a conversation, and gives the assistant's turn."""
+"""`POST /v1/chat/completions`: answers a conversation with the assistant's next message."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 async def _answer(body: ChatBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call; complete unless it streams."""
+    """Return the answer of a call. The answer is complete unless the call streams."""
     sampling = _sampling(body)
     width = body.width(sampling.n)
     model = await serving.acquire_model(
@@ -93,7 +93,7 @@ def _sampling(body: ChatBody) -> SamplingParams:
 
 @dataclass(slots=True)
 class _Answer:
-    """Writes the outputs of a generation in this route's shape."""
+    """Writes the outputs of a generation in the format of chat completions."""
 
     generation: Generation
     turn: ChatRequest
@@ -105,7 +105,7 @@ class _Answer:
     _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream."""
+        """Return the answer of a call that does not stream."""
         choices = []
         for part in self.generation.parts:
             if self.search is not None:
@@ -123,13 +123,13 @@ class _Answer:
         return answer
 
     def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
-        """The best answers, each with its `score`."""
+        """Return the best beams as choices, each with its `score`."""
         tokenizer, sampling = self.generation.model.tokenizer, self.turn.sampling
         beams = found_beams(tokenizer, part.collector.output, search, sampling, sampling.n)
         return [self._choice(part, beam, self.turn.message(beam), is_beam=True) for beam in beams]
 
     async def stream(self, writer: SseWriter) -> None:
-        """The chunks of a call that streams."""
+        """Send the chunks of a call that streams."""
         is_native = is_native_client(self.body)
         convert = native_chunks() if is_native else None
 
@@ -149,7 +149,8 @@ class _Answer:
         writer.end(*([counts] if self.body.wants_stream_usage else ()))
 
     def _live(self, part: SubRequest, writer: SseWriter) -> LiveText | None:
-        """Return the function that sends the next tokens of a part with one choice."""
+        """Return the function that sends the next tokens of a sub-request with one choice; None if they need all
+        fields."""
         index = self._numbers.of(part, 0)
         reader = self._readers.get(index)
         if reader is None or not part.is_plain:
@@ -163,7 +164,7 @@ class _Answer:
         return sse_event(self._chunk(index, {"content": text}))
 
     def _events(self, part: SubRequest, tokens: list[TokenEvent]) -> bytes:
-        """The events of tokens whose text may have reasoning and calls."""
+        """Return the events of tokens whose text may contain reasoning and tool calls."""
         return b"".join(map(sse_event, self._chunks(part, Delta(0, text_of(tokens)), None)))
 
     def _choice(
@@ -187,7 +188,7 @@ class _Answer:
         }
 
     def _chunks(self, part: SubRequest, delta: Delta, note: StreamExtras | None) -> list[dict[str, Any]]:
-        """Return the chunks of a choice. The first one has its role, the last one the finish reason."""
+        """Return the chunks of a choice. The first chunk has the role, and the last chunk has the finish reason."""
         index = self._numbers.of(part, delta.index)
         if index not in self._readers:
             self._readers[index] = self.turn.reader()
@@ -212,8 +213,8 @@ class _Answer:
         return chunks
 
     def _num_shown(self, part: SubRequest, delta: Delta) -> int:
-        """Return how many tokens of `delta` belong to its text: all except a token that ended it. Clients that put the
-        tokens of a chunk together must get its text."""
+        """Return how many tokens of `delta` belong to its text: all except a special token that ended it. Clients that
+        join the tokens of a chunk must get the chunk's text."""
         if not delta.tokens or not part.request.sampling.skip_special_tokens:
             return len(delta.tokens)
         return len(delta.tokens) - (delta.tokens[-1] in self.generation.model.tokenizer.special_token_ids)
@@ -248,7 +249,7 @@ class _Answer:
     def _logprobs(
         self, tokens: Sequence[int], entries: list[Any] | None, part: SubRequest | None = None
     ) -> dict[str, Any] | None:
-        """Log-probabilities of these tokens, and of the options among which `part` chose."""
+        """Return the log-probabilities of tokens, and of the `choice` options if `part` is given."""
         if entries is None or not self.body.logprobs:
             return None
         shape = chat_logprobs(self.generation.model.tokenizer, tokens, entries, self.body.top_logprobs or 0)
@@ -266,7 +267,7 @@ class _Answer:
 
 
 def _delta_shape(piece: StreamDelta) -> dict[str, Any]:
-    """A piece of the answer in the form of a chunk's delta."""
+    """Return a piece of the answer as the `delta` of a chunk."""
     match piece:
         case Thought():
             return {"reasoning_content": piece.text}

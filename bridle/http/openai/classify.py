@@ -1,4 +1,4 @@
-"""`POST /v1/classify`: which of its labels a sequence classifier gives a text, in vLLM's shape."""
+"""`POST /v1/classify`: the label that a sequence classifier gives to each text, in vLLM's format."""
 
 from __future__ import annotations
 

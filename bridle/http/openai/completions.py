@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continues a text; with `echo` and `logprobs` it also scores given text."""
+"""`POST /v1/completions`: continues a text. With `echo` and `logprobs`, the route also scores the prompt."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
-    """Return the answer of a call; complete unless it streams."""
+    """Return the answer of a call. The answer is complete unless the call streams."""
     asked, num_wanted = _sampling(body, serving.limit(DEFAULT_MAX_TOKENS))
     model = await serving.acquire_model(
         body.model,
@@ -74,7 +74,7 @@ async def _answer(body: CompletionBody, serving: RequestLifecycle) -> _Answer:
 
 
 def _check_truncate(truncate: int | None, most: int) -> None:
-    """Refuse to cut prompts to nothing, or to more than the context."""
+    """Raise `InvalidRequest` if `truncate_prompt_tokens` is below 1 or above the context length."""
     if truncate is not None and not 1 <= truncate <= most:
         raise InvalidRequest(
             f"truncate_prompt_tokens is {truncate}; must be between 1 and {most}", "truncate_prompt_tokens"
@@ -82,8 +82,8 @@ def _check_truncate(truncate: int | None, most: int) -> None:
 
 
 def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, int]:
-    """Return the sampling parameters of a body, with `usual` as its limit if it sets none, and the number of choices
-    to return per prompt, perhaps the best of more."""
+    """Return the sampling parameters of a body, and the number of choices to return per prompt. `usual` is the token
+    limit if the body sets none. With `best_of`, more choices are sampled than returned."""
     max_tokens = usual if body.max_tokens is None else body.max_tokens
     is_scoring = bool(body.echo) and max_tokens == 0
     echoed = (body.logprobs or 0) if is_scoring else body.logprobs if body.echo else None
@@ -103,7 +103,7 @@ def _sampling(body: CompletionBody, usual: int | None) -> tuple[SamplingParams, 
 
 
 def _check_steering(body: CompletionBody, n: int, num_wanted: int, steering: Steering) -> None:
-    """Refuse fields that have no meaning together with a controller."""
+    """Raise `InvalidRequest` for fields that cannot be combined with a controller."""
     if steering.controller is None or body.use_beam_search:
         return
     if n > num_wanted:
@@ -114,7 +114,7 @@ def _check_steering(body: CompletionBody, n: int, num_wanted: int, steering: Ste
 
 @dataclass(slots=True)
 class _Answer:
-    """Writes the outputs of a generation in this route's shape."""
+    """Writes the outputs of a generation in the format of completions."""
 
     generation: Generation
     body: CompletionBody
@@ -127,7 +127,7 @@ class _Answer:
     _scored: set[int] = field(default_factory=set)  # choices whose first log-probabilities were sent
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream."""
+        """Return the answer of a call that does not stream."""
         choices = []
         for part in self.generation.parts:
             if self.search is not None:
@@ -141,7 +141,7 @@ class _Answer:
         return self._envelope(choices) | {"usage": self._usage()}
 
     async def stream(self, writer: SseWriter) -> None:
-        """The chunks of a call that streams."""
+        """Send the chunks of a call that streams."""
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
             chunks = [self._chunk(part, delta, note) for delta, note in part.read()]
@@ -167,7 +167,7 @@ class _Answer:
         return choice | {"seed": output.seed}
 
     def _beams(self, part: SubRequest, search: BeamSearch) -> list[dict[str, Any]]:
-        """The best texts of a prompt, each with its `score`."""
+        """Return the best beams of a prompt as choices, each with its `score`."""
         tokenizer, wanted = self.generation.model.tokenizer, self.num_wanted
         choices = []
         for beam in found_beams(tokenizer, part.collector.output, search, self.asked, wanted):
@@ -199,11 +199,11 @@ class _Answer:
         return chunk | {"usage": None} if self.body.wants_stream_usage else chunk
 
     def _event(self, part: SubRequest, text: str) -> bytes:
-        """The event of some more text of a part's only output."""
+        """Return the event with more text of a sub-request's only output."""
         return sse_event(self._chunk(part, Delta(0, text), None))
 
     def _content(self, part: SubRequest, delta: Delta, shape: CompletionLogprobs) -> dict[str, Any]:
-        """Text and log-probabilities of a delta, after those of the prompt if it is echoed."""
+        """Return text and log-probabilities of a delta. With `echo`, those of the prompt precede the first delta."""
         text, tokens, entries = delta.text, list(delta.tokens), list(delta.logprobs)
         if self.body.echo and delta.is_first:
             output = part.collector.output
@@ -217,7 +217,7 @@ class _Answer:
     def _prompt_text(self, part: SubRequest) -> str:
         if part.text is not None and not part.is_steered:
             return part.text
-        tokens = part.collector.output.prompt_token_ids  # a controller may have rewritten them
+        tokens = part.collector.output.prompt_token_ids  # a controller may have changed the prompt tokens
         return self.generation.model.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _usage(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`POST /v1/decide`: which of several texts a model would write, and the probability of each."""
+"""`POST /v1/decide`: chooses one of several texts as the model's continuation, with the probability of each text."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class DecideBody(Fields):
-    """The `options` follow either a `prompt` or the `messages` of a conversation. At temperature 0, the default, the
-    best option is chosen."""
+    """Body of `POST /v1/decide`. Each of the `options` is scored as the continuation of a `prompt`, or of the
+    `messages` of a conversation. At temperature 0, the default, the most probable option is chosen."""
 
     model: str | None = None
     adapter: str | None = None
@@ -49,13 +49,13 @@ class DecideBody(Fields):
     constraint_report: bool | None = None
 
     def sampling(self) -> SamplingParams:
-        """The parameters for sampling one of the options. Raises `InvalidRequest`."""
+        """Return the parameters for sampling one of the options. Raises `InvalidRequest`."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "constraint_report")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return SamplingParams(max_tokens=None, **given)
 
     def choice(self) -> Choice:
-        """The constraint, all of whose options are scored. Raises `InvalidRequest`."""
+        """Return the constraint that scores all options. Raises `InvalidRequest`."""
         if not 1 <= len(self.options) <= MAX_SCORED:
             raise InvalidRequest(
                 f"options has {len(self.options)} texts; must have between 1 and {MAX_SCORED}. Send them in several "
@@ -70,7 +70,7 @@ async def decide(body: DecideBody, request: Request) -> Response:
     try:
         return json_response(await run_while_connected(request.receive, _answer(body, serving_of(request))))
     except InvalidRequest as error:
-        if error.param in ("choice", "constraint"):  # by which name other routes have them
+        if error.param in ("choice", "constraint"):  # the field's names on other routes
             error.param = "options"
         raise
 
@@ -103,7 +103,7 @@ async def _answer(body: DecideBody, serving: RequestLifecycle) -> dict[str, Any]
 
 
 def _shape(generation: Generation, choice: Choice) -> dict[str, Any]:
-    """The answer of a finished generation."""
+    """Return the JSON answer of a finished generation."""
     output = generation.parts[0].collector.output
     raise_first_error(output)
     scores = option_scores(choice, output)

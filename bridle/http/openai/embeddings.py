@@ -1,9 +1,8 @@
-"""`POST /v1/embeddings`: vectors of texts.
+"""`POST /v1/embeddings`: embeddings of texts.
 
-An embedding model makes its vectors as its folder says. A model that generates text gives the hidden state of a text's
-last token, from which the next token would be sampled. Either way they have length 1. Each text is a request of the
-engine like any other, computed together with those of other calls. A call has a few of its texts in the engine at a
-time.
+An embedding model pools as its model folder configures. For a model that generates text, the embedding is the hidden
+state of the text's last token. All embeddings are normalized to length 1. Each text is a request of the engine, and is
+batched with other calls. Only some texts of a call are in the engine at the same time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.requests.pooling_inputs import PoolingOptions, check_embeds, read_texts, run_vectors, shaped
 
 MAX_INPUTS = 512
-#: How many texts of one call are in the engine at once.
+#: The maximum number of texts of one call that are in the engine at the same time.
 MAX_AT_ONCE = 16
 
 router = APIRouter(route_class=BoundedRoute)
@@ -38,11 +37,11 @@ Inputs = Annotated[Any, BeforeValidator(lambda value: prompts(value, "input")), 
 
 
 class TextsBody(Fields):
-    """Common fields of all calls for vectors or labels of texts. Texts that are longer than `truncate_prompt_tokens`
-    are cut; -1 means the model's limit."""
+    """Common fields of all calls for embeddings, scores or labels of texts. Texts longer than `truncate_prompt_tokens`
+    are truncated; -1 means the model's limit."""
 
     has_text: ClassVar[bool] = False
-    #: Whether a call has to say which of several models it means.
+    #: True if a call must name its model when the server has several models.
     must_name: ClassVar[bool] = False
 
     model: str | None = None
@@ -52,7 +51,8 @@ class TextsBody(Fields):
     deadline: float | None = None
 
     async def hold(self, serving: RequestLifecycle, num_texts: int) -> int:
-        """Acquire the model, and places for as many texts as may be in the engine at once. Returns their number."""
+        """Acquire the model, and admission for the texts that are in the engine at once. Returns the number of those
+        texts."""
         if num_texts > MAX_INPUTS:
             raise InvalidRequest(f"input has {num_texts} texts; at most {MAX_INPUTS} in one call", "input")
         at_once = min(num_texts, MAX_AT_ONCE)
@@ -69,8 +69,8 @@ class TextsBody(Fields):
 
 
 class EmbeddingsBody(TextsBody):
-    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt_name` is that of a
-    prompt that the model's folder has."""
+    """`input` is a text, a list of texts, a list of token ids, or a list of such lists. `prompt_name` is the name of a
+    prompt in the model's folder."""
 
     must_name: ClassVar[bool] = True
 
@@ -85,12 +85,12 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     call = call_of(request.scope)
     rows, name = await run_while_connected(request.receive, _rows(body, serving_of(request)))
     usage = {"prompt_tokens": call.num_prompt, "total_tokens": call.num_prompt}
-    call.resources.close()  # a slow reader keeps no place
+    call.resources.close()  # a client that reads slowly does not block other requests
     return ChunkedJsonResponse(rows, "data", {"object": "list", "model": name, "usage": usage})
 
 
 async def _rows(body: EmbeddingsBody, serving: RequestLifecycle) -> tuple[list[bytes], str]:
-    """Return an entry for each text, in order, and the served name."""
+    """Return a JSON entry for each text, in the order of the texts, and the served model name."""
     at_once = await body.hold(serving, len(body.input))
     check_embeds(serving.model, body.dimensions)
     tokens = await read_texts(serving, body.input, PoolingOptions(body.prompt_name, body.truncate_prompt_tokens))
@@ -103,13 +103,13 @@ async def _rows(body: EmbeddingsBody, serving: RequestLifecycle) -> tuple[list[b
 
 
 def _row(number: int, vector: array[float], is_base64: bool) -> bytes:
-    """One entry as JSON. Entries are made one by one, so that a long answer does not hold up other requests."""
+    """Return one JSON entry. Entries are encoded one by one, so that a long answer does not delay other requests."""
     shown = _base64(vector) if is_base64 else vector.tolist()
     return msgspec.json.encode({"object": "embedding", "index": number, "embedding": shown})
 
 
 def _base64(vector: array[float]) -> str:
-    """The vector as base64 of its 32-bit numbers, the lowest byte first."""
+    """Return the vector as base64 of little-endian 32-bit floats."""
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()

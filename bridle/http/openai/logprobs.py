@@ -1,4 +1,4 @@
-"""Log-probabilities in the two formats of the OpenAI API: parallel lists for completions, rows for chats."""
+"""Log-probabilities in the two formats of the OpenAI API: parallel lists for completions, and rows for chats."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOWEST = -9999.0  # JSON has no minus infinity
 
 
 class CompletionLogprobs:
-    """The lists of one choice of `/v1/completions`, growing along its text.
+    """The lists of one choice of `/v1/completions`, which grow with the choice's text.
 
-    `text_offset` counts characters of the choice's text. A token that holds only a part of a character has
-    the offset of that character; a special token has a width only where the text shows it.
+    `text_offset` counts characters of the choice's text. A token that holds only a part of a character has the offset
+    of that character. A special token has a width only if the text contains it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -26,7 +26,7 @@ class CompletionLogprobs:
     def shape(
         self, text: str, tokens: Sequence[int], entries: Sequence[Logprob | None], num_top: int
     ) -> dict[str, Any]:
-        """The lists for the next tokens, whose text is `text`, with `num_top` alternatives of each."""
+        """Return the lists for the next tokens, whose text is `text`, with `num_top` alternatives for each token."""
         self._text += text
         return {
             "tokens": [_name(self._tokenizer, token) for token in tokens],
@@ -36,7 +36,7 @@ class CompletionLogprobs:
         }
 
     def rewind(self, num_chars: int) -> None:
-        """Take back the last characters of the choice's text."""
+        """Remove the last `num_chars` characters of the choice's text."""
         self._text = self._text[: len(self._text) - num_chars]
         self._num_chars = len(self._text)
 
@@ -64,7 +64,7 @@ class CompletionLogprobs:
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Iterable[int], entries: Iterable[Logprob | None], num_top: int
 ) -> dict[str, Any]:
-    """The rows of one choice of `/v1/chat/completions`."""
+    """Return the rows of one choice of `/v1/chat/completions`."""
     rows = []
     for token, entry in zip(tokens, entries, strict=True):
         logprob = _LOWEST if entry is None else entry.logprob
@@ -78,8 +78,8 @@ def chat_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Iterable[Logprob | None], num_top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Return the tokens of a prompt in vLLM's format: for each an object of token ids, its own and the `num_top`
-    most probable ones. The first is null, because nothing predicts it."""
+    """Return the tokens of a prompt in vLLM's format: an object for each token. Its keys are the token's own id and the
+    ids of the `num_top` most probable tokens. The first token is null, because no token precedes it."""
     return [None if entry is None else _by_id(tokenizer, entry, num_top) for entry in entries]
 
 
@@ -99,8 +99,8 @@ def _row(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text. A token that is a part of a character is spelled in bytes, so that different tokens stay
-    different."""
+    """Return a token as text. A token that is a part of a character is written as bytes, so that different tokens have
+    different names."""
     text = tokenizer.token_text(token)
     if "\ufffd" not in text:
         return text

@@ -1,4 +1,4 @@
-"""Pieces of answers that the OpenAI routes share."""
+"""Parts of answers that several OpenAI routes have."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bridle.serving.lifecycle.generation import SubRequest
 from bridle.serving.outputs.option_scores import option_scores
 from bridle.serving.outputs.stream_extras import StreamExtras
 
-#: Identifies this version of the server. Clients compare it between calls with the same seed.
+#: Identifies this version of the server. Clients compare the value between calls with the same seed.
 SYSTEM_FINGERPRINT = f"bridle-{bridle.__version__}"
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CONTROLLER: "stop"}
 
 
 def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | None:
-    """Return OpenAI's name for the end of an output, which may have calls; None while the output grows."""
+    """Return OpenAI's finish reason of an output, which may have tool calls; None while the output grows."""
     if output.finish_reason is None:
         return None
     reason = _FINISH.get(output.finish_reason, "stop")
@@ -27,8 +27,8 @@ def finish_reason(output: CompletionOutput, has_calls: bool = False) -> str | No
 
 
 def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
-    """Token counts. The details beyond OpenAI's tell how many tokens were sampled, forced, rolled back and shared.
-    Accepted draft tokens are OpenAI's `prediction_tokens`, from any proposer; rejected ones are not paid for."""
+    """Return token counts. In addition to OpenAI's details, they count sampled, forced, rolled back and shared tokens.
+    `accepted_prediction_tokens` counts accepted draft tokens of any proposer; rejected draft tokens are not billed."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -48,15 +48,15 @@ def usage_shape(usage: Usage, num_thinking: int = 0) -> dict[str, Any]:
 
 
 def options_shape(part: SubRequest) -> dict[str, Any]:
-    """The probabilities of the options of a choice, as a further field of log-probabilities; nothing if options were
-    not scored."""
+    """Return the probabilities of the options of a `choice` constraint, as a field of the log-probabilities; an empty
+    object if options were not scored."""
     scores = option_scores(part.request.controller, part.collector.output)
     return {"options": [score.to_dict() for score in scores]} if scores else {}
 
 
 class ChoiceIndexer:
-    """Numbers of choices when outputs fork: the requested ones come first, in order of their prompts; each fork gets
-    the next number when it appears."""
+    """Numbers the choices of a request. The requested choices come first, in the order of their prompts; each fork of
+    an output gets the next number when it appears."""
 
     def __init__(self, parts: Sequence[SubRequest], num_wanted: int) -> None:
         self._num_wanted = 1 if parts[0].is_steered else num_wanted
@@ -64,7 +64,7 @@ class ChoiceIndexer:
         self._forks: dict[tuple[int, int], int] = {}
 
     def of(self, part: SubRequest, index: int) -> int:
-        """The number of output `index` of a part."""
+        """Return the number of the choice for output `index` of a sub-request."""
         if index < self._num_wanted:
             return part.number * self._num_wanted + index
         number = self._forks.get((part.number, index))
@@ -74,7 +74,7 @@ class ChoiceIndexer:
         return number
 
     def fields(self, part: SubRequest, note: StreamExtras | None) -> dict[str, Any]:
-        """Logs, variables, and which choice this one was forked from."""
+        """Return logs and variables, and the number of the choice from which this choice was forked."""
         if note is None:
             return {}
         origin = {} if note.parent is None or not part.is_steered else {"forked_from": self.of(part, note.parent)}
@@ -82,7 +82,7 @@ class ChoiceIndexer:
 
 
 def rewind_fields(delta: Delta, policy: RewindPolicy) -> dict[str, Any]:
-    """Return, under `event`, how much sent text of a choice is rolled back before this chunk's text."""
+    """Return how much sent text is rolled back before this chunk's text, if the rewind policy is `event`."""
     if policy is not RewindPolicy.EVENT or not (delta.taken_tokens or delta.taken_chars):
         return {}
     return {"rewind": {"tokens": delta.taken_tokens, "chars": delta.taken_chars}}

@@ -1,8 +1,8 @@
-"""Fields of bodies that are derived from `SamplingParams`: a new sampling parameter is a field of every route at once.
+"""Fields of bodies that are derived from `SamplingParams`, so that every route has a new sampling parameter at once.
 
-A body may declare a field with its own rule, which replaces the derived one. `logit_bias` is an object of token ids (as
-digits) and numbers, which may have very many entries. It may also be llama.cpp's list of pairs: an id or a text, and a
-number, or false for never.
+A body may declare a field with its own rule, which replaces the derived field. `logit_bias` is an object from token ids
+(as digits) to numbers, with up to `MAX_LOGIT_BIAS` entries. It may also be llama.cpp's list of pairs: a token id or a
+text, and a number, or false to ban the token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.sampling import DRAFT_WORDS, Api, SamplingParams, meanings
 from bridle.sampling_values import MAX_LOGIT_BIAS
 
 _MAX_BIAS = 1e6
-_MANY_BIASES = 256  # more are looked at all at once
+_MANY_BIASES = 256  # more entries are checked together, which is faster
 
 
 def _texts(value: Any) -> Any:
@@ -37,7 +37,8 @@ def _ids(value: Any) -> Any:
 
 
 def _read_biases(value: Any) -> dict[int | str, float]:
-    """Token ids (and texts) and values of a field, checked. Raises `ValueError` that names the first bad entry."""
+    """Return the validated token ids (or texts) and biases of `logit_bias`. Raises `ValueError` that names the first
+    invalid entry."""
     if value is None:
         return {}
     if not isinstance(value, (dict, list)):
@@ -52,7 +53,7 @@ def _read_biases(value: Any) -> dict[int | str, float]:
 
 
 def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
-    """Return the biases of pairs. Equal tokens add up."""
+    """Return the biases in a list of pairs. Biases of equal tokens are added."""
     found: dict[int | str, float] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
@@ -66,7 +67,7 @@ def _of_pairs(pairs: list[Any]) -> dict[int | str, float]:
 
 
 def _are_biases(value: dict[str, Any]) -> bool:
-    """Return whether all entries are valid. Only if not, each is checked to find the invalid one."""
+    """Return whether all entries are valid. Only if not, each entry is checked to find the invalid one."""
     names = "".join(value)
     is_named = names.isascii() and names.isdigit() and 0 < min(map(len, value)) <= max(map(len, value)) < 12
     biases = value.values()
@@ -104,9 +105,9 @@ _Biases = Annotated[
     ),
 ]
 _DRAFTS = {"anyOf": [{"type": "integer"}, {"enum": [*DRAFT_WORDS]}, {"type": "null"}]}
-#: Fields that take more than their type says; the sampling parameters check them.
+#: Fields that accept more values than their type says; `SamplingParams` validates the values.
 _WIDER: Mapping[str, Any] = {"speculate": Annotated[Any, WithJsonSchema(_DRAFTS)]}
-#: The type of a field in a body, by that of the sampling parameter.
+#: The type of a field in a body, by the type of the sampling parameter.
 _KINDS: Mapping[str, Any] = {
     "int": int | None,
     "float": float | None,
@@ -122,7 +123,8 @@ _KINDS: Mapping[str, Any] = {
 def derived_fields(
     api: Api, params: type[SamplingParams] = SamplingParams, without: Collection[str] = ()
 ) -> type[Fields]:
-    """Return a base class with every plain sampling parameter of `api`, by its name there; None means left out."""
+    """Return a base class with every plain sampling parameter of `api`, under the API's names; None means a missing
+    field."""
     names = {name: meaning.names.get(api, name) for name, meaning in meanings(params).items()}
     kinds = {each.name: str(each.type).removesuffix(" | None") for each in fields(params)}
     taken: dict[str, Any] = {

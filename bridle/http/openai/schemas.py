@@ -1,7 +1,7 @@
 """Request bodies of the OpenAI routes.
 
-Types are strict: a number is not taken for a string, nor the other way round. `bridle.http.fields` handles fields that
-are not listed. Long lists are checked by hand, so that an invalid one gives one error instead of a million.
+Types are strict: numbers and strings are not converted to each other. `bridle.http.fields` handles undeclared fields.
+Long lists are validated by hand, so that an invalid list gives one error instead of a million.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bridle.tokenizer.chat_settings import ToolPrompt
 
 MAX_MESSAGES = 4_096
 MAX_TOOLS = 128
-#: How long a text may be that is returned as it came, or a key of the prompt cache.
+#: The maximum length of a text that is returned unchanged, and of a prompt cache key.
 MAX_ECHO_CHARS = 512
-#: Seconds for which `prompt_cache_retention` keeps a conversation.
+#: Seconds for which `prompt_cache_retention: 24h` retains a conversation's KV.
 DAY = 86_400.0
 
 
@@ -39,7 +39,8 @@ def _refuse(message: str) -> ValueError:
 
 
 def prompts(value: Any, name: str = "prompt") -> Any:
-    """A prompt or a list of prompts, as a list of texts or of lists of ids. `name` is the field's."""
+    """Return a prompt or a list of prompts as a list of texts or of lists of token ids. `name` is the name of the
+    field."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -68,7 +69,7 @@ def _stop(value: Any) -> Any:
 
 
 def objects(name: str, limit: int) -> BeforeValidator:
-    """A list of at most `limit` JSON objects."""
+    """Return a validator for a list of at most `limit` JSON objects."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -83,7 +84,7 @@ def objects(name: str, limit: int) -> BeforeValidator:
 
 
 def texts(name: str) -> BeforeValidator:
-    """A list of strings."""
+    """Return a validator for a list of strings."""
 
     def check(value: Any) -> Any:
         if value is not None and not (isinstance(value, list) and set(map(type, value)) <= {str}):
@@ -94,7 +95,7 @@ def texts(name: str) -> BeforeValidator:
 
 
 def text_or_objects(name: str, limit: int) -> BeforeValidator:
-    """A text, or a list of at most `limit` JSON objects."""
+    """Return a validator for a text, or a list of at most `limit` JSON objects."""
     check = objects(name, limit).func
 
     def check_either(value: Any) -> Any:
@@ -112,7 +113,7 @@ JsonObjects = list[dict[str, Any]]
 
 
 class ReasoningFields(InnerFields):
-    """Limits on reasoning, in the format of several open servers."""
+    """Field `reasoning`: limits on reasoning, in the format of several open servers."""
 
     within: ClassVar[str] = "reasoning"
 
@@ -134,7 +135,7 @@ Echo = Annotated[str | None, BeforeValidator(_echo)]
 
 
 class StreamOptions(InnerFields):
-    """Additional content of a stream: usage at the end, and a notice when the device was lost."""
+    """Field `stream_options`: usage at the end of a stream, and a notice when the device was lost."""
 
     within: ClassVar[str] = "stream_options"
 
@@ -143,7 +144,7 @@ class StreamOptions(InnerFields):
 
 
 def _predicted(value: Any) -> Any:
-    """The text of OpenAI's `prediction`: an object with a text or parts of it, or the text itself."""
+    """Return the text of OpenAI's `prediction`: an object with a text or with parts, or the text itself."""
     if not isinstance(value, dict):
         return value
     content = value.get("content")
@@ -170,8 +171,8 @@ else:
 
 
 class SamplingFields(ControllerFields, _Derived):
-    """The sampling fields that all OpenAI routes take, with the further fields of open servers. Samplers that are not
-    written down here are derived."""
+    """Sampling fields of all OpenAI routes, with the further fields of open servers. Sampling fields that this class
+    does not declare are derived."""
 
     model: str | None = None
     adapter: str | None = None
@@ -219,7 +220,7 @@ class SamplingFields(ControllerFields, _Derived):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def cache_options(self, user: str) -> EventOptions:
-        """Return the request of the fields of the prompt cache. A key has one retained conversation, the latest."""
+        """Return the options for the prompt cache. A key has one retained conversation, the latest."""
         key, name = self.prompt_cache_key or "", ""
         if key:
             name = "key-" + blake2b(f"{user}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -233,26 +234,26 @@ class SamplingFields(ControllerFields, _Derived):
         return constraint_named({name: getattr(self, name) for name in NAMES})
 
     def sampling(self, **changes: Any) -> SamplingParams:
-        """Sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
+        """Return the sampling parameters of this body; `changes` override its fields. Raises `InvalidRequest`."""
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         given = {name: value for name, value in given.items() if value is not None}
         given["ignore_eos"] = ignores_eos(self, self.ignore_eos)
         return SamplingParams(**(given | changes))
 
     def filled(self, sampling: SamplingParams, model: LoadedModel) -> SamplingParams:
-        """Return `sampling` with the checkpoint's recommendations for fields that this body leaves out."""
+        """Return `sampling` with the checkpoint's recommended values for fields that this body leaves out."""
         given = {name for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
         return filled(sampling, model.defaults, given)
 
 
-#: Those with a rule of their own are left to each route.
+#: The sampling fields of all routes. A route handles fields with its own rule itself.
 _SAMPLING_FIELDS = tuple(
     name for name in fields_on("openai") if name not in ("max_tokens", "logprobs", "prompt_logprobs", "ignore_eos")
 )
 
 
 class BeamFields(SamplingFields):
-    """Fields of beam search, with `best_of` beams, and of prompt scores, for the routes that have both."""
+    """Fields of beam search, with `best_of` beams, and of prompt log-probabilities, for completions and chats."""
 
     best_of: int | None = None
     use_beam_search: bool | None = None
@@ -261,8 +262,8 @@ class BeamFields(SamplingFields):
     prompt_logprobs: int | None = None
 
     def width(self, num_wanted: int) -> int:
-        """Return the number of choices to generate for `num_wanted` answers. Refuses values that do not work with
-        streams, and fields of beam search without it."""
+        """Return the number of choices to generate for `num_wanted` answers. Raises `InvalidRequest` for values that do
+        not work with streams, and for fields of beam search without `use_beam_search`."""
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidRequest(
                 f"prompt_logprobs is {self.prompt_logprobs}; they are not available while streaming", "prompt_logprobs"
@@ -281,7 +282,7 @@ class BeamFields(SamplingFields):
 
 
 class CompletionBody(BeamFields):
-    """`POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: Prompts
     echo: bool | None = None
@@ -291,7 +292,7 @@ class CompletionBody(BeamFields):
 
 
 class ChatBody(BeamFields):
-    """`POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[JsonObjects, objects("messages", MAX_MESSAGES)]
     max_completion_tokens: int | None = None
@@ -311,7 +312,8 @@ class ChatBody(BeamFields):
     add_generation_prompt: bool | None = None
 
     def conversation(self, prefill: str = "") -> Conversation:
-        """Return the conversation and the settings of the answer, after `prefill`. Raises `InvalidRequest`."""
+        """Return the conversation and the settings of its answer, which begins with `prefill`. Raises
+        `InvalidRequest`."""
         reasoning = self.reasoning or _NO_REASONING
         messages: Sequence[Message] = self.messages
         begun = ""

@@ -1,9 +1,9 @@
-"""Similarity of texts: `/v1/score` (vLLM's format), `/v1/rerank` (that of Jina and Cohere), and `/rerank` with `texts`
-(that of text-embeddings-inference).
+"""Similarity of texts: `/v1/score` (vLLM's format), `/v1/rerank` (the format of Jina and Cohere), and `/rerank` with
+`texts` (the format of text-embeddings-inference).
 
-A cross-encoder, a classifier with one label, reads both texts at once and scores them itself. With other models a score
-is the cosine of the vectors that `/v1/embeddings` returns for the two texts. vLLM does the same for models that embed.
-A text that occurs several times in a call is computed once.
+A cross-encoder, which is a classifier with one label, reads both texts together and scores the pair. With other models,
+a score is the cosine of the two texts' embeddings, as `/v1/embeddings` returns them. vLLM does the same for embedding
+models. A text that occurs several times in a call is computed once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Pair = tuple[str, str]
 
 
 def _texts(value: Any) -> Any:
-    """One text or a list of them, each a string or the `text` of an object."""
+    """Validate one text or a list of texts; each is a string, or an object with a `text`."""
     values = value if isinstance(value, list) else [value]
     texts = [item.get("text") if isinstance(item, dict) else item for item in values]
     if not texts or not all(isinstance(text, str) and text for text in texts):
@@ -47,15 +47,16 @@ Texts = Annotated[
 
 
 class ScoreBody(TextsBody):
-    """`POST /v1/score`: one `text_1` for every `text_2`, or pairs of them."""
+    """Body of `POST /v1/score`: one `text_1` for every `text_2`, or lists of equal length that form pairs."""
 
     text_1: Texts
     text_2: Texts
 
 
 class RerankBody(TextsBody):
-    """`POST /v1/rerank`. `texts` instead of `documents` asks for the answer of text-embeddings-inference, whose
-    `truncate` cuts texts that are too long, and whose `raw_scores` are a cross-encoder's logits."""
+    """Body of `POST /v1/rerank`. With `texts` instead of `documents`, the answer has the format of
+    text-embeddings-inference. Its `truncate` cuts texts that are too long, and its `raw_scores` are a cross-encoder's
+    logits."""
 
     query: str
     documents: Texts | None = None
@@ -126,7 +127,7 @@ async def _ranks(body: RerankBody, serving: RequestLifecycle, pairs: Sequence[Pa
 async def _scores(
     body: TextsBody, serving: RequestLifecycle, pairs: Sequence[Pair], is_raw: bool = False
 ) -> tuple[list[float], str]:
-    """Return the score of each pair, and the served name."""
+    """Return the score of each pair, and the served model name."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     how = pooling_inputs.PoolingOptions(truncate=body.truncate_prompt_tokens)
     at_once = await body.hold(serving, len(texts))
@@ -140,7 +141,7 @@ async def _scores(
     name = await pooling_inputs.run_vectors(
         serving, await pooling_inputs.read_texts(serving, texts, how), at_once, keep
     )
-    # Vectors have length 1, so that their product is the cosine.
+    # Embeddings have length 1, so their dot product is the cosine.
     return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs], name
 
 

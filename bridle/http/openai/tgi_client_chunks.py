@@ -1,8 +1,8 @@
-"""The chunks of a chat in the form that text-generation, the client of text-generation-inference, reads.
+"""Converts chat chunks to the format that `text-generation`, the client library of text-generation-inference, reads.
 
-It requires a role and `tool_calls` (one object or null) in every delta. It reads every line of data as a chunk, so it
-fails at the last line of OpenAI's streams. OpenAI's own clients join repeated roles, and need that line. So only a
-client whose bodies look like text-generation's gets these chunks.
+That client requires a role and `tool_calls` (one object or null) in every delta. It parses every line of data as a
+chunk, so the last line of OpenAI's streams makes it fail. OpenAI's clients join repeated roles, and need that line. So
+only requests whose bodies look like that client's get these chunks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from bridle.http.openai.schemas import ChatBody
 
-#: Fields that it sends in every body, null or not, with this as the model.
+#: The client sends all `NATIVE_FIELDS` in every body, null or not, with this model name.
 _MODEL = "tgi"
 NATIVE_FIELDS = frozenset(
     {
@@ -39,8 +39,8 @@ def is_native_client(body: ChatBody) -> bool:
 
 
 def native_chunks() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function that converts OpenAI's chunks of one stream to those that it reads."""
-    ids: dict[tuple[int, int], str] = {}  # ids of calls, by choice and number: only the first chunk has it
+    """Return a function that converts OpenAI's chunks of one stream to the client's format."""
+    ids: dict[tuple[int, int], str] = {}  # ids of calls, by choice and number: only a call's first chunk has its id
 
     def convert(chunk: dict[str, Any]) -> dict[str, Any]:
         for choice in chunk["choices"]:

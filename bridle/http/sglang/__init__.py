@@ -1,1 +1,1 @@
-"""SGLang's own route for text: its body on `/generate`, which also takes text-generation-inference's."""
+"""SGLang's own route for text, `/generate`. The route also accepts bodies of text-generation-inference."""

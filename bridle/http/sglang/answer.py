@@ -1,5 +1,5 @@
-"""Writes the outputs of a generation as SGLang does: an object for each, with `meta_info`. In a stream each event has
-all of the text so far."""
+"""Writes the outputs of a generation in SGLang's format: an object for each output, with `meta_info`. Each event of a
+stream has the whole text so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bridle.serving.outputs.stream_extras import StreamExtras
 
 @dataclass(slots=True)
 class _Sent:
-    """Part of an output that a stream has sent."""
+    """The part of an output that a stream has sent."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Sent:
 
 
 def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
-    """A row with the further data of its output."""
+    """Return a row with the logs and variables of its output."""
     if note is not None:
         row["meta_info"] |= note.fields()
     return row
@@ -42,7 +42,7 @@ def _noted(row: dict[str, Any], note: StreamExtras | None) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SglangResponse:
-    """Writes the answer to `body`, which asked for `num_wanted` outputs of each prompt."""
+    """Writes the answer to `body`, which requests `num_wanted` outputs for each prompt."""
 
     generation: Generation
     body: SglangBody
@@ -55,7 +55,7 @@ class SglangResponse:
         return self.body.is_batch or self.num_wanted > 1
 
     def whole(self) -> Any:
-        """The answer of a call that does not stream."""
+        """Return the answer of a call that does not stream."""
         rows = []
         for part in self.generation.parts:
             for output in part.outputs:
@@ -66,7 +66,7 @@ class SglangResponse:
         return found if self.is_list or len(found) > 1 else found[0]
 
     async def stream(self, writer: SseWriter) -> None:
-        """The events of a call that streams."""
+        """Send the events of a call that streams."""
 
         async def sink(part: SubRequest, events: object) -> None:
             await writer.send(*(_noted(self._event(part, delta), note) for delta, note in part.read()))
@@ -82,7 +82,8 @@ class SglangResponse:
         return row | {"index": self._number(part, delta.index)} if self.is_list or delta.index else row
 
     def _number(self, part: SubRequest, index: int) -> int:
-        """The number of an output. With a controller each output of a prompt is a part of its own; forks come last."""
+        """Return the number of an output. With a controller, each output of a prompt is a sub-request; forks come
+        last."""
         if part.is_steered:
             return part.number if index == 0 else len(self.generation.parts) + index
         return part.number * self.num_wanted + index
@@ -119,7 +120,7 @@ class SglangResponse:
         given = part.collector.output
         first = len(given.prompt_token_ids) if start is None else start
         tokens, entries = given.prompt_token_ids[first:], (given.prompt_logprobs or [])[first:]
-        entries = [None, *entries[1:]] if entries else [None] * len(tokens)  # nothing comes before the first
+        entries = [None, *entries[1:]] if entries else [None] * len(tokens)  # nothing predicts the first token
         found: dict[str, Any] = {
             "input_token_logprobs": self._rows(tokens, entries),
             "output_token_logprobs": self._rows(sent.tokens, sent.logprobs),

@@ -1,5 +1,5 @@
-"""`POST /generate` with SGLang's body: told apart from text-generation-inference's by its fields, and answered in
-SGLang's shapes, refusals too."""
+"""`POST /generate` with SGLang's body, which is distinguished from text-generation-inference's body by its fields.
+Answers and errors have SGLang's format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridle.http.sse import SseResponse
 from bridle.http.state import http_state, json_response, serving_of
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 
-#: A body with one of these, and without `inputs`, is SGLang's.
+#: A body with one of these fields, and without `inputs`, has SGLang's format.
 _MARKS = frozenset({"text", "input_ids", "input_embeds", "sampling_params"})
 
 
@@ -30,7 +30,7 @@ def is_sglangs(data: Any) -> bool:
 
 
 async def generate(data: Any, request: Request) -> Response:
-    """The answer to a body of SGLang's."""
+    """Answer a body in SGLang's format."""
     try:
         body = checked_body(SglangBody, data)
         answer = await run_while_connected(request.receive, _answer(body, serving_of(request, body.trace)))
@@ -49,7 +49,8 @@ def _refusal(request: Request, error: BridleError) -> Response:
 
 
 async def _answer(body: SglangBody, serving: RequestLifecycle) -> SglangResponse:
-    """All refusals happen here; requests that do not stream are answered here, too."""
+    """Return the answer of a call. Invalid requests are refused before the answer begins; a call that does not stream
+    is complete."""
     try:
         given = body.completion(serving.limit(DEFAULT_MAX_TOKENS))
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""SGLang's body on `/generate`, and its counterpart on `/v1/completions`.
+"""SGLang's body of `/generate`, and its conversion to a body of `/v1/completions`.
 
-Sampling parameters are those of completions, under SGLang's names, which `bridle.compat` knows. Unsupported fields that
-would change the text are refused by name.
+Sampling parameters are converted from SGLang's names, which `bridle.compat` knows. Unsupported fields that would change
+the output are refused; the error names the field.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from bridle.http.fields import Fields
 from bridle.http.openai.schemas import CompletionBody, SamplingFields
 from bridle.safe_repr import short_repr
 
-#: As there.
+#: SGLang's default limit of output tokens.
 DEFAULT_MAX_TOKENS = 128
 _MAX_ID_CHARS = 200
-#: Fields of completions that are no sampling parameters: the body itself has them, or SGLang has none of them.
+#: Fields of completions that `sampling_params` must not have: the body itself has them, or SGLang has no such field.
 _BESIDE = frozenset(CompletionBody.model_fields) - frozenset(SamplingFields.model_fields) | frozenset(
     {"model", "adapter", "stream", "stream_options", "priority", "deadline", "trace", "rewind"}
 )
@@ -26,8 +26,8 @@ Count = int | list[int] | None
 
 
 class SglangBody(Fields):
-    """`POST /generate` with `text` or `input_ids`. If a field is a list, with one value for each prompt, all values
-    have to be the same."""
+    """Body of `POST /generate` with `text` or `input_ids`. If a field is a list with one value for each prompt, all
+    values must be equal."""
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -47,13 +47,13 @@ class SglangBody(Fields):
 
     @property
     def is_batch(self) -> bool:
-        """Return whether the answer is a list."""
+        """Return whether the answer is a list, because the body has several prompts."""
         given = self.text if self.text is not None else self.input_ids
         return isinstance(given, list) and (given is self.text or not given or isinstance(given[0], list))
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """Return the number of alternatives per token; None without log-probabilities."""
+        """Return the number of alternatives per token; None if no log-probabilities are requested."""
         return (
             (_one("top_logprobs_num", self.top_logprobs_num) or 0)
             if _one("return_logprob", self.return_logprob)
@@ -62,7 +62,7 @@ class SglangBody(Fields):
 
     @property
     def logprobs_from(self) -> int | None:
-        """From which token of the prompt on log-probabilities are wanted; None for none of them."""
+        """Return the position of the first prompt token whose log-probability is requested; None if none is."""
         start: int | None = _one("logprob_start_len", self.logprob_start_len)
         if self.num_top_logprobs is None or start is None or start == -1:
             return None
@@ -71,15 +71,15 @@ class SglangBody(Fields):
         return start
 
     def id_of(self, number: int, default: str) -> str:
-        """Return the id of the answer for a prompt: the client's, or one derived from the request."""
+        """Return the id of the answer to a prompt: the client's id, or an id derived from the request."""
         rid = self.rid
         if isinstance(rid, list):
             return rid[number]
         return f"{rid or default}_{number}" if self.is_batch else rid or default
 
     def completion(self, usual: int | None = DEFAULT_MAX_TOKENS) -> CompletionBody:
-        """The same as a body of completions, with `usual` as its limit if it sets none. Raises `InvalidRequest`, and
-        `ValidationError` about its fields."""
+        """Return the request as a body of completions. `usual` is the token limit if the body sets none. Raises
+        `InvalidRequest`, and `ValidationError` about its fields."""
         if (self.text is None) == (self.input_ids is None):
             raise InvalidRequest("one of text and input_ids must be given", "text")
         if self.token_ids_logprob:
@@ -118,7 +118,7 @@ class SglangBody(Fields):
 
 
 def _one(name: str, value: Any) -> Any:
-    """The one value of a field that may be a list. A call has one for all of its prompts."""
+    """Return the value of a field that may be a list. All prompts of a call must have the same value."""
     if not isinstance(value, list):
         return value
     if any(each != value[0] for each in value):

@@ -1,1 +1,1 @@
-"""The API of text-embeddings-inference: vectors, scores and labels of texts."""
+"""The API of text-embeddings-inference: embeddings, scores and labels of texts."""

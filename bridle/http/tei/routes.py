@@ -1,4 +1,4 @@
-"""Vectors, labels and similarities of texts, as text-embeddings-inference answers them: bare lists."""
+"""Embeddings, labels and similarities of texts, in the format of text-embeddings-inference: plain lists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ async def embed(body: EmbedBody, request: Request) -> Response:
 
 
 async def _vectors(body: EmbedBody, texts: list[Any], serving: RequestLifecycle) -> list[bytes]:
-    """Each vector as JSON, made as it comes, so that a long answer does not hold up other requests."""
+    """Return each embedding as JSON. Embeddings are encoded one by one, so that a long answer does not delay other
+    requests."""
     at_once = await body.hold(serving, len(texts))
     pooling_inputs.check_embeds(serving.model, body.dimensions)
     tokens = await pooling_inputs.read_texts(serving, texts, pooling_inputs.PoolingOptions(body.prompt_name, body.cut))
@@ -99,8 +100,8 @@ async def _predictions(body: PredictBody, serving: RequestLifecycle) -> list[lis
 
 
 async def compat(data: Any, request: Request) -> Response | None:
-    """Answer `/` for a pooling model, as hosted endpoints do; None for a model that generates, or that is not loaded.
-    The hub's client expects a list of lists of labels there."""
+    """Answer `/` for a pooling model, as hosted endpoints do; None if the model generates or is not loaded. The hub's
+    client expects a list of lists of labels from this route."""
     registry, fields = http_state(request).registry, data if isinstance(data, dict) else {}
     name = fields.get("model")
     chosen = registry.choose(base_name(name) if isinstance(name, str) else None)

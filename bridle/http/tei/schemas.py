@@ -1,4 +1,4 @@
-"""Request bodies of the routes of text-embeddings-inference, with the fields that the hub's client sends there."""
+"""Request bodies of text-embeddings-inference's routes, with the additional fields that the hub's client sends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Body(TextsBody):
 
     @property
     def cut(self) -> int | None:
-        """To how many tokens texts are cut, if they are."""
+        """Return the token limit to which texts are truncated; None if they are not truncated."""
         return AS_FITS if self.truncate and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
 
 
 class EmbedBody(_Body):
-    """`POST /embed`: a text, a list of texts, a list of token ids, or a list of such lists."""
+    """Body of `POST /embed`: a text, a list of texts, a list of token ids, or a list of such lists."""
 
     inputs: Annotated[Any, BeforeValidator(lambda value: prompts(value, "inputs")), WithJsonSchema(PROMPTS_SCHEMA)]
     normalize: bool | None = None
@@ -51,21 +51,23 @@ class Inputs(InnerFields):
 
 
 class SimilarityBody(_Body):
-    """`POST /similarity`."""
+    """Body of `POST /similarity`."""
 
     inputs: Inputs
     parameters: dict[str, Any] | None = None
 
 
 class Classifying(InnerFields):
-    """Options of labels from the hub's client: the first `top_k`, with another score function than the model's."""
+    """Options that the hub's client sends for classification: return the first `top_k` labels, and use another score
+    function than the model's."""
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
     top_k: int | None = Field(default=None, ge=1)
 
 
 class Classified:
-    """Input to classify: texts and pairs of texts, and whether the answer is a list."""
+    """The input of a classification: texts and pairs of texts. `is_batch` says whether the answer is a list of
+    lists."""
 
     def __init__(self, items: list[Item], is_batch: bool) -> None:
         self.items = items
@@ -73,7 +75,7 @@ class Classified:
 
 
 def _classified(value: Any) -> Any:
-    """A text; a list of one or two texts, which is a text or a pair; or a list of such lists."""
+    """Validate a text, a list of one text or of a pair of texts, or a list of such lists."""
     if isinstance(value, str):
         return Classified([_nonempty(value)], False)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
@@ -96,7 +98,7 @@ def _nonempty(text: str) -> str:
 
 
 class PredictBody(_Body):
-    """`POST /predict`: a text, a pair of texts, or a list of these. `parameters` are those of the hub's client."""
+    """Body of `POST /predict`: a text, a pair of texts, or a list of these. The hub's client sends `parameters`."""
 
     inputs: Annotated[Any, BeforeValidator(_classified), WithJsonSchema(_PREDICT_SCHEMA)]
     raw_scores: bool | None = None

@@ -1,4 +1,4 @@
-"""Writes the outputs of a generation in the native shapes: one object, or an event for each token."""
+"""Writes the outputs of a generation in the native format: one object, or an event for each token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NOT_LAST = {"generated_text": None, "details": None}
 
 @dataclass(slots=True)
 class TgiResponse:
-    """Writes the answer. `prompt` is the text that came. `generation` has one part, or several of which the best is
-    chosen."""
+    """Writes the answer to a native request. `prompt` is the request's text. `generation` has one sub-request, or
+    several; of several, the best output is the answer."""
 
     generation: Generation
     plan: Plan
@@ -36,11 +36,11 @@ class TgiResponse:
     def _part(self) -> SubRequest:
         return self.generation.parts[0]
 
-    # -- whole -----------------------------------------------------------------------------------------------
+    # -- complete answers ------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream. The best output is the answer; other outputs, and further branches
-        of a fork, are details."""
+        """Return the answer of a call that does not stream. The best output is the answer; other outputs, and further
+        branches of a fork, are in `best_of_sequences`."""
         (part, output), *others = self._ranked()
         answer: dict[str, Any] = {"generated_text": self._text(output)}
         if self.plan.wants_details:
@@ -73,7 +73,7 @@ class TgiResponse:
     # -- stream ----------------------------------------------------------------------------------------------
 
     async def stream(self, writer: SseWriter) -> None:
-        """An event for each token of the first output."""
+        """Send an event for each token of the first output."""
 
         async def sink(part: SubRequest, events: object) -> LiveText | None:
             for delta in part.reader.read():  # a controller's logs and variables are sent at the end
@@ -85,8 +85,8 @@ class TgiResponse:
         await self.generation.run(sink)
 
     def _events(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The events of the tokens that can be sent now. The last token waits for its successor if the output may end
-        without another token, because the last event has to bring the rest of the text."""
+        """Yield the events of the tokens that can be sent now. If the output may end without another token, the last
+        token waits for its successor, because the last event must have the rest of the text."""
         output = self._part.outputs[0]
         stop = delta.start + len(delta.tokens)
         if not delta.is_last and self._part.request.controller is not None:
@@ -100,7 +100,7 @@ class TgiResponse:
             yield self._empty_event(output)
 
     def _live_events(self, tokens: list[TokenEvent]) -> bytes:
-        """The events of tokens of which more follow."""
+        """Return the events of tokens that are not the last tokens of the output."""
         events = []
         for token in tokens:
             self._num_sent += 1
@@ -119,8 +119,8 @@ class TgiResponse:
         return event
 
     def _empty_event(self, output: CompletionOutput) -> dict[str, Any]:
-        """The event of an output that ended before its first token. Clients look for the end next to a token, so they
-        get the token that ends a text."""
+        """Return the event of an output that ended before its first token. Clients read the end of an output from a
+        token's event, so this event has the end-of-sequence token."""
         token = next(iter(self.generation.model.tokenizer.eos_token_ids), 0)
         told = self._part.trace_fields(0)
         return {"index": 1, "token": self._rows.row(token, "", None)} | self._last_words(output) | told
@@ -132,7 +132,7 @@ class TgiResponse:
             details = _ending(self._part, output) | {"input_length": num_prompt} | self._part.note_fields(0)
         return {"generated_text": self._text(output), "details": details}
 
-    # -- both ------------------------------------------------------------------------------------------------
+    # -- complete answers and streams ------------------------------------------------------------------------
 
     def _text(self, output: CompletionOutput) -> str:
         return self.prompt + output.text if self.plan.wants_full_text else output.text

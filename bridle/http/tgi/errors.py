@@ -1,4 +1,5 @@
-"""Errors on the native routes: `{"error": text, "error_type": word}`, always as JSON, with the original's statuses."""
+"""Errors of the native routes: `{"error": text, "error_type": word}`, always as JSON, with the original server's
+statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _REPLACED = {400: 422, 422: 424, 500: 424}
 
 
 def native_body(error: BridleError) -> dict[str, Any]:
-    """The JSON body of an error; the end of a controller's log is in `logs`."""
+    """Return the JSON body of an error; `logs` has the end of a controller's log."""
     kind = error_type_of(error)
     inner = error_body(error)["error"]
     prefix = "" if isinstance(error, Unauthorized) else _PREFIX.get(kind, "")
@@ -26,7 +27,7 @@ def native_body(error: BridleError) -> dict[str, Any]:
 
 
 class TgiRoute(ApiRoute):
-    """A route whose errors have the native shape."""
+    """A route whose errors have the native format."""
 
     schema: ClassVar[dict[str, Any]] = {
         "type": "object",

@@ -1,8 +1,8 @@
-"""Converts the parameters of a native body to those of the engine.
+"""Converts the parameters of a native request body to the engine's parameters.
 
-The rules are the original's: sampling is on if `do_sample` or any parameter that only sampling has is given; otherwise
-decoding is greedy. Values that switch a filter off are accepted, although the original refuses them, and do not turn
-sampling on.
+The rules are the original server's: sampling is on if `do_sample` or any parameter that only sampling uses is given;
+otherwise decoding is greedy. Values that disable a filter are accepted, although the original server refuses them, and
+do not turn sampling on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.structured_output.request_fields import native_form
 MAX_BEST_OF = 16
 MAX_TOP_TOKENS = 20
 
-#: Parameters that only sampling has, and the values that switch them off; such a value does not turn sampling on.
+#: Parameters that only sampling uses, and the values that disable them. Such a value does not turn sampling on.
 _SAMPLED: dict[str, float | None] = {
     "temperature": None,
     "top_k": 0,
@@ -35,13 +35,13 @@ _SAMPLED: dict[str, float | None] = {
     "mirostat": 0,
 }
 _MAX_FREQUENCY_PENALTY = 2.0
-_PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # that has a rule of its own
+_PASSED = tuple(name for name in fields_on("tgi") if name != "ignore_eos")  # `ignore_eos` has its own rule
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The engine's view of a body. The client wants `num_top` alternatives of each token, and the prompt's tokens if
-    `wants_prefill`. Only the last `truncate` tokens of the prompt count."""
+    """The engine's parameters for a request. The answer has `num_top` alternatives of each token, and the prompt's
+    tokens if `wants_prefill`. The model gets only the last `truncate` tokens of the prompt."""
 
     sampling: SamplingParams
     best_of: int
@@ -54,7 +54,7 @@ class Plan:
 
 
 def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan:
-    """The plan for the parameters `given`; `full_text` is the default of `return_full_text`. Raises
+    """Return the plan for the parameters `given`. `full_text` is the default of `return_full_text`. Raises
     `InvalidRequest`."""
     best_of = _best_of(given, is_stream)
     num_top = _within("top_n_tokens", given.top_n_tokens or 0, 0, MAX_TOP_TOKENS)
@@ -75,14 +75,14 @@ def plan_of(given: Parameters, is_stream: bool, full_text: bool = False) -> Plan
 
 
 def check_truncate(plan: Plan, model: LoadedModel) -> None:
-    """Refuse to cut a prompt to nothing, or to more tokens than a prompt may have."""
+    """Raise `InvalidRequest` if `truncate` is below 1 or above the maximum length of a prompt."""
     if plan.truncate is not None:
         _within("truncate", plan.truncate, 1, max_input_tokens(model))
 
 
 def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams:
-    """The parameters, with the recommendations of the model's checkpoint for omitted ones. `do_sample` false asks for
-    the most probable tokens, so it says the temperature, too."""
+    """Return the sampling parameters; omitted parameters get the values that the model's checkpoint recommends.
+    `do_sample: false` requests greedy decoding, so the recommended temperature is not used."""
     names = {own: meaning.names.get("tgi", own) for own, meaning in meanings().items()}
     said = {own for own, name in names.items() if name is not None and getattr(given, name, None) is not None}
     if given.do_sample is False:
@@ -91,7 +91,7 @@ def settled(plan: Plan, given: Parameters, model: LoadedModel) -> SamplingParams
 
 
 def max_input_tokens(model: LoadedModel) -> int:
-    """The length of the longest prompt, which leaves room for one token."""
+    """Return the length of the longest prompt that leaves room for one output token."""
     return min(model.batching.max_input_tokens, model.max_sequence_tokens - 1)
 
 
@@ -119,7 +119,7 @@ def _sampling(given: Parameters, best_of: int, num_top: int, wants_prefill: bool
         max_tokens=given.max_new_tokens,
         min_tokens=given.min_new_tokens or 0,
         logprobs=num_top,
-        keep_best=0 if best_of == 1 or given.details or wants_prefill else 1,  # details show the others, too
+        keep_best=0 if best_of == 1 or given.details or wants_prefill else 1,  # details contain the other outputs
         prompt_logprobs=0 if wants_prefill else None,
         include_stop_str_in_output=True,
         **values,

@@ -34,7 +34,7 @@ from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.lora.adapter_registry import PLACEHOLDER
 from bridle.serving.requests.prompts import process_multimodal_async
 
-#: The text by which clients of models that see put an image into a prompt.
+#: The Markdown with which clients of vision models put an image into a prompt.
 _IMAGE = re.compile(r"!\[\]\((?=data:image/|https?://)")
 _DATA = "](data:image/"
 _OTHER_FILE = re.compile(r"!\[\]\(data:((?:audio|video)/[\w.+-]{1,60})")
@@ -78,7 +78,7 @@ async def root(request: Request) -> Response:
 
 
 async def compat(data: Any, request: Request) -> Response:
-    """The answer to a body with `inputs`, whatever the model is for."""
+    """Answer a body with `inputs`, by a model that generates or a pooling model."""
     pooled = await pooled_compat(data, request)
     if pooled is not None:
         return pooled
@@ -90,7 +90,7 @@ async def compat(data: Any, request: Request) -> Response:
 
 
 async def _prepare(body: GenerateBody, request: Request, is_stream: bool, full_text: bool = False) -> TgiResponse:
-    """Everything that can be refused is refused here, before anything runs."""
+    """Return the answer of a call. Invalid requests are refused before generation begins."""
     return await run_while_connected(
         request.receive, _answer(body, serving_of(request, body.parameters.trace), is_stream, full_text)
     )
@@ -117,7 +117,7 @@ async def _answer(body: GenerateBody, serving: RequestLifecycle, is_stream: bool
 
 
 def _split_pictures(inputs: str, model: LoadedModel) -> tuple[str, list[Source]]:
-    """The text with a place for each image that is written into it, and the images."""
+    """Return the text with a placeholder for each image in it, and the images."""
     if other := _OTHER_FILE.search(inputs):
         raise UnsupportedFeature(
             f"inputs has a file of type {other[1]!r}; {reads(model.name, model.modalities)}", "inputs"
@@ -209,7 +209,7 @@ async def invocations(request: Request) -> Response:
         fields["model"] = base_name(name)
     if "inputs" in fields:
         return await compat(fields, request)
-    fields["model"] = fields.get("model") or PLACEHOLDER  # these clients mean the default, or name none
+    fields["model"] = fields.get("model") or PLACEHOLDER  # clients of this route want the default model
     if "messages" in fields:
         return await chat_completions(checked_body(ChatBody, fields), request)
     if "prompt" in fields:

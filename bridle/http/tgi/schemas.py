@@ -1,4 +1,4 @@
-"""Request bodies of the native routes. Types are strict, nulls mean absent."""
+"""Request bodies of the native routes. Types are strict, and a null field counts as missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bridle.serving.lora.adapter_registry import is_address
 
 
 def base_name(name: str | None) -> str | None:
-    """The model's name in a request. A client of text-generation-inference, which serves one model, may send the
-    server's address; that means the default model."""
+    """Return the model's name in a request; None means the default model. Clients of text-generation-inference, which
+    serves one model, may send the server's address as the name, which means the default model."""
     return None if name is not None and is_address(name) else name
 
 
@@ -23,22 +23,23 @@ ModelName = Annotated[str | None, AfterValidator(base_name)]
 
 
 class Grammar(InnerFields):
-    """The constraint on the text."""
+    """Field `grammar`: the constraint on the output text."""
 
     type: Literal["json", "json_object", "json_schema", "regex"]
     value: Any = None
 
 
 def _own_source(value: str | None) -> str | None:
-    """Refuse a source of adapters. LoRAX fetches adapters from where a request says; here the operator sets the source,
-    and a request gives only a name."""
+    """Refuse a source of adapters. LoRAX fetches adapters from a source that the request sets; here the operator sets
+    the source, and a request gives only a name."""
     if value not in (None, "", "hub", "local"):
         raise ValueError("must be hub or local: the server's settings decide where adapters come from, by their names")
     return value
 
 
 def _no_merging(value: Any) -> Any:
-    """Refuse to merge adapters, as LoRAX does for a request. Ignoring the field would answer with another model."""
+    """Refuse to merge adapters, as LoRAX does for a request. Ignoring the field would return the output of another
+    model."""
     if value:
         raise ValueError("adapters are not merged for a request; load one that was merged, and name it in adapter_id")
     return value
@@ -51,8 +52,8 @@ else:
 
 
 class Parameters(ControllerFields, _Derived):
-    """Generation parameters: the original's fields and those of LoRAX that choose an adapter, then bridle's own.
-    Samplers that are not written down here are derived."""
+    """Generation parameters: the fields of text-generation-inference, LoRAX's fields that choose an adapter, and
+    bridle's own. Sampling fields that this class does not declare are derived."""
 
     api: ClassVar[Api] = "tgi"
 
@@ -93,7 +94,8 @@ def _parameters(value: Any) -> Any:
 
 
 class GenerateBody(Fields):
-    """`POST /generate` and `POST /generate_stream`. `model` chooses among several; `stream` counts on `/` alone."""
+    """Body of `POST /generate` and `POST /generate_stream`. `model` chooses one of several models; only `/` and
+    `/invocations` read `stream`."""
 
     inputs: str
     parameters: Annotated[Parameters, BeforeValidator(_parameters)] = Field(default_factory=Parameters)

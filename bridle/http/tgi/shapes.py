@@ -1,4 +1,4 @@
-"""Pieces of native answers: rows of tokens, details, response headers."""
+"""Parts of native answers: rows of tokens, details, and response headers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _LOWEST = -9999.0  # JSON has no minus infinity
 
 
 class TokenRows:
-    """Writes tokens as objects of id, text, log-probability and whether they are special. The texts of all tokens
+    """Writes tokens as objects with id, text, log-probability, and a flag for special tokens. The texts of all tokens
     that are not special add up to the text of the output."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def row(self, token: int, text: str, entry: Logprob | None) -> dict[str, Any]:
-        """The row of one generated token, whose text is `text`."""
+        """Return the row of one generated token, whose text is `text`."""
         is_special = token in self._tokenizer.special_token_ids
         shown = self._tokenizer.token_text(token) if is_special and not text else text
         return {"id": token, "text": shown, "logprob": _number(entry), "special": is_special and shown != text}
 
     def top(self, entry: Logprob | None, num_top: int) -> list[dict[str, Any]]:
-        """The rows of the best tokens in the place of a generated one."""
+        """Return the rows of the `num_top` most probable tokens at the position of a generated token."""
         best = entry.top[:num_top] if entry is not None else ()
         return [
             {
@@ -42,7 +42,7 @@ class TokenRows:
         ]
 
     def prefill(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The prompt's tokens; the first has no log-probability."""
+        """Return the rows of the prompt's tokens. The first token has no log-probability."""
         entries = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         return [
             {
@@ -55,8 +55,8 @@ class TokenRows:
 
 
 def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop: int) -> list[str]:
-    """The text that each of the tokens `start` to `stop` added; the last token of a finished output gets
-    all the rest."""
+    """Return the text that each of the tokens `start` to `stop` added. The last token of a finished output gets the
+    rest of the text."""
     marks = [ends[start - 1] if start else 0, *ends[start:stop]]
     if output.finish_reason is not None and stop == len(output.token_ids) and stop > start:
         marks[-1] = len(output.text)
@@ -64,19 +64,20 @@ def token_texts(output: CompletionOutput, ends: Sequence[int], start: int, stop:
 
 
 def finish_word(output: CompletionOutput) -> str:
-    """The native word for how an output ended."""
+    """Return text-generation-inference's finish reason of an output."""
     if output.finish_reason is FinishReason.LENGTH:
         return "length"
     return "stop_sequence" if isinstance(output.stop_reason, str) else "eos_token"
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Exact counts, beyond the original's."""
+    """Return exact token counts, which the original server does not have."""
     return usage.fields()
 
 
 def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usage) -> dict[str, str]:
-    """Return the headers of a complete answer; times in milliseconds except for `x-compute-time`."""
+    """Return the headers of a complete answer. Times are in milliseconds, except for `x-compute-time`, which is in
+    seconds."""
     now = time.monotonic()
     submitted = call.submitted or now
     inference = now - submitted
@@ -94,7 +95,7 @@ def headers(call: RequestRecord, model: LoadedModel, num_chars: int, usage: Usag
 
 
 def stream_headers(model: LoadedModel, num_chars: int) -> dict[str, str]:
-    """The headers that are known before the first token."""
+    """Return the headers that are known before the first token."""
     return {"x-compute-type": model.info.device, "x-compute-characters": str(num_chars)}
 
 

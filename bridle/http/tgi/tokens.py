@@ -1,5 +1,6 @@
-"""Text to tokens and back, in the shapes of three servers: text-generation-inference (`inputs`), vLLM (`prompt`, or
-`messages`) and llama.cpp (`content`). The field that has the text says whose shape the answer has.
+"""Tokenization and detokenization, in the formats of three servers: text-generation-inference (`inputs`), vLLM
+(`prompt`, or `messages`) and llama.cpp (`content`). The name of the field with the text decides the format of the
+answer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Ids = Annotated[list[int], BeforeValidator(_ids), WithJsonSchema({"type": "array
 
 
 class TokenizeBody(InnerFields):
-    """`POST /tokenize`: one of `inputs`, `prompt`, `messages` and `content`."""
+    """Body of `POST /tokenize`: one of `inputs`, `prompt`, `messages` and `content`."""
 
     inputs: str | None = None
     prompt: str | None = None
@@ -54,7 +55,7 @@ class TokenizeBody(InnerFields):
 
 
 class DetokenizeBody(InnerFields):
-    """`POST /detokenize`."""
+    """Body of `POST /detokenize`."""
 
     tokens: Ids
     model: ModelName = None
@@ -123,7 +124,7 @@ _Rows = Callable[[Tokenizer, list[tuple[int, int, int]], str], list[Any]]
 
 
 async def _told(model: LoadedModel, text: str, adds_special: bool, shape: _Rows) -> list[bytes]:
-    """JSON of the tokens, some thousands at a time."""
+    """Return the tokens of a text as JSON, some thousands of tokens per entry."""
     _check(model, text, "inputs")
     return await model.in_text_thread(_encoded, model.tokenizer, text, adds_special, shape)
 
@@ -133,7 +134,8 @@ def _encoded(tokenizer: Tokenizer, text: str, adds_special: bool, shape: _Rows) 
 
 
 def _in_pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str, shape: _Rows) -> list[bytes]:
-    """There may be hundreds of thousands of tokens, so other tasks run between pieces of them."""
+    """Return the tokens as JSON in pieces, because other tasks must run between pieces of hundreds of thousands of
+    tokens."""
     pieces = (shape(tokenizer, rows[at : at + _ROWS_PER_PIECE], text) for at in range(0, len(rows), _ROWS_PER_PIECE))
     return [msgspec.json.encode(piece)[1:-1] for piece in pieces]
 
@@ -150,7 +152,7 @@ def _plain(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) ->
 
 
 def _pieces(tokenizer: Tokenizer, rows: list[tuple[int, int, int]], text: str) -> list[Any]:
-    """llama.cpp's: a token that is no whole text shows as the numbers of its bytes."""
+    """Return tokens in llama.cpp's format: a token that is not valid UTF-8 is written as a list of its bytes."""
     found: list[Any] = []
     for token, _, _ in rows:
         data = tokenizer.token_bytes(token)

@@ -1,4 +1,4 @@
-"""OpenAI's batches on the server: files of requests, and their answers in the background."""
+"""OpenAI's batches: users upload files of requests, and the server answers them in the background."""
 
 from bridle.http.openai.batches import files, routes
 

@@ -1,4 +1,4 @@
-"""`/v1/files`: files of requests that users upload, and files of answers."""
+"""`/v1/files`: batch files that users upload, and files of answers that the server writes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def content(file_id: str, request: Request) -> Response:
 
 
 def _checked(form: dict[str, FormPart]) -> FormPart:
-    """The file of a form for a batch."""
+    """Return the batch file in an uploaded form. Raises `InvalidRequest`."""
     for name in form.keys() - {"file", "purpose"}:
         shown = short_repr(name)
         raise UnsupportedFeature(f"{shown} is not supported: all files are kept for the same time; omit it", name[:80])
@@ -75,5 +75,5 @@ def _checked(form: dict[str, FormPart]) -> FormPart:
 
 
 def _store(request: Request) -> tuple[FileStore, str]:
-    """The files of the server, and the user of a request."""
+    """Return the server's file store, and the user of a request."""
     return http_state(request).files, identity_of(request).user

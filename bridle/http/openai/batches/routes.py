@@ -1,4 +1,4 @@
-"""`/v1/batches`: batches are created, listed, read and cancelled."""
+"""`/v1/batches`: routes that create, list, read and cancel batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class BatchBody(InnerFields):
-    """`POST /v1/batches`: a file of requests, all for one endpoint."""
+    """Body of `POST /v1/batches`: a file of requests, all for one endpoint."""
 
     input_file_id: str
     endpoint: str

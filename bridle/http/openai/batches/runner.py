@@ -1,7 +1,8 @@
-"""Answers batches in the background: a bounded number of lines at once, behind all other requests.
+"""Answers batches in the background: a limited number of lines at once, with the lowest priority.
 
-One batch of a user runs at a time, and a bounded number of all users. The lines go through the application, so they are
-checked, limited and counted like the user's other requests. A line that is refused for want of room is sent again.
+One batch of each user runs at a time, and `MAX_RUNNING` batches of all users. The lines go through the application, so
+they are checked, limited and counted like the user's other requests. A line that an overloaded server refuses is sent
+again.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from bridle.serving.tenancy.rate_limit import MAX_PRIORITY
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-#: How many batches run at once, how many lines of each, and how many lines and bytes of answers one may have.
+#: Limits: running batches, lines at once of a batch, lines of a batch, and bytes of a batch's answers.
 MAX_RUNNING, MAX_IN_FLIGHT, MAX_LINES, MAX_ANSWER_BYTES = 4, 8, 50_000, 16 << 20
 _MAX_ERRORS = 100
 _MAX_PAUSE = 60  # seconds before a line is sent again
-_MAX_TRIES = 16  # of a line that the server cannot answer
+_MAX_TRIES = 16  # attempts to send a line while the server answers 503
 _WHY = {
     "expired": "the batch expired before this line was answered; send it in a new batch",
     "cancelled": "the batch was cancelled before this line was answered",
@@ -40,15 +41,16 @@ _WHY = {
 
 
 class Line(NamedTuple):
-    """A request and the number of its line."""
+    """A request of a batch file, and its line number."""
 
     number: int
     request: BatchRequest
 
 
 class BatchRunner:
-    """Runs the batches of a server. `identify` finds a batch's user, as they are now; None for one without a key. When
-    the server `is_closing`, lines begin no more, and their batches stay unfinished. Used from one event loop."""
+    """Runs the batches of a server. `identify` returns the user of a batch with present rights; None if the user has no
+    key. While `is_closing` returns true, no further line begins, and batches stay unfinished. Use the runner in one
+    event loop only."""
 
     def __init__(
         self,
@@ -61,11 +63,11 @@ class BatchRunner:
     ) -> None:
         self._app, self._files, self._batches = app, files, batches
         self._identify, self._is_closing, self.sleep = identify, is_closing, sleep
-        self.waiting: dict[str, deque[Batch]] = {}  # of each user; the user who waits longest first
-        self.running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # of each user; with the batch's id
+        self.waiting: dict[str, deque[Batch]] = {}  # by user; the user who waits longest is first
+        self.running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by user: id and task
 
     async def run(self) -> None:
-        """Continue unfinished batches; runs until it is cancelled, which ends all lines."""
+        """Continue unfinished batches. Runs until it is cancelled, which cancels all running lines."""
         for batch in self._batches.unfinished():
             self.start(batch)
         try:
@@ -78,7 +80,7 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(self, batch: Batch) -> None:
-        """Answer a batch when it is its turn."""
+        """Queue a batch; it runs when a slot for its user is free."""
         self.waiting.setdefault(batch.user, deque()).append(batch)
         self._fill()
 
@@ -92,10 +94,10 @@ class BatchRunner:
         return self._end(cancelled, "cancelled")
 
     def _leave_queue(self, batch: Batch) -> None:
-        """Forget a batch that waits: a user may create and cancel any number of them."""
+        """Remove a waiting batch from its queue, because a user may create and cancel any number of batches."""
         kept = deque(each for each in self.waiting.get(batch.user, ()) if each.id != batch.id)
         if kept:
-            self.waiting[batch.user] = kept  # in its place among the users
+            self.waiting[batch.user] = kept  # keeps the user's position in the queue
         else:
             self.waiting.pop(batch.user, None)
 
@@ -115,7 +117,7 @@ class BatchRunner:
         self._fill()
 
     async def _run_safely(self, batch: Batch) -> None:
-        """Run a batch to its end. Whatever happens, the next one has its turn."""
+        """Run a batch to its end. The next batch runs in any case, even after an unexpected error."""
         try:
             await self._run(batch)
         except UnknownBatch:
@@ -155,7 +157,7 @@ class BatchRunner:
         return "closing" if self._is_closing() else None
 
     def _open(self, batch: Batch, lines: list[Line]) -> Iterator[Line]:
-        """Yield the lines without an answer, as long as lines may begin."""
+        """Yield the lines that have no answer yet, as long as further lines may begin."""
         answers = self._batches.answers(batch)
         for line in lines:
             if line.number not in answers.good and line.number not in answers.bad:
@@ -164,12 +166,12 @@ class BatchRunner:
                 yield line
 
     async def _answer(self, batch: Batch, line: Line) -> None:
-        """Answer a line, unless the batch ends before."""
+        """Answer a line, unless the batch ends first."""
         for attempt in count():
             answer = await self._send(batch, line.request)
             status = answer["response"]["status_code"]
             if status >= 400 and self._is_closing():
-                return  # the answer may come from the server's end
+                return  # the shutdown may be the cause of the error
             if status != 429 and (status != 503 or attempt >= _MAX_TRIES):
                 self._batches.add_answer(batch, line.number, status < 400, _encode(answer))
                 return
@@ -186,7 +188,7 @@ class BatchRunner:
         return await answer_request(self._app, last, sender)
 
     def _refuse(self, batch: Batch, errors: list[dict[str, object]]) -> None:
-        """End a batch none of whose lines can be answered."""
+        """End a batch as failed, because none of its lines can be answered."""
         try:
             self._batches.change(batch, "failed", errors=errors)
         except (UnknownBatch, Overloaded):
@@ -194,7 +196,8 @@ class BatchRunner:
         self._batches.forget_answers(batch)
 
     def _end(self, batch: Batch, status: str, lines: list[Line] | None = None) -> Batch:
-        """Write the files of a batch, with an error for each line that has no answer, and give it its last status."""
+        """Write the files of a batch, with an error for each line without an answer, and set the batch's final
+        status."""
         answers = self._batches.answers(batch)
         for number, request in lines or ():
             if number not in answers.good and number not in answers.bad:
@@ -214,7 +217,7 @@ class BatchRunner:
 
 
 def read_lines(content: bytes, endpoint: str) -> tuple[list[Line], list[dict[str, object]]]:
-    """Return the requests of a file for one endpoint, and the errors of its lines, at most 100."""
+    """Return the requests of a file for one endpoint, and the errors of its lines, at most `_MAX_ERRORS`."""
     reader, lines, errors = LineReader((endpoint,)), [], []
     for number, line in enumerate(content.split(b"\n"), 1):
         try:

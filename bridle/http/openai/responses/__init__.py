@@ -1,5 +1,4 @@
-"""OpenAI's Responses API: its items become bridle's conversations, and turns become its
-items."""
+"""OpenAI's Responses API: converts request items to bridle's conversations, and answers to items."""
 
 from bridle.http.openai.responses import conversations, routes, stored
 

@@ -1,4 +1,4 @@
-"""`/v1/conversations`: items that the server keeps for a client, and that responses continue from and add to."""
+"""`/v1/conversations`: conversations that the server stores for a client. Responses continue them and add items."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _Items = Annotated[JsonObjects | None, objects("items", MAX_MESSAGES)]
 
 
 class ConversationBody(InnerFields):
-    """`POST /v1/conversations`: the first items."""
+    """Body of `POST /v1/conversations`: the first items."""
 
     items: _Items = None
     metadata: Metadata = None
 
 
 class UpdateBody(InnerFields):
-    """`POST /v1/conversations/{conversation_id}`: the metadata that replace the earlier ones."""
+    """Body of `POST /v1/conversations/{conversation_id}`: the new metadata, which replace the earlier metadata."""
 
     metadata: Metadata = None
 
 
 class ItemsBody(InnerFields):
-    """`POST /v1/conversations/{conversation_id}/items`: items to add."""
+    """Body of `POST /v1/conversations/{conversation_id}/items`: the items to add."""
 
     items: Annotated[JsonObjects, objects("items", MAX_MESSAGES)]
 
@@ -92,7 +92,7 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
 
 
 def _store(request: Request) -> tuple[ConversationStore, str]:
-    """The conversations of the server, and the user of a request."""
+    """Return the server's store of conversations, and the user of a request."""
     return http_state(request).conversations, identity_of(request).user
 
 

@@ -1,5 +1,5 @@
-"""Conversion of request items to chat messages. Reasoning, text and calls of a turn become one message. Errors name
-the item."""
+"""Converts request items to chat messages. Reasoning, text and calls of one answer become one message. Errors name the
+invalid item."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bridle.safe_repr import short_repr
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 _MEDIA = ("input_image", "input_audio")
-#: What a message of the assistant may be: said on the way, or the answer itself.
+#: The phases of an assistant's message: a comment before the answer, or the answer.
 PHASES = ("commentary", "final_answer")
 
 
 def messages_of(instructions: str | None, items: str | JsonObjects, has_media: bool) -> JsonObjects:
-    """The messages; images and sounds are left in them if the model `has_media`. Raises `InvalidRequest`, and
-    `UnsupportedFeature` for items that no route reads."""
+    """Return the chat messages of items. If `has_media`, images and audio stay in the messages. Raises
+    `InvalidRequest`, and `UnsupportedFeature` for unsupported item types."""
     messages: JsonObjects = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
@@ -33,7 +33,7 @@ def messages_of(instructions: str | None, items: str | JsonObjects, has_media: b
 
 
 def as_item(item: dict[str, Any]) -> dict[str, Any]:
-    """An item with a kind and a status, and its content as parts."""
+    """Return an item with a type and a status, and its content as a list of parts."""
     listed: dict[str, Any] = {"type": "message", "status": "completed"}
     listed |= {name: value for name, value in item.items() if value is not None}
     if listed["type"] == "message" and isinstance(listed.get("content"), str):
@@ -43,7 +43,7 @@ def as_item(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_items(before: JsonObjects, items: JsonObjects) -> None:
-    """Raise the error of `messages_of` for the first of these items that cannot follow those before it."""
+    """Raise the error of `messages_of` for the first of `items` that cannot follow the items in `before`."""
     reader = _ItemReader([], has_media=True)
     for position, item in enumerate(before):
         reader.add(item, f"item {position} of the conversation")
@@ -52,7 +52,7 @@ def check_items(before: JsonObjects, items: JsonObjects) -> None:
 
 
 class _ItemReader:
-    """Adds items to `messages`."""
+    """Converts items to chat messages, and appends them to `messages`."""
 
     def __init__(self, messages: JsonObjects, has_media: bool) -> None:
         self._messages, self._has_media = messages, has_media
@@ -113,13 +113,13 @@ class _ItemReader:
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": result})
 
     def _turn(self) -> dict[str, Any]:
-        """The assistant's message that is being built."""
+        """Return the assistant's message that is being built."""
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._messages.append({"role": "assistant", "content": ""})
         return self._messages[-1]
 
     def _content(self, content: Any, where: str) -> str | JsonObjects:
-        """The text of parts; the parts themselves, in order, where some are images or sounds, or files elsewhere."""
+        """Return the text of parts. If some parts are images, audio or file URLs, return all parts in order."""
         if not isinstance(content, list) or not any(self._stays(part) for part in content):
             return self._text(content, where)
         return [

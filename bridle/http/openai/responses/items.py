@@ -1,4 +1,4 @@
-"""A turn as items, built from the pieces that readers find, with the events that report how the items grow."""
+"""An answer as items, built from the pieces of output, with the events that report the growth of each item."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ Item = dict[str, Any]
 
 
 class ItemWriter:
-    """Builds `items`, which are complete once the writer is closed. Until then the last one may be open. `names` are
-    those of functions in namespaces. A message is commentary, unless it is the last item: then it is the answer."""
+    """Builds `items`; they are complete when the writer is closed. Until then, the last item may be open. `names` maps
+    flat names to functions in namespaces. The last message is the answer if it is the last item; other messages are
+    commentary."""
 
     def __init__(self, response_id: str, names: Mapping[str, Name]) -> None:
         self.items: list[Item] = []
@@ -22,11 +23,11 @@ class ItemWriter:
         self._is_open = False
 
     def add(self, pieces: Iterable[StreamDelta]) -> list[Event]:
-        """Add pieces; returns their events."""
+        """Add pieces of output; return their events."""
         return [event for piece in pieces for event in self._of(piece)]
 
     def close(self, status: str = "completed") -> list[Event]:
-        """End the last item; an answer without any item gets an empty message."""
+        """Close the last item; return the events. An answer without any item gets an empty message."""
         opened = [] if self.items else self._begin("message", _message(f"msg_{self._id}_0"))
         return [*opened, *self._end(status, "final_answer")]
 
@@ -46,7 +47,7 @@ class ItemWriter:
                 return [self._event("response.function_call_arguments.delta", delta=piece.text)]
 
     def _begin(self, kind: str, item: Item) -> list[Event]:
-        """Open an item, unless one of that kind is open."""
+        """Open an item, unless the open item has the same type."""
         if self._is_open and self.items[-1]["type"] == kind:
             return []
         events = self._end()
@@ -92,7 +93,7 @@ class ItemWriter:
         return begun | name | {"arguments": ""}
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        """An event about the last item."""
+        """Return an event about the last item."""
         about = {} if "item" in fields else {"item_id": self.items[-1]["id"]}
         return {"type": kind, "output_index": len(self.items) - 1} | about | fields
 

@@ -1,4 +1,4 @@
-"""An answer of the Responses API: a generation, and the response built from it, whole or as events."""
+"""An answer of the Responses API: a generation, and the response built from it, complete or as events."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from bridle.serving.outputs.response_store import ResponseStore
 from bridle.serving.requests.request_builder import EventOptions
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
-#: What is told of a request as it came, and of how its tokens are sampled.
+#: The request fields that a response repeats unchanged; `_asked` has the fields with defaults.
 _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
     *("safety_identifier", "prompt_cache_key"),
 )
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
-#: What clients expect of the form of an answer.
+#: The default fields of a `json_schema` format in a response.
 _FORM = {"name": "answer", "description": None, "schema": None, "strict": False}
-#: Takes events, which go to the client in one piece.
+#: Sends a list of events to the client in one write.
 SendEvents = Callable[[list[Event]], Awaitable[None]]
 
 
 async def begin(
     body: ResponsesBody, serving: RequestLifecycle, most_tokens: int | None = None
 ) -> tuple[Generation, ChatRequest]:
-    """Return the checked generation for a body; unless it streams, it has run. `input` are all items of the
-    conversation. It has `most_tokens`, or the rest of the context."""
+    """Return the validated generation for a body. The generation has run, unless the body streams. `input` must have
+    all items of the conversation. The output has `most_tokens` tokens at most, or the rest of the context."""
     if body.offered.skipped:
         _log.info("tools left out", id=serving.story.id, types=body.offered.skipped)
     model = await serving.acquire_model(
@@ -63,7 +63,7 @@ async def begin(
 
 
 def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
-    """Token counts, by the names that they have here."""
+    """Return token counts under the field names of the Responses API."""
     shape = usage_shape(generation.usage, turn.num_thinking(generation.parts[0].outputs[0].token_ids))
     return {
         "input_tokens": shape["prompt_tokens"],
@@ -77,9 +77,9 @@ def usage_of(generation: Generation, turn: ChatRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes the output of a generation in the shape of this API. A response that has to be stored goes into `book`;
-    any other one into `passing`, if there is one. With `is_warm_up` only the prompt is computed, so that a request that
-    continues from this response is faster. `thread` adds the response to its conversation."""
+    """Writes the output of a generation in the format of the Responses API. A response with `store` goes into `book`,
+    another response into `passing`, if given. With `is_warm_up`, only the prompt is computed, so that a request that
+    continues this response is faster. `thread` adds the response to its conversation."""
 
     generation: Generation
     turn: ChatRequest
@@ -99,7 +99,7 @@ class ResponseWriter:
         self._items = ItemWriter(self.call_id, self.body.offered.names)
 
     def whole(self) -> dict[str, Any]:
-        """The answer of a call that does not stream."""
+        """Return the answer of a call that does not stream."""
         output = self.generation.parts[0].outputs[0]
         self._reader = self.turn.reader(is_whole=True, is_cut=self._status == "incomplete")
         self._items.add(self._reader.push(output.text, is_last=True))
@@ -108,7 +108,7 @@ class ResponseWriter:
         return self._stored(self._response(self._status) | self._note_fields())
 
     async def stream(self, send: SendEvents, writer: SseWriter | None = None) -> None:
-        """The events of an answer that streams, as it runs. Those of more text may go straight to `writer`."""
+        """Send the events of an answer while it is generated. Events of more text may go directly to `writer`."""
         begun = self._response("in_progress")
         await send(self._numbered({"type": f"response.{it}", "response": begun} for it in ("created", "in_progress")))
 
@@ -129,14 +129,14 @@ class ResponseWriter:
         await send(self._numbered([*events, {"type": f"response.{self._status}", "response": response}]))
 
     def failure(self, error: BridleError) -> Event:
-        """The event of a response that failed."""
+        """Return the event of a response that failed."""
         inner = error_body(error)["error"]
         told = {"code": inner["code"], "message": inner["message"]}
         response = self._response("failed") | {"error": told}
         return {"type": "response.failed", "sequence_number": next(self._numbers), "response": response}
 
     def _keep(self) -> None:
-        """Remember the answer for the next call of the conversation."""
+        """Store the answer's tokens for the next call of the conversation."""
         (part,) = self.generation.parts
         self.turn.keep(self.generation.model, part.request, [(part.outputs[0], self._reader.found)])
 
@@ -149,7 +149,7 @@ class ResponseWriter:
         return self.body.store is not False
 
     def _stored(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response; it is kept if its client wants that, and if there is room."""
+        """Add the response to its conversation, store it if the request asks for that, and return it."""
         if self.thread is not None and not self.is_warm_up:
             self.thread.end(response["output"])
         user = self.generation.parts[0].request.tenant
@@ -160,11 +160,11 @@ class ResponseWriter:
         return response
 
     def _note_fields(self) -> dict[str, Any]:
-        """Logs and variables of a controller."""
+        """Return the logs and variables of a controller."""
         return self.generation.parts[0].note_fields(0)
 
     def _grown(self, text: str, is_last: bool = False) -> list[Event]:
-        """The events of more text."""
+        """Return the events for more text."""
         return self._numbered(self._items.add(self._reader.push(text, is_last)))
 
     def _numbered(self, events: Iterable[Event]) -> list[Event]:
@@ -200,7 +200,7 @@ class ResponseWriter:
         }
 
     def _asked(self) -> dict[str, Any]:
-        """Return the request fields in the answer, with their defaults."""
+        """Return the request fields that a response repeats, with defaults for missing fields."""
         body, sampling = self.body, self.generation.parts[0].request.sampling
         form = (body.text.format if body.text is not None else None) or {"type": "text"}
         return {

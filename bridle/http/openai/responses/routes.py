@@ -1,5 +1,5 @@
-"""`POST /v1/responses` and `POST /v1/responses/compact`. Unless `store` is false, the conversation is stored for
-later requests."""
+"""`POST /v1/responses` and `POST /v1/responses/compact`. Unless `store` is false, the response is stored for later
+requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bridle.http.state import HttpState, http_state, json_response, serving_of
 from bridle.http.typed_sse import send_events, with_last_event
 from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 
-#: How long a summary may be unless the request says otherwise, and how much is kept of what the user said, as JSON.
+#: The default limit of a summary in tokens; `KEPT_BYTES` limits the user's messages that are kept, as JSON.
 SUMMARY_TOKENS = 1_024
 KEPT_BYTES = 64 << 10
 _ASK = (
@@ -61,7 +61,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
 
 
 async def _answer(body: ResponsesBody, serving: RequestLifecycle, http: HttpState) -> ResponseWriter:
-    """Return the answer of a call; complete unless it streams."""
+    """Return the answer of a call. The answer is complete unless the call streams."""
     user, thread = serving.identity.user, body.turn(http.conversations, serving.identity.user)
     body = body.model_copy(update={"input": body.items(http.responses, http.conversations, user)})
     generation, turn = await begin(body, serving)
@@ -69,7 +69,7 @@ async def _answer(body: ResponsesBody, serving: RequestLifecycle, http: HttpStat
 
 
 async def _compacted(body: CompactBody, serving: RequestLifecycle, http: HttpState) -> dict[str, Any]:
-    """Shorten a conversation: keep the user's last messages, and let the model summarize everything. Raises
+    """Shorten a conversation: keep the user's last messages, and let the model summarize the whole conversation. Raises
     `InvalidRequest`."""
     said = body.items(http.responses, http.conversations, serving.identity.user)
     if not said:
@@ -90,7 +90,7 @@ async def _compacted(body: CompactBody, serving: RequestLifecycle, http: HttpSta
 
 
 def _kept(said: JsonObjects, name: str) -> JsonObjects:
-    """Return the user's last messages that have room."""
+    """Return the user's last messages whose JSON fits into `KEPT_BYTES`."""
     kept: JsonObjects = []
     room = KEPT_BYTES
     for number, item in reversed(list(enumerate(said))):

@@ -1,7 +1,7 @@
-"""Bodies of the Responses API, and the conversation that each is converted to.
+"""Request bodies of the Responses API, and their conversion to conversations.
 
-A reference to an earlier response means its input items and its output items, a reference to a conversation all of its
-items.
+A reference to an earlier response stands for its input and output items. A reference to a conversation stands for all
+of its items.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridle.serving.outputs.conversation_store import ConversationStore, Convers
 from bridle.serving.outputs.response_store import ResponseStore
 from bridle.tokenizer.chat_settings import ToolPrompt
 
-#: How many entries `metadata` may have, which is returned with every answer.
+#: The maximum number of entries in `metadata`, which every response repeats.
 MAX_METADATA = 16
 
 
@@ -47,7 +47,7 @@ Metadata = Annotated[dict[str, str] | None, BeforeValidator(_metadata)]
 
 
 class ConversationFields(InnerFields):
-    """The conversation that a request continues, as an object."""
+    """The conversation that a request continues, in the object form of the field `conversation`."""
 
     within: ClassVar[str] = "conversation"
 
@@ -55,7 +55,7 @@ class ConversationFields(InnerFields):
 
 
 class TextFields(InnerFields):
-    """The form of the answer."""
+    """Field `text`: the format of the answer."""
 
     within: ClassVar[str] = "text"
 
@@ -63,8 +63,8 @@ class TextFields(InnerFields):
 
 
 class ResponsesBody(SamplingFields):
-    """`POST /v1/responses`. In addition to OpenAI's fields, the body has the fields of the other routes for sampling,
-    controllers and constraints."""
+    """Body of `POST /v1/responses`. In addition to OpenAI's fields, the body has bridle's fields for sampling,
+    controllers and constraints, as on other routes."""
 
     input: Annotated[str | JsonObjects, text_or_objects("input", MAX_MESSAGES)]
     instructions: str | None = None
@@ -91,26 +91,26 @@ class ResponsesBody(SamplingFields):
 
     @cached_property
     def offered(self) -> Tools:
-        """The tools. Raises `InvalidRequest`."""
+        """Return the tools of the request. Raises `InvalidRequest`."""
         return read_tools(self.tools)
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation that the request continues."""
+        """Return the id of the conversation that the request continues."""
         given = self.conversation
         return given.id if isinstance(given, ConversationFields) else given
 
     def items(self, book: ResponseStore, conversations: ConversationStore, user: str) -> JsonObjects:
-        """Return all items: those of the conversation, or the input and output of the earlier response, and the new
-        input. Raises `UnknownResponse`, `UnknownConversation`, and `InvalidRequest` if there are too many."""
+        """Return all items: the earlier items, from the conversation or the previous response, and the new input.
+        Raises `UnknownResponse` or `UnknownConversation`, and `InvalidRequest` if there are too many items."""
         said = [*self._before(book, conversations, user), *self._given]
         if len(said) > MAX_MESSAGES:
             raise InvalidRequest(f"with those before, input has {len(said)} entries; at most {MAX_MESSAGES}", "input")
         return said
 
     def turn(self, conversations: ConversationStore, user: str) -> ConversationTurn | None:
-        """Return the function that adds the request and its answer to its conversation; None if it has none. Raises
-        `UnknownConversation`, and `InvalidRequest` if there is no room."""
+        """Return the function that adds the request and its answer to its conversation; None without a conversation.
+        Raises `UnknownConversation`, and `InvalidRequest` if the conversation is full."""
         name = self.conversation_id
         return None if name is None else conversations.begin_turn(user, name, list(map(as_item, self._given)))
 
@@ -129,8 +129,8 @@ class ResponsesBody(SamplingFields):
         return [] if name is None else [*book.input_items(user, name), *book.response(user, name)["output"]]
 
     def to_chat(self, model: str, modalities: Collection[str] = ()) -> ChatBody:
-        """The same as a chat with `model`, which reads files of `modalities`. Raises `InvalidRequest` that names the
-        item, the tool or the field."""
+        """Return the request as a chat with `model`, which reads media of `modalities`. Raises `InvalidRequest` that
+        names the invalid item, tool or field."""
         self._check()
         given = {name: getattr(self, name) for name in SamplingFields.model_fields}
         if self.text is not None and self.text.format is not None:
@@ -153,7 +153,7 @@ class ResponsesBody(SamplingFields):
         )
 
     def _check(self) -> None:
-        """Refuse options that this server does not support."""
+        """Raise `UnsupportedFeature` or `InvalidRequest` for options that this server does not support."""
         if self.n is not None and self.n != 1:
             raise InvalidRequest(f"n is {self.n}; a response has one answer", "n")
         if self.prompt is not None:
@@ -169,14 +169,14 @@ class ResponsesBody(SamplingFields):
 
 
 class CompactBody(ResponsesBody):
-    """`POST /v1/responses/compact`."""
+    """Body of `POST /v1/responses/compact`."""
 
     model: str
     input: Annotated[str | JsonObjects, text_or_objects("input", MAX_MESSAGES)] = Field(default_factory=list)
 
 
 def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of an answer in the shape of the chat API."""
+    """Return the answer's format as the chat API's `response_format`."""
     if form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
     return {"type": form.get("type")}

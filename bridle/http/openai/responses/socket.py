@@ -1,7 +1,7 @@
-"""Responses over a WebSocket at `/v1/responses`: each message asks for one, and its events come back as messages.
+"""Responses over a WebSocket at `/v1/responses`: each client message requests a response, and each event is a message.
 
-A connection has one response at a time, in the order of its requests. A response that is not stored can be continued
-over the same connection, until the next one or a failure.
+A connection runs one response at a time, in the order of its requests. A response that is not stored can be continued
+on the same connection, until the next response or a failure.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from bridle.serving.tracing.trace_store import wish_of
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 PATH = "/v1/responses"
-#: How long a connection may last, in seconds, and how many messages may wait for the response before theirs.
+#: The maximum duration of a connection in seconds, and of messages that wait for earlier responses.
 MAX_SECONDS, MAX_WAITING = 3_600.0, 8
-_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
-#: What a message may have in addition to the fields of a request over HTTP, and what means nothing here.
+_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # close codes of WebSockets
+#: Message fields that HTTP requests do not have, or that have no effect here.
 _BESIDE = ("type", "stream", "stream_options", "generate")
 
 
 class ConnectionExpired(ProtocolError):
-    """A connection has lasted as long as one may."""
+    """The connection has reached its maximum duration."""
 
     code = "websocket_connection_limit_reached"
 
 
 class PreviousNotFound(InvalidRequest):
-    """The response that a request continues from is neither stored nor the last one of its connection."""
+    """The previous response is neither stored nor the last response of the connection."""
 
     code = "previous_response_not_found"
 
 
 class ResponsesSockets:
-    """The ASGI application of all connections."""
+    """The ASGI application that serves all WebSocket connections."""
 
     paths = (PATH,)
 
@@ -73,7 +73,7 @@ class ResponsesSockets:
                 {"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": "not from pages of this origin"}
             )
             return
-        await receive()  # websocket.connect
+        await receive()  # receives `websocket.connect`
         await send({"type": "websocket.accept"})
         head = HTTPConnection(scope)
         STRICTNESS.set((head.headers, settings.strict_fields))
@@ -85,34 +85,34 @@ class ResponsesSockets:
             self._open.discard(connection)
 
     def drain(self, seconds: float) -> None:
-        """Refuse new responses; running ones have `seconds` to finish."""
+        """Refuse new responses. Running responses have `seconds` to finish."""
         for connection in self._open:
             connection.end()
 
     async def close(self) -> None:
-        """End all responses, and tell the clients."""
+        """Cancel all responses, and report the shutdown to the clients."""
         for connection in list(self._open):
             connection.end(EngineClosed("the server was shut down"))
 
 
 class _Connection:
-    """One client."""
+    """The connection of one client."""
 
     def __init__(self, http: HttpState, head: HTTPConnection, receive: Receive, send: Send) -> None:
         self._http, self._head, self._identity = http, head, identity_of(head)
         self._receive, self._send = receive, send
-        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()  # None: there will be no more
+        self._messages: asyncio.Queue[str | bytes | None] = asyncio.Queue()  # None: no further message comes
         self._work: asyncio.Task[None] | None = None
-        self._num_waiting = 0  # bytes of messages
+        self._num_waiting = 0  # bytes of waiting messages
         self._useless = RateBudget()
-        self._last: str | None = None  # the response that can be gone on from, though it is not stored
+        self._last: str | None = None  # the last response, if it is not stored
         self._error: BridleError | None = None  # why the connection ends
         self._is_over = False
 
-    # -- its life --------------------------------------------------------------------------------------------------
+    # -- connection ------------------------------------------------------------------------------------------------
 
     async def serve(self, max_seconds: float) -> None:
-        """Answer messages until the client disconnects, or its time runs out."""
+        """Answer messages until the client disconnects, or the connection reaches its maximum duration."""
         reader = asyncio.create_task(self._read())
         timer = asyncio.get_running_loop().call_later(max_seconds, self._expire, max_seconds)
         try:
@@ -132,7 +132,8 @@ class _Connection:
             self._forget()
 
     def end(self, error: BridleError | None = None) -> None:
-        """End once the running response has ended; at once with an `error`, which the client receives."""
+        """Close the connection when the running response has ended. With an `error`, close at once and send the
+        error."""
         self._is_over, self._error = True, error
         self._messages.put_nowait(None)
         if error is not None and self._work is not None:
@@ -142,7 +143,7 @@ class _Connection:
         self.end(ConnectionExpired(f"a connection lasts for {max_seconds:g} s; open another one"))
 
     async def _read(self) -> None:
-        """Read messages, also while a response runs, so that a disconnect is noticed."""
+        """Read messages, also while a response runs, so that the server notices a disconnect."""
         while (event := await self._receive())["type"] != "websocket.disconnect":
             message = event.get("text") or event.get("bytes") or ""
             self._num_waiting += len(message)
@@ -156,7 +157,7 @@ class _Connection:
             self._work.cancel()
 
     async def _leave(self) -> None:
-        """Send the reason, unless the client has disconnected."""
+        """Send the reason for closing, unless the client has disconnected."""
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             if self._error is not None:
                 await self._tell([_failure(self._error)])
@@ -164,21 +165,21 @@ class _Connection:
             await self._send({"type": "websocket.close", "code": code, "reason": ""})
 
     async def _tell(self, events: list[Event]) -> None:
-        """Send events. Raises `TimeoutError` if the client does not take them."""
+        """Send events. Raises `TimeoutError` if the client reads too slowly."""
         async with asyncio.timeout(self._http.settings.send_timeout):
             for event in events:
                 await self._send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
 
     def _forget(self) -> None:
         if self._last is not None:
-            with contextlib.suppress(UnknownResponse):  # it has had its time
+            with contextlib.suppress(UnknownResponse):  # the response has expired
                 self._http.passing.delete(self._identity.user, self._last)
         self._last = None
 
     # -- a response ------------------------------------------------------------------------------------------------
 
     async def _answer(self, message: str | bytes) -> None:
-        """Answer one message, whatever it is."""
+        """Answer one message; every error is reported or logged."""
         call = RequestContext(id=new_request_id(), route=f"WEBSOCKET {PATH}", method="WEBSOCKET", path=PATH)
         call.identity = self._identity
         if self._http.tracing is not None:
@@ -209,7 +210,7 @@ class _Connection:
             await self._fail(error, call, answer)
 
     async def _fail(self, error: BridleError, call: RequestContext, answer: ResponseWriter | None = None) -> None:
-        """Report an error: in the response, if one has begun."""
+        """Report an error; in the failed response, if the response has begun."""
         call.status = status_of(error)[0]
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             await self._tell([_failure(error) if answer is None else answer.failure(error)])
@@ -219,7 +220,7 @@ class _Connection:
             self.end(too_many)
 
     async def _body(self, message: str | bytes) -> tuple[ResponsesBody, bool]:
-        """Return a message as a request, and whether it generates text. Raises `InvalidRequest`."""
+        """Return the request in a message, and whether it generates text. Raises `InvalidRequest`."""
         data = message.encode("utf-8", "replace") if isinstance(message, str) else message
         try:
             fields = await parsed(self._http, data)
@@ -251,5 +252,5 @@ class _Connection:
 
 
 def _failure(error: BridleError) -> dict[str, Any]:
-    """The event of a request that was refused."""
+    """Return the event of a refused request."""
     return {"type": "error", "status": status_of(error)[0], **error_body(error)}

@@ -1,4 +1,4 @@
-"""Stored responses: read, forgotten, and their items listed."""
+"""Routes that read and delete stored responses, and list their items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.http.openai.responses.input_items import as_item
 from bridle.http.state import http_state, json_response
 from bridle.safe_repr import short_repr
 
-#: The most items in one page of a list.
+#: The maximum number of items in one page of a list.
 MAX_PAGE = 100
 
 router = APIRouter(route_class=BoundedRoute)
@@ -42,8 +42,8 @@ async def input_items(response_id: str, request: Request) -> Response:
 
 
 def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of items, the latest first unless `order` is `asc`; `limit` is at most 100, `after` names an
-    item."""
+    """Return a page of items, the latest first unless `order` is `asc`. `limit` is at most `MAX_PAGE`, and `after` is
+    the id of the item before the page."""
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order is {short_repr(order)}; must be 'asc' or 'desc'", "order")
@@ -69,5 +69,5 @@ def _limit(text: str | None) -> int:
 
 
 def listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
-    """An item with all that clients expect of one, and an id of its own."""
+    """Return an item with all fields that clients require, and an id."""
     return {"id": f"item_{response_id.removeprefix('resp_')}_{number}"} | as_item(item)

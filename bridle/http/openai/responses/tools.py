@@ -1,5 +1,5 @@
-"""Tools of the Responses API as functions that a model may call. Names of a namespace's tools get its prefix. Tools
-that a server would run itself are left out."""
+"""Tools of the Responses API as functions that a model may call. The namespace is a prefix of the names of its tools.
+Tools that a server would run itself are ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from bridle.errors import InvalidRequest, UnsupportedFeature
 from bridle.http.openai.schemas import MAX_TOOLS, JsonObjects
 from bridle.safe_repr import short_repr
 
-#: Tools that OpenAI runs, or has trained its models for. A client offers them to every server, and none has to use one.
+#: Tools that OpenAI runs itself or trains its models for. Clients offer them to every server, and a server may ignore
+#: them.
 _BUILT_IN = frozenset(
     {
         *("apply_patch", "code_interpreter", "computer", "computer_use", "computer_use_preview", "file_search"),
@@ -23,7 +24,7 @@ _FIELDS = ("name", "description", "parameters", "strict")
 
 
 class Name(NamedTuple):
-    """A function's name, and that of the namespace it is in."""
+    """The name of a function, and the name of its namespace."""
 
     name: str
     namespace: str
@@ -31,8 +32,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The `functions` of a request in the shape of the chat API, and the tools that its response lists. `names` has the
-    names of namespaces' functions there; `skipped` are the types that were left out."""
+    """The `functions` of a request in the format of the chat API, and `told`, the tools that its response lists.
+    `names` maps the flat names of functions in namespaces; `skipped` has the types of ignored tools."""
 
     functions: JsonObjects | None = None
     told: JsonObjects = field(default_factory=list)
@@ -41,14 +42,14 @@ class Tools:
 
 
 def flat_name(name: Any, namespace: Any) -> Any:
-    """Return the name of a function as the model sees it."""
+    """Return the name of a function as the model sees it: with its namespace as a prefix."""
     if not isinstance(name, str) or not isinstance(namespace, str) or not namespace:
         return name
     return namespace + ("" if namespace.endswith("__") else "__") + name
 
 
 def read_tools(tools: JsonObjects | None) -> Tools:
-    """Raises `InvalidRequest` and `UnsupportedFeature` that name the tool at fault."""
+    """Return the tools of a request. Raises `InvalidRequest` or `UnsupportedFeature` that names the invalid tool."""
     if tools is None:
         return Tools()
     told: JsonObjects = []
@@ -70,7 +71,7 @@ def read_tools(tools: JsonObjects | None) -> Tools:
 
 
 def read_choice(choice: Any) -> Any:
-    """A tool choice with the names that models see."""
+    """Return a tool choice with the names that models see."""
     if not isinstance(choice, Mapping):
         return choice
     if isinstance(tools := choice.get("tools"), list):
@@ -106,5 +107,5 @@ def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _told(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function with every field that clients expect of one."""
+    """Return a function with every field that clients require."""
     return {"type": "function", "name": None, "description": None, "parameters": None, "strict": None} | dict(tool)
