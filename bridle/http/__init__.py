@@ -1,6 +1,6 @@
 """The HTTP front-end: the OpenAI API, health, metrics and a page for browsers, over `bridle.serving`.
 
-Names are imported on first use, so that a shard, which needs only a server's logs, starts faster.
+The package imports its public names on first use, so that a shard, which needs only a server's logs, starts faster.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,5 @@
-"""Routes that return errors in the format of their own API. The format is also used for refusals before any route:
-unknown clients, wrong methods, bugs."""
+"""Routes that return errors in the format of their own API. Errors before any route (unknown clients, wrong methods,
+bugs) use the format of the path's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def checked_body(kind: type[Body], fields: Any) -> Body:
-    """Return a body that a route has read itself, checked like the framework's. Raises `RequestValidationError`."""
+    """Return a body that a route has read itself, validated as FastAPI would. Raises `RequestValidationError`."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -28,18 +28,18 @@ def checked_body(kind: type[Body], fields: Any) -> Body:
 
 
 class ApiRoute(BoundedRoute):
-    """A route whose subclass defines the shape of errors; `schema` describes their bodies."""
+    """A route whose subclass defines the format of errors; `schema` is the JSON schema of error bodies."""
 
     schema: ClassVar[dict[str, Any]]
 
     @staticmethod
     def shape(error: BridleError, status: int) -> dict[str, Any]:
-        """The JSON body of an error."""
+        """Return the JSON body of an error."""
         raise NotImplementedError
 
     @staticmethod
     def status(usual: int) -> int:
-        """Return the status that this API uses instead of `usual`."""
+        """Return the HTTP status that this API uses instead of `usual`."""
         return usual
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -61,13 +61,13 @@ class ApiRoute(BoundedRoute):
         errors.note_error(request, error)
         status = status or self.status(errors.status_of(error)[0])
         response = json_response(self.shape(error, status), status, errors.retry_headers(error))
-        if status in (408, 413, 415):  # the rest of the body is not worth reading
+        if status in (408, 413, 415):  # do not read the rest of the body
             response.headers["connection"] = "close"
         return response
 
 
 def refusing_for(routers: Iterable[APIRouter]) -> errors.Refuse:
-    """Return a function that answers errors on or below the paths of `routers` in the format of their routes."""
+    """Return a function that answers errors at or below the paths of `routers`, in the format of their API."""
     kinds = {route.path: type(route) for router in routers for route in router.routes if isinstance(route, ApiRoute)}
 
     def refuse(path: str, error: BridleError, status: int | None = None) -> Response:

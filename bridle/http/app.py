@@ -1,4 +1,5 @@
-"""The application: routes, errors and limits over a registry of models. A new API adds its router to `ROUTERS`."""
+"""Create the ASGI application: routes, errors and limits for a registry of models. A new API adds its router to
+`ROUTERS`."""
 
 from __future__ import annotations
 
@@ -71,10 +72,10 @@ def create_app(
     fronts: Iterable[SocketFrontMaker] = (),
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """An ASGI application that serves the models in `registry`. It neither loads nor closes them.
+    """Return an ASGI application that serves the models in `registry`. The application neither loads nor closes models.
 
-    With `keys`, every route but health asks for one of them. `fronts` make further applications that answer WebSockets,
-    `tracing` takes the spans of requests.
+    With `keys`, every route but health requires an API key. `fronts` make further applications that answer WebSockets.
+    `tracing` receives the spans of requests.
 
         app = create_app(ModelRegistry([load_model(ModelConfig("demo"))]))
     """
@@ -83,7 +84,7 @@ def create_app(
         title="bridle",
         version=bridle.__version__,
         description="Steerable language models.",
-        docs_url=None,  # the framework's own pages load their scripts from the web
+        docs_url=None,  # FastAPI's own pages load their scripts from the web
         redoc_url=None,
     )
     app.state.http = state
@@ -93,7 +94,7 @@ def create_app(
     install_error_handlers(app, refuse)
     hosts = None if state.settings.allowed_hosts is None else AllowedHosts(state.settings.allowed_hosts)
     identify = Identifier(keys, state.settings.trusted_proxies, hosts, state.tickets)
-    app.state.refuse = refuse  # for refusals even before the application
+    app.state.refuse = refuse  # for errors before a request reaches the application
     app.state.door = EarlyRejector(state, identify, refuse, info_routes.probe)
     for router in ROUTERS:
         app.include_router(router, responses=described(getattr(router.route_class, "schema", ERROR_SCHEMA)))
@@ -128,7 +129,7 @@ def _state_of(
 
 
 def _saved(db: StateDb) -> dict[str, Any]:
-    """Return the stores of the state that are saved in a file."""
+    """Return the parts of the state that are saved in the database file."""
     return {
         "responses": ResponseStore(SAVED_BOUNDS, table=db.table("responses")),
         "conversations": ConversationStore(conversation_store.SAVED_BOUNDS, table=db.table("conversations")),
@@ -139,7 +140,7 @@ def _saved(db: StateDb) -> dict[str, Any]:
 
 
 def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identity | None:
-    """Return the user of a batch with their present rights; None for a user whose key was removed."""
+    """Return the user of a batch with the user's present rights; None if the user's key was removed."""
     found = None if keys is None else keys.of_user(batch.user)
     if found is None and (keys is None or has_proxies):
         return Identity(batch.user, batch.is_admin and keys is None)
@@ -147,9 +148,9 @@ def _sender_of(keys: KeyStore | None, has_proxies: bool, batch: Batch) -> Identi
 
 
 def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse: Refuse) -> None:
-    """Add the record of each call and the identification of its sender. The middleware that is added last sees a
-    request first: preflights have no key, so they are answered before identification, and browsers may read every
-    answer."""
+    """Add the record of each call, and the identification of its sender. The middleware that is added last sees a
+    request first. CORS preflights have no key, so the server answers them before identification. Browsers may read
+    every answer."""
     settings = state.settings
     app.add_middleware(CallMiddleware, on_end=state.end, identify=identify, tracing=state.tracing, refuse=refuse)
     if settings.cors_origins:
@@ -163,6 +164,6 @@ def _add_middleware(app: FastAPI, state: HttpState, identify: Identifier, refuse
 
 
 def _admission(settings: HttpSettings, keys: KeyStore | None) -> Admission:
-    """The admission of the settings' limits."""
+    """Return the admission control for the limits in the settings."""
     is_shared = keys is not None or bool(settings.trusted_proxies)
     return Admission(settings.max_requests, settings.max_prompt_tokens, is_shared=is_shared)

@@ -11,13 +11,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-#: Rows are joined to pieces of about this many bytes.
+#: The approximate size of a piece in bytes; rows are joined up to it.
 PIECE_BYTES = 1 << 18
 
 
 class ChunkedJsonResponse(Response):
-    """A list of `rows`, which are JSON already; with `name`, under that name in an object with further `fields`. Other
-    requests are served between pieces."""
+    """A JSON list of `rows`, each of which is encoded JSON. With `name`, the list is in the field `name` of an object
+    that also has `fields`. The server serves other requests between pieces."""
 
     media_type = "application/json"
 

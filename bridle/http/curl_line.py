@@ -1,4 +1,4 @@
-"""A shell command for the served models."""
+"""An example curl command for the served models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.serving import ModelRegistry
 
 
 def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -> str:
-    """Return a shell command. With `needs_key` it has a placeholder for a key, and does not name the default model."""
+    """Return a curl command. With `needs_key`, it has a placeholder for a key, and does not name the default model."""
     names = registry.names or registry.loadable_names
     name = names[0] if names else "demo"
     body: dict[str, Any] = {} if needs_key else {"model": name}
@@ -22,7 +22,7 @@ def curl_line(registry: ModelRegistry, base_url: str, needs_key: bool = False) -
 
 
 def _example(registry: ModelRegistry, name: str) -> tuple[str, dict[str, Any]]:
-    """Return a route of the model, and an example body."""
+    """Return a route for the model, and an example body."""
     task = _task(registry, name)
     if task != "generate":
         return ("v1/embeddings" if task == "embed" else "v1/classify"), {"input": ["Hello!"]}
@@ -41,7 +41,7 @@ def _task(registry: ModelRegistry, name: str) -> Task:
 
 
 def _chats(registry: ModelRegistry, name: str) -> bool:
-    """Return whether a model, or an adapter's model, takes conversations. A model that is not loaded is assumed to."""
+    """Return whether a model, or an adapter's base model, accepts chats; True for a model that is not loaded."""
     try:
         model = registry.slot_of(registry.choose(name).model).model
     except UnknownModel:

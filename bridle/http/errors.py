@@ -1,6 +1,6 @@
-"""Errors over HTTP: one body in OpenAI's format, with each API's name for a kind of failure.
+"""Errors over HTTP: one body in OpenAI's format, with each API's name for the kind of error.
 
-Every error of any route is answered here, also those of the web framework itself, so that a client always finds
+This module answers every error of any route, including errors of the web framework, so that a client always finds
 `error.message`.
 """
 
@@ -20,7 +20,7 @@ from bridle.error_mapping import ErrorKind, error_text, failure_of, retry_after
 from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
 from bridle.safe_repr import short_repr
 
-#: OpenAI's error type and that of text-generation-inference.
+#: For each kind of error: OpenAI's error type and the error type of text-generation-inference.
 _WORDS: dict[ErrorKind, tuple[str, str]] = {
     ErrorKind.UNAUTHORIZED: ("authentication_error", "authentication"),
     ErrorKind.INVALID: ("invalid_request_error", "validation"),
@@ -50,13 +50,13 @@ ERROR_SCHEMA: dict[str, Any] = {
     },
 }
 
-#: A function that answers an error which no route has seen. It takes the path, the error, and the status (None: the
-#: usual one).
+#: A function that answers an error for which no route ran. Its arguments are the path, the error, and the HTTP status
+#: (None: the error's usual status).
 Refuse = Callable[[str, BridleError, int | None], Response]
 
 
 class RefusedBody(HTTPException):
-    """A request body that was not read to its end, or is not JSON. `error` has the reason."""
+    """A request body that was not read to its end, or is not JSON. `error` has the cause."""
 
     def __init__(self, status_code: int, error: BridleError) -> None:
         super().__init__(status_code, str(error))
@@ -64,23 +64,23 @@ class RefusedBody(HTTPException):
 
 
 def status_of(error: BridleError) -> tuple[int, str]:
-    """Status code and OpenAI error type of an error."""
+    """Return the HTTP status code and OpenAI's error type of an error."""
     failure = failure_of(error)
     return failure.status, _WORDS[failure.kind][0]
 
 
 def error_type_of(error: BridleError) -> str:
-    """The error type of an error in the words of text-generation-inference."""
+    """Return the error type that text-generation-inference has for an error."""
     return _WORDS[failure_of(error).kind][1]
 
 
 def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
     """Return the JSON body of an error, in OpenAI's shape. An error of a controller also has its last `logs`.
 
-    Clients of text-generation-inference read the field `error_type` next to it, on every route.
+    The field `error_type` next to `error` is for clients of text-generation-inference; every route has it.
     """
     openai_type, native_type = _WORDS[failure_of(error).kind]
-    text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # half characters have no JSON
+    text = error_text(error, hides_bugs=False).encode("utf-8", "replace").decode()  # JSON has no lone surrogates
     inner = {"message": text, "type": kind or openai_type, "param": getattr(error, "param", None), "code": error.code}
     body: dict[str, Any] = {"error": inner, "error_type": native_type}
     if isinstance(error, ControllerError) and error.logs:
@@ -89,7 +89,7 @@ def error_body(error: BridleError, kind: str | None = None) -> dict[str, Any]:
 
 
 def error_response(error: BridleError, status: int | None = None) -> Response:
-    """A whole response; `status` overrides the table."""
+    """Return a response with an error; `status` overrides the error's usual HTTP status."""
     content = msgspec.json.encode(error_body(error))
     return Response(content, status or status_of(error)[0], retry_headers(error), media_type="application/json")
 
@@ -101,7 +101,7 @@ def retry_headers(error: BridleError) -> dict[str, str]:
 
 
 def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """The entry for errors in the API's description."""
+    """Return the responses for errors in the OpenAPI description."""
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "Refused, with the value and the limit", "content": content},
@@ -110,18 +110,18 @@ def described(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
 
 
 def refuse_plainly(path: str, error: BridleError, status: int | None = None) -> Response:
-    """Answer in OpenAI's shape, whatever the path."""
+    """Answer an error in OpenAI's format, whatever the path."""
     return error_response(error, status)
 
 
 def internal_error(request_id: str) -> InternalError:
-    """Return the error that a client gets for a bug: without the cause, but with the id of its log line."""
+    """Return the error that a client gets for a bug. It hides the cause, and has the request id of the log line."""
     return InternalError(f"internal error; the server's log has more under request id {request_id}")
 
 
 def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> None:
-    """Answer every error that reaches the application: those of routes in their shape, those of the web framework
-    through `refuse`."""
+    """Install the handlers of every error that reaches the application. Errors of routes have the routes' format;
+    errors of the web framework are answered by `refuse`."""
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -133,14 +133,14 @@ def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> Non
 
 
 def note_error(request: Request, error: BridleError) -> None:
-    """Put the error into the log line of this call."""
+    """Record the error for the log line of this call."""
     call = request.scope.get("state", {}).get("call")
     if call is not None:
         call.error = error
 
 
 def describe_validation(errors: Any) -> InvalidRequest:
-    """The first of pydantic's errors as one sentence about one field."""
+    """Return the first of pydantic's errors as one sentence about one field."""
     first = errors[0] if errors else {}
     path = [str(part) for part in first.get("loc", ()) if part != "body"]
     param = ".".join(path) or None
@@ -149,7 +149,7 @@ def describe_validation(errors: Any) -> InvalidRequest:
     if isinstance(first.get("input"), bytes):
         return InvalidRequest("the request body must be JSON, sent with 'Content-Type: application/json'")
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidRequest):  # of a field that the path does not name
+    if isinstance(cause, InvalidRequest):  # the error is about a field that the path does not name
         cause.param = ".".join([*path, *([cause.param] if cause.param else [])]) or None
         return cause
     message = str(first.get("msg", "invalid request")).removeprefix("Value error, ")
@@ -173,7 +173,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 def _instead(path: str) -> str:
-    """Return the route to use in place of another server's."""
+    """Return the route to use instead of another server's route."""
     whys = dict.fromkeys(route.why for route in ROUTES if route.path == path and route.why)
     return "; ".join(whys) or "see /docs"
 
@@ -182,7 +182,7 @@ def _answer_http_error(request: Request, error: HTTPException, refuse: Refuse) -
     if isinstance(error, RefusedBody):
         note_error(request, error.error)
         response = error_response(error.error, error.status_code)
-        if error.status_code in (408, 413, 415):  # the rest of the body is not worth reading
+        if error.status_code in (408, 413, 415):  # do not read the rest of the body
             response.headers["connection"] = "close"
         return response
     path = request.url.path

@@ -1,4 +1,4 @@
-"""Encoded events of a stream that differ only in their text: the rest of them is encoded once."""
+"""Encoded events of a stream that differ only in their text. The rest of the event is encoded only once."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from bridle.outputs import TokenEvent
 
 _encode = msgspec.json.Encoder().encode
-#: A text that nobody else writes.
+#: A random text that no output contains.
 _MARK = f"bridle-{secrets.token_hex(16)}"
 
 
 def text_of(tokens: list[TokenEvent]) -> str:
-    """The text of tokens, most often of one."""
+    """Return the text of tokens, most often of one token."""
     return tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
 
 
 class TextTemplate:
-    """Encodes tokens as an event with their text. `make` encodes the event with a given text, which it has in one
-    place; `note` gets the text, too.
+    """Encodes tokens as an event with their text. `make` encodes an event with a given text, which must occur once in
+    the event. `note` is called with the text, too.
 
         template = TextTemplate(lambda text: sse_event({"delta": text}))
         template([TokenEvent("1", 0, text="Hi")])  # b'data: {"delta":"Hi"}' and an empty line
@@ -32,7 +32,7 @@ class TextTemplate:
         self._note = note
 
     def __call__(self, tokens: list[TokenEvent]) -> bytes:
-        """Return the event; nothing if the tokens have no text."""
+        """Return the encoded event; empty if the tokens have no text."""
         text = text_of(tokens)
         if not text:
             return b""

@@ -1,8 +1,8 @@
-"""Fields of a body: the route's own, and those of other systems that have an equivalent here.
+"""Fields of a request body: the route's own fields, and fields of other systems that have an equivalent in bridle.
 
-A field of another system is converted to its name here, or refused if it would change the text; `bridle.compat` has the
-table. A name that is almost one of the route's own is refused as a typing error. Other unknown fields are ignored,
-because clients send fields that only some servers know, unless the server or the call is strict.
+A field of another system is converted to bridle's field. It is refused if bridle has no equivalent and the field would
+change the output; `bridle.compat` has the table. A misspelled field is refused. Other unknown fields are ignored,
+because clients send fields that only some servers know. They are refused if the server or the call is strict.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from bridle.safe_repr import short_repr
 from bridle.sampling import Api, meanings
 from bridle.structured_output.request_fields import SHORT
 
-#: The header by which a call asks that all of its fields be known.
+#: The request header that asks to refuse unknown fields.
 STRICT_HEADER = "x-strict-fields"
-#: How many unknown fields a body may have: each is looked up.
+#: The maximum number of unknown fields in a body, because each field is looked up.
 MAX_UNKNOWN = 64
 _MAX_NAME_CHARS = 80
 _NOT_STRICT: tuple[Mapping[str, str], bool] = ({}, False)
-#: The headers of the call whose body is read, and whether its server is strict.
+#: The headers of the current call, and whether the server is strict by default.
 STRICTNESS: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("strict_fields", default=_NOT_STRICT)
 
 
 def is_strict() -> bool:
-    """Return whether unknown fields are refused in this call: from its header, or the server's default."""
+    """Return whether this call refuses unknown fields: its header decides, else the server's default."""
     headers, default = STRICTNESS.get()
     said = headers.get(STRICT_HEADER, "").strip().lower()
     return default if not said else said not in ("0", "false", "no", "off")
 
 
 class UnknownField(InvalidRequest):
-    """The request has a field that is not known here; the message has the name that was probably meant."""
+    """The request has an unknown field; the message names the field that was probably meant."""
 
     code = "unknown_field"
 
 
 class Fields(BaseModel):
-    """Base of bodies. A field of another system is stored under its name here."""
+    """Base class of request bodies. A field of another system is stored under bridle's name for it."""
 
     model_config = ConfigDict(strict=True)
 
-    #: By which names the body has the sampling parameters.
+    #: The API whose names for sampling parameters the body uses.
     api: ClassVar[Api] = "openai"
-    #: Whether fields that change a text mean anything here.
+    #: True if fields that change the output text apply to this body.
     has_text: ClassVar[bool] = True
-    #: The field whose value this is, where the table has fields of it.
+    #: The field that contains this object, where the table has names such as `field.name`.
     within: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
@@ -75,13 +75,13 @@ class ControllerFields(Fields):
 
 
 class InnerFields(Fields):
-    """Base of objects within bodies, to which other systems' fields do not belong."""
+    """Base class of objects within bodies. Fields of other systems are not converted there."""
 
     has_text: ClassVar[bool] = False
 
 
 def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the body with its own names. Raises the error of any other field."""
+    """Return the body with bridle's field names. Raises the error of any other field."""
     own = kind.model_fields
     found = {name: value for name, value in data.items() if name in own}
     others = {str(name): value for name, value in data.items() if name not in own and value is not None}
@@ -93,7 +93,7 @@ def _translated(kind: type[Fields], data: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> None:
-    """Store a foreign field under its name here."""
+    """Store the value of another system's field under bridle's name for it."""
     here, value = _here(kind, name, value)
     if here is not None:
         if found.get(here) is not None:
@@ -121,7 +121,7 @@ def _take(kind: type[Fields], name: str, value: Any, found: dict[Any, Any]) -> N
         raise UnknownField(f"there is no field {said!r}{why}, and strict_fields refuses unknown fields", said)
 
 
-#: The names of constraints that errors tell, and the parts of names by which others are recognized.
+#: Names of constraint fields for error messages, and the parts of names that mark an unknown field as a constraint.
 _FORMS = ("regex", "choice", "grammar", "json_schema", "response_format", "structured_outputs", "constraint")
 _OF_FORMS = re.compile(
     r"guided|regex|grammar|schema|constrain|structured|(?:^|_)(?:gbnf|ebnf|lark)(?:_|$)", re.IGNORECASE
@@ -129,14 +129,14 @@ _OF_FORMS = re.compile(
 
 
 def _speaks_of_form(name: str, value: Any) -> bool:
-    """Return whether an unknown field seems to constrain the output, by its name or by those within it."""
+    """Return whether an unknown field seems to constrain the output, by its name or by the names in its value."""
     within = [each for each in value if isinstance(each, str)] if isinstance(value, dict) else []
     return any(_OF_FORMS.search(each[:_MAX_NAME_CHARS]) for each in (name, *within[:MAX_UNKNOWN]))
 
 
 @lru_cache(maxsize=4_096)
 def _meant(kind: type[Fields], name: str) -> str | None:
-    """Return the name that was probably meant."""
+    """Return the known field name that a misspelled name probably means; None if no name is near."""
     known = set(kind.model_fields)
     if kind.has_text:
         known |= {each for each in (*BY_NAME, *SHORT) if _here(kind, each, None)[0] is not None}
@@ -144,7 +144,7 @@ def _meant(kind: type[Fields], name: str) -> str | None:
 
 
 def _here(kind: type[Fields], name: str, value: Any) -> tuple[str | None, Any]:
-    """Return the route's own field for a foreign name, and its value; None if there is none."""
+    """Return the route's field for another system's field, and its value; the field is None if there is none."""
     if not kind.has_text:
         return None, value
     own = kind.model_fields

@@ -12,10 +12,10 @@ from bridle.http import playground
 from bridle.http.state import HttpState, http_state, json_response
 
 router = APIRouter()
-#: The API's description, read and tried in a browser.
+#: The API's description as a page on which a user reads and tries routes.
 _DOCS = files("bridle.http").joinpath("docs.html").read_text(encoding="utf-8")
 _PAGE_HEADERS = {
-    # The page loads nothing from elsewhere, and no other site may frame it.
+    # The page loads nothing from other sites, and no other site may frame it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -23,7 +23,7 @@ _PAGE_HEADERS = {
 
 
 def probe(http: HttpState, path: str) -> Response | None:
-    """Return the answer to a health probe; None at other paths."""
+    """Return the answer to a health probe; None if the path is not one of a probe."""
     ask = _PROBES.get(path)
     return None if ask is None else ask(http)
 
@@ -81,7 +81,7 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False)
 async def page(request: Request) -> Response:
-    """Return a page for browsers. Other clients get the server's readiness, as in text-generation-inference."""
+    """Return the browser page. Other clients get the server's readiness, as in text-generation-inference."""
     http = http_state(request)
     if "text/html" not in request.headers.get("accept", ""):
         return _ready(http)
@@ -90,7 +90,7 @@ async def page(request: Request) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> Response:
-    """The API's description for browsers."""
+    """Return the API's description as a page for browsers."""
     return HTMLResponse(_DOCS, headers=_PAGE_HEADERS)
 
 

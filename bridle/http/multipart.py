@@ -1,4 +1,4 @@
-"""Forms with files (`multipart/form-data`), from a body that is already read within bounds."""
+"""Forms with files (`multipart/form-data`), parsed from a body whose size was already checked."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _MAX_PARTS, _MAX_HEAD_BYTES, _MAX_FILENAME_CHARS = 16, 8 << 10, 255
 
 
 class FormPart(NamedTuple):
-    """The value of a field; `filename` is None unless it is a file."""
+    """The value of a form field; `filename` is None unless the value is a file."""
 
     filename: str | None
     content: bytes
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormPart]:
-    """The fields of a form. Raises `InvalidRequest`."""
+    """Return the fields of a form. Raises `InvalidRequest`."""
     head = Message()
     head["content-type"] = content_type
     boundary = head.get_boundary()
@@ -32,7 +32,7 @@ def read_form(content_type: str, body: bytes) -> dict[str, FormPart]:
 
 
 def _read_part(part: bytes) -> tuple[str, FormPart]:
-    """The name and the value of a field."""
+    """Return the name and the value of a form field."""
     start, found, content = part.partition(b"\r\n\r\n")
     if not found or len(start) > _MAX_HEAD_BYTES:
         raise InvalidRequest(f"a field of the form has no header, or one above {_MAX_HEAD_BYTES} bytes")

@@ -1,5 +1,5 @@
-"""`/v1/caches`: prompts whose KV a client retains, for itself or its group, until it deletes them or their time runs
-out."""
+"""`/v1/caches`: prompts whose KV a client retains, for itself or its group, until the client deletes them or they
+expire."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from bridle.serving.lifecycle.request_lifecycle import RequestLifecycle
 from bridle.serving.prompt_caches import DEFAULT_TTL, CacheLimits, PromptCache, PromptCaches, read_ttl
 from bridle.serving.tenancy.keys import Identity
 
-#: The model computes the prompt and draws one token, which is dropped.
+#: Sampling of a prefill: the model computes the prompt and samples one token, which is dropped.
 _PREFILL = SamplingParams(max_tokens=1, temperature=0.0)
 
 router = APIRouter(route_class=BoundedRoute)
 
 
 class CacheBody(InnerFields):
-    """`POST /v1/caches`: a prompt or messages, and for how long their KV is retained."""
+    """Body of `POST /v1/caches`: a prompt or messages, and the time for which their KV is retained."""
 
     model: str | None = None
     adapter: str | None = None
@@ -80,8 +80,8 @@ async def delete(cache_id: str, request: Request) -> Response:
 
 
 def _find_own(caches: PromptCaches, identity: Identity, cache_id: str) -> PromptCache:
-    """Return a cache that this user may change. Raises `UnknownCache`, and the error that answers 403 for a cache that
-    another user shares."""
+    """Return a cache that this user may change. Raises `UnknownCache`, or a 403 error for a cache that another user
+    shares."""
     cache = caches.find(identity, cache_id)
     if cache.user != identity.user:
         problem = f"cache {cache_id!r} belongs to another user of the group; only its owner can prefetch or delete it"
@@ -90,7 +90,7 @@ def _find_own(caches: PromptCaches, identity: Identity, cache_id: str) -> Prompt
 
 
 def _group(body: CacheBody, identity: Identity) -> str:
-    """Return the group that shares a new cache; "" for none."""
+    """Return the group that shares a new cache; empty if the cache is not shared."""
     if body.share and not identity.group:
         raise InvalidRequest(
             "share: got true, but this key is in no group. The operator makes one that is: `bridle keys add USER "
@@ -134,8 +134,8 @@ async def _prefetch(cache_id: str, serving: RequestLifecycle, caches: PromptCach
 
 
 async def _compute(cache: PromptCache, serving: RequestLifecycle) -> dict[str, Any]:
-    """Compute the prompt, or read its KV, and retain it. Returns the cache, and the number of its tokens that were
-    cached before."""
+    """Compute the prompt, or read its KV, and retain it. Return the fields of the cache, and how many of its tokens
+    were cached before."""
     wish = Retention(len(cache.tokens), cache.ttl, cache.id)
     generation = await serving.prepare([tuple(cache.tokens)], _PREFILL, run=True, detokenize=False, retains=(wish,))
     usage = generation.usage

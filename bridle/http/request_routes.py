@@ -1,4 +1,4 @@
-"""Routes about requests of a user: the trace of a request, answers to tool calls, a ticket for a WebSocket."""
+"""Routes about requests of a user: the trace of a request, answers to tool calls, and tickets for WebSockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 class ToolResultBody(InnerFields):
-    """A `result`, text or JSON, or an `error` in words."""
+    """The answer to a tool call: a `result`, as text or JSON, or an `error` message."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,14 +30,16 @@ class ToolResultBody(InnerFields):
 
 @router.get("/v1/traces/{request_id}", summary="How the tokens of a request came to be")
 async def trace(request_id: str, request: Request) -> Response:
-    """JSON lines; the id is that of the answer's `x-request-id`. Traces are kept for some minutes."""
+    """Return a trace as JSON lines. `request_id` is the header `x-request-id` of the answer. Traces are kept for some
+    minutes."""
     text = await http_state(request).traces.find(request_id, identity_of(request).user)
     return Response(text, media_type="application/x-ndjson")
 
 
 @router.post("/v1/tool_results/{call_id}", summary="Answer a call of a tool", status_code=204)
 async def answer(call_id: str, body: ToolResultBody, request: Request) -> Response:
-    """The id is in the name of the variable that reported the call. Each call is answered once, by its own user."""
+    """Answer a tool call. `call_id` is in the name of the variable that reported the call. Each call is answered once,
+    by its own user."""
     models = http_state(request).registry
     answer_call(models, identity_of(request).user, call_id, body.result, body.error)
     return Response(status_code=204)
@@ -45,7 +47,7 @@ async def answer(call_id: str, body: ToolResultBody, request: Request) -> Respon
 
 @router.get("/v1/tool_results", summary="Calls of tools that wait for an answer")
 async def list_calls(request: Request) -> Response:
-    """The user's own, the oldest first; a hundred of each model at most."""
+    """List the user's waiting tool calls, oldest first, at most 100 of each model."""
     user = identity_of(request).user
     asked = [each for desk in desks_of(http_state(request).registry) for each in desk.asked_of(user)]
     data = [{"id": call_id, "object": "tool_call", **msgspec.json.decode(notice)} for call_id, notice in asked]
@@ -54,8 +56,8 @@ async def list_calls(request: Request) -> Response:
 
 @router.post("/v1/websocket_tickets", summary="Get a ticket for one WebSocket")
 async def issue(request: Request) -> Response:
-    """For pages and programs whose WebSockets cannot send a key: connect to `/?ticket=TICKET`. A ticket opens one
-    connection, in the name of the user whose key asked for it."""
+    """Return a ticket for pages and programs whose WebSockets cannot send a key; they connect to `/?ticket=TICKET`. A
+    ticket opens one connection as the user whose key requested the ticket."""
     ticket = http_state(request).tickets.issue(identity_of(request))
     response = json_response({"object": "websocket_ticket", "ticket": ticket, "expires_in": TICKET_SECONDS})
     response.headers["cache-control"] = "no-store"

@@ -1,4 +1,4 @@
-"""Settings of the HTTP front-end, as plain checked values. The command line and tests fill them in."""
+"""Settings of the HTTP front-end, as plain validated values. The command line and tests set them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _COUNTS = (
 )
 
 
-#: More processes than that could not be fed by one.
+#: The maximum number of front-end processes; one server could not feed more.
 MAX_FRONT_ENDS = 64
-#: The largest body of a request, unless a setting says otherwise: of text, and with pictures.
+#: The default limit of a request body: for text, and for models that read images.
 BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 
 
@@ -47,21 +47,23 @@ BODY_BYTES, SEEING_BODY_BYTES = 4 << 20, 32 << 20
 class HttpSettings:
     """Limits of one HTTP application. Sizes are in bytes, times in seconds.
 
-    A body has at most `max_body_bytes`; None: `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads images.
+    A request body has at most `max_body_bytes`; None means `BODY_BYTES`, and `SEEING_BODY_BYTES` where a model reads
+    images.
 
-    `max_requests` and `max_prompt_tokens` bound the requests in flight, waiting or running; more gets a 429. (One
-    prompt that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads` the
-    simultaneous uploads of controllers. `request_timeout` limits a generation (None: no limit), and `load_timeout` the
-    wait for a model. `send_timeout` limits how long a client may not read, `receive_timeout` how long it may send its
-    body. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web origins that may call from
-    a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*` headers identify the user.
-    `allowed_hosts` are names that a server without keys answers to, in addition to addresses and `localhost` (None:
-    any; `serve` always sets them). With `strict_fields` a body may have no unknown field. A share of all requests, from
-    0 to 1, writes a trace to `trace_folder`. Stored responses, conversations, batches and their files, traces and
-    prompt caches outlive the server in the file `state_db` (None: they do not). `controller_classes` are the operator's
-    classes of controllers, which requests may choose; `policies` are the operator's rules for texts. A request that
-    sets no limit on its output has at most `default_max_tokens` (None: the default of its API). `system` blocks on
-    `/v1/messages` that begin with one of `drop_system_blocks` are omitted.
+    `max_requests` and `max_prompt_tokens` limit the requests in flight, waiting or running; further requests get a 429.
+    (One prompt that fits the model is always accepted.) `max_prompts` and `max_choices` limit one call, `max_uploads`
+    the simultaneous uploads of controllers. `request_timeout` limits a generation (None: no limit), and `load_timeout`
+    the wait for a model. `send_timeout` limits how long a client may pause reading, and `receive_timeout` how long
+    sending a body may take. `ping_interval` keeps quiet streams open through proxies. `cors_origins` names web origins
+    that may call from a browser; `*` is any. `trusted_proxies` are addresses or networks whose `x-user-*` headers
+    identify the user. `allowed_hosts` are host names that a server without keys answers for, in addition to IP
+    addresses and `localhost` (None: any; `serve` always sets them). With `strict_fields`, unknown fields of a body are
+    refused. The share `trace_share` of all requests, from 0 to 1, writes traces to `trace_folder`. Stored responses,
+    conversations, batches and their files, traces and prompt caches are saved in the file `state_db` (None: they end
+    with the server). `controller_classes` are the operator's classes of controllers, which requests may choose;
+    `policies` are the operator's rules for texts. A request that sets no limit on its output has at most
+    `default_max_tokens` (None: the default of its API). `system` blocks on `/v1/messages` that begin with one of
+    `drop_system_blocks` are omitted.
     """
 
     max_body_bytes: int | None = None
@@ -111,7 +113,7 @@ class HttpSettings:
             raise InvalidRequest(message, "drop_system_blocks")
 
     def answering_to(self, host: str) -> HttpSettings:
-        """The same settings with the allowed hosts of a server that listens on `host`."""
+        """Return the settings with the allowed hosts of a server that listens on `host`."""
         return replace(self, allowed_hosts=(*(self.allowed_hosts or ()), *filter(None, (host,))))
 
 
@@ -172,7 +174,7 @@ class ServeSettings:
             self._check_front_ends()
 
     def _check_front_ends(self) -> None:
-        """Raise `InvalidRequest` where other processes cannot write to clients."""
+        """Raise `InvalidRequest` if further processes are configured but cannot write to clients."""
         if self.front_ends > MAX_FRONT_ENDS:
             raise InvalidRequest(f"front_ends is {self.front_ends}; must be at most {MAX_FRONT_ENDS}", "front_ends")
         if self.tls is not None:

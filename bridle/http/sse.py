@@ -1,7 +1,7 @@
-"""Server-sent events: a stream that is cut when its reader leaves or stops reading.
+"""Server-sent events: a stream that ends when its client disconnects or stops reading.
 
-The producer writes by itself, so there is no generator whose cleanup depends on the garbage collector. While a client's
-connection is full, the producer waits, and events gather in the engine's stream, which merges and bounds them.
+The producer writes the events itself, so no generator's cleanup depends on the garbage collector. While a client's
+connection is full, the producer waits, and events accumulate in the engine's stream, which merges and limits them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from bridle.serving.lifecycle.live_text import LiveText
 
 Produce = Callable[["SseWriter"], Awaitable[None]]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-#: What keeps a quiet stream open: a comment, which readers of events do not see.
+#: A comment that keeps an idle stream open. Event parsers ignore comments.
 COMMENT_PING = b": ping\n\n"
-#: Where a server puts a `DirectBody` among the extensions of a scope.
+#: The key of a `DirectBody` in the `extensions` of an ASGI scope.
 DIRECT_BODY = "bridle.direct_body"
 
 
 class DirectBody(Protocol):
-    """Writes parts of a response's body past the layers of the application, once the response has started."""
+    """Writes parts of a response body directly to the connection, past the application's middleware, once the response
+    has started."""
 
     def begin(self) -> None:
         """Prepare for a stream, before its response starts."""
 
     def write(self, data: bytes) -> bool:
-        """Write without waiting. Returns whether the client has room for more."""
+        """Write without waiting. Returns whether the connection can accept more data."""
 
     async def drain(self) -> None:
-        """Wait until there is room."""
+        """Wait until the connection can accept more data."""
 
 
 class _Patience:
-    """A limit on the duration of many waits, with one timer for all of them. Nearly all waits end at once, and a timer
-    for each would cost more than they do. One task waits at a time."""
+    """A time limit for many waits, with one timer for all of them. Nearly all waits end at once, and a timer for each
+    wait would cost more than the wait. One task waits at a time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -55,21 +56,21 @@ class _Patience:
         self.is_over = False
 
     def begin(self) -> None:
-        """Record that the current task begins to wait. If that takes too long, the task is cancelled, and `is_over` is
-        set."""
+        """Record that the current task begins to wait. If the wait takes too long, the task is cancelled, and `is_over`
+        is set."""
         loop = asyncio.get_running_loop()
         self._waiter, self._due = asyncio.current_task(), loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(self._due, self._look, loop)
 
     def end(self) -> None:
-        """Record that the wait has ended. If it took too long, the cancellation was this timer's."""
+        """Record that the wait has ended. If this timer cancelled the task, undo the cancellation."""
         if self.is_over and self._waiter is not None:
             self._waiter.uncancel()
         self._waiter = None
 
     def close(self) -> None:
-        """End the timer: there are no more waits."""
+        """Cancel the timer after the last wait."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -85,7 +86,7 @@ class _Patience:
 
 
 class SseWriter:
-    """Sends events to one client; one task writes at a time. Close it at the end."""
+    """Sends events to one client; one task writes at a time. Call `close` at the end."""
 
     def __init__(self, send: Send, timeout: float, direct: DirectBody | None = None) -> None:
         self._send = send
@@ -101,16 +102,17 @@ class SseWriter:
         await self.write(b"".join(map(sse_event, payloads)))
 
     def end(self, *payloads: Any) -> None:
-        """Send JSON events and the line that ends OpenAI's streams, together with the end of the body."""
+        """Prepare JSON events and OpenAI's line `[DONE]`, to be sent together with the end of the body."""
         self.rest = b"".join((*map(sse_event, payloads), b"data: [DONE]\n\n"))
 
     async def write(self, data: bytes) -> None:
-        """Write bytes. Raises `RequestCancelled` if the client takes nothing for too long."""
+        """Write bytes. Raises `RequestCancelled` if the client does not read for too long."""
         if data:
             await self._patiently(self._send, {"type": "http.response.body", "body": data, "more_body": True})
 
     def live(self, encode: Callable[[list[TokenEvent]], bytes]) -> LiveText | None:
-        """Return the function that writes tokens at once, as `encode` formats them; None if the server cannot."""
+        """Return the function that writes tokens at once, as `encode` formats them; None if the server has no direct
+        writes."""
         direct = self._direct
         if direct is None:
             return None
@@ -139,12 +141,13 @@ class SseWriter:
                 self._patience.end()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop the writer's timer; nothing may be sent afterwards."""
         self._patience.close()
 
 
 class SseResponse(Response):
-    """Runs `produce` with a writer. An error that it raises becomes a last event, since the status was already sent."""
+    """Runs `produce` with a writer. An error in `produce` is sent as the last event, because the status was already
+    sent."""
 
     media_type = "text/event-stream"
 
@@ -155,7 +158,7 @@ class SseResponse(Response):
         shape: Callable[[BridleError], Any] = error_body,
         ping: bytes = COMMENT_PING,
     ) -> None:
-        """`shape` makes the body of an error. `ping` is sent while the stream is quiet."""
+        """Create a response. `shape` makes the body of an error. `ping` is sent while the stream is idle."""
         super().__init__(None, 200, _HEADERS, self.media_type)
         del self.headers["content-length"]
         self._produce = produce
@@ -173,7 +176,7 @@ class SseResponse(Response):
                 await send({"type": "http.response.body", "body": writer.rest, "more_body": False})
 
     async def _tell(self, writer: SseWriter, call: RequestContext, receive: Receive) -> bool:
-        """Send everything but the end of the body; returns False if the client has left."""
+        """Send everything but the end of the body. Returns False if the client has disconnected."""
         try:
             await run_while_connected(receive, self._run(writer))
         except RequestCancelled as error:
@@ -185,8 +188,8 @@ class SseResponse(Response):
         return True
 
     async def _run(self, writer: SseWriter) -> None:
-        """Run `produce`, and send pings meanwhile. A client that takes no ping has left, also while there is nothing
-        else to send."""
+        """Run `produce`, and send pings meanwhile. A ping that cannot be sent shows that the client has disconnected,
+        even while there is no other event to send."""
         try:
             async with asyncio.TaskGroup() as group:
                 ping = group.create_task(_send_pings(writer, self._ping, self._settings.ping_interval))
@@ -197,12 +200,12 @@ class SseResponse(Response):
 
 
 def sse_event(payload: Any) -> bytes:
-    """The bytes of a JSON event."""
+    """Return the bytes of a JSON event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 async def _send_pings(writer: SseWriter, ping: bytes, interval: float) -> None:
-    """Send `ping` while nothing else is sent, so that clients and proxies keep the connection."""
+    """Send `ping` while no event is sent, so that clients and proxies keep the connection open."""
     while True:
         before = writer.num_writes
         await asyncio.sleep(interval)

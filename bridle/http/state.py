@@ -1,4 +1,4 @@
-"""State that the routes of one application share, and the start of serving a request."""
+"""The state that the routes of one application share, and the functions that begin to serve a request."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class HttpState(AppState):
     """Shared state of all HTTP front ends.
 
     Stores of clients' data: `responses`, `conversations`, `files` and `batches`, all saved in the file `state_db`.
-    `passing` responses are not saved: they last as long as the WebSocket that requested them. Further fields are
-    limits, counters, WebSocket `fronts` and their `tickets`, and the `writers` of streams. `started` is a Unix time in
-    seconds. `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
+    `passing` has responses that are not saved; they last as long as the WebSocket that requested them. Further fields
+    are limits, counters, WebSocket `fronts` and their `tickets`, and the `writers` of streams. `started` is a Unix time
+    in seconds. The lock `parsing` lets one large body be parsed at a time, so that parsers do not delay other requests.
     """
 
     settings: HttpSettings
@@ -60,54 +60,55 @@ class HttpState(AppState):
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body that is accepted now: images need room, and count as text in a body's bytes."""
+        """Return the current limit of a request body in bytes. The default is higher if a model reads images, which
+        bodies contain as text."""
         if self.settings.max_body_bytes is not None:
             return self.settings.max_body_bytes
         return SEEING_BODY_BYTES if any(model.pictures for model in self.registry) else BODY_BYTES
 
     def add_writers(self, writers: WriterPool) -> None:
-        """Show the state of the processes that write streams."""
+        """Set the processes that write streams, and add their metrics."""
         self.writers = writers
         self.metrics.add(writers.collect)
 
     def end(self, call: RequestContext, seconds: float) -> None:
-        """A call is over."""
+        """Record the end of a call, after `seconds`."""
         self.metrics.observe(call, seconds)
         self.on_request_end()
 
     def begin_drain(self, seconds: float = 0.0) -> None:
-        """Accept no new generations from now on; running ones have `seconds` to finish."""
+        """Refuse new generations from now on. Running generations have `seconds` to finish."""
         self.is_draining = True
         for front in self.fronts:
             front.drain(seconds)
         self.on_request_end()
 
     def save(self) -> None:
-        """Write unsaved changes. Idempotent; nothing that comes later is saved."""
+        """Write unsaved changes and close the stores. Idempotent; later changes are not saved."""
         self.traces.close()
         if self.state_db is not None:
             self.state_db.close()
 
     async def close_fronts(self) -> None:
-        """End the connections of all WebSocket front-ends."""
+        """Close the connections of all WebSocket front-ends."""
         for front in self.fronts:
             await front.close()
 
 
 def http_state(request: Request) -> HttpState:
-    """The state of the application that a request came to."""
+    """Return the state of the application that received the request."""
     state = request.app.state.http
     assert isinstance(state, HttpState)
     return state
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`content` as JSON. Numbers that JSON does not have become null."""
+    """Return a response with `content` as JSON. Numbers that JSON does not have become null."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
 def serving_of(request: Request, trace: bool | str | None = None) -> RequestLifecycle:
-    """The serving of a request, which ends with its call. `trace` is the field of that name."""
+    """Return the lifecycle of a request, which ends with its call. `trace` is the request's field of that name."""
     http, call = http_state(request), call_of(request.scope)
     wish = wish_of(request.headers, trace) if trace is not None or HEADER in request.headers else "no"
     settings = http.settings
@@ -115,6 +116,6 @@ def serving_of(request: Request, trace: bool | str | None = None) -> RequestLife
 
 
 async def borrow(request: Request, name: str | None) -> LoadedModel:
-    """The model that a request names, which stays loaded until its call ends; that of an adapter, if the name is one's.
-    A client that leaves ends the wait for it."""
+    """Return the model with the name, or the base model of the adapter with the name. The model stays loaded until the
+    call ends. A client that disconnects ends the wait for the model."""
     return await run_while_connected(request.receive, serving_of(request).acquire_model_for_metadata(name))

@@ -1,4 +1,4 @@
-"""Server-sent events with names, as APIs of typed events have them."""
+"""Server-sent events with names, for APIs whose events have a `type`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Event = dict[str, Any]
 
 
 async def send_events(writer: SseWriter, events: Iterable[Event]) -> None:
-    """Send events in one write, each under the name in its `type`."""
+    """Send events in one write. The name of each event is its `type`."""
     await writer.write(b"".join(map(named_event, events)))
 
 
 def named_event(event: Event) -> bytes:
-    """The bytes of an event, under the name in its `type`."""
+    """Return the bytes of an event. The name of the event is its `type`."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
 
 
 def with_last_event(
     produce: Callable[[SseWriter], Awaitable[None]], call: RequestContext, shape: Callable[[BridleError], Event]
 ) -> Produce:
-    """`produce`, followed by an error event if it raises an error."""
+    """Return `produce`, followed by an error event if `produce` raises an error."""
 
     async def guarded(writer: SseWriter) -> None:
         try:

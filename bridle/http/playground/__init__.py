@@ -1,7 +1,8 @@
-"""The playground: the page at `/` and the files that it consists of. `make web` builds them from `web/`, and they
-ship with the package, so that serving them takes no Node and no network.
+"""The playground: the page at `/` and its files. `make web` builds the files from `web/`. The files ship with the
+package, so that the server needs no Node and no network.
 
-The page is the same for everybody and does not name models; it requests them, with a key if one is needed.
+The page is the same for every user and does not name models. It requests the list of models, with an API key if the
+server needs one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bridle.http.state import json_response
 
 router = APIRouter()
 
-#: The files of the page, and what they are; the page itself is at `/`.
+#: The files of the page, with their media types; the page itself is at `/`.
 TYPES = {
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
@@ -28,16 +29,17 @@ TYPES = {
     "style.css": "text/css; charset=utf-8",
 }
 PAGE = "index.html"
-#: Where browsers find the others, for everybody.
+#: The paths of the page's files, which need no API key.
 PATHS = tuple(f"/playground/{name}" for name in TYPES if name != PAGE)
 HEADERS = {
-    # Nothing is loaded from elsewhere, nothing inline runs, no text can become HTML, and no other site may frame it.
+    # The page loads nothing from other sites and runs no inline script. No text can become HTML, and no other site may
+    # frame the page.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "media-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # a new version is seen at once; an old one costs a question
+    "Cache-Control": "no-cache",  # browsers revalidate, so a new version is seen at once
     "Vary": "Accept-Encoding, Accept",
 }
 
@@ -53,7 +55,7 @@ class File:
 
 @cache
 def file(name: str) -> File:
-    """A file of the page. It is read and compressed once."""
+    """Return a file of the page. It is read and compressed only once."""
     plain = files("bridle.http.playground").joinpath("files", name).read_bytes()
     return File(plain, gzip.compress(plain, mtime=0), f'"{hashlib.sha256(plain).hexdigest()[:32]}"')
 
@@ -71,7 +73,7 @@ def answer(request: Request, name: str) -> Response:
 
 @router.get("/playground/{name}", include_in_schema=False)
 async def part(name: str, request: Request) -> Response:
-    """One of the files that the page consists of."""
+    """Return one of the files that the page loads."""
     if name not in TYPES or name == PAGE:
         return json_response({"error": {"message": "there is no such file", "type": "not_found"}}, 404)
     return answer(request, name)

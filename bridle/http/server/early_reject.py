@@ -1,9 +1,8 @@
-"""Answers some requests after reading only their headers: health probes, and requests that the server is too busy to
-take.
+"""Answers some requests after reading only their headers: health probes, and requests that a full server refuses.
 
-A full server gets the most requests, from clients that retry at once. Their bodies are neither read nor parsed, no task
-begins, and they are not logged one by one: a refusal checks counters and writes once. All other requests continue to
-the application, which decides with the same rules.
+A full server gets the most requests, because refused clients retry at once. Bodies of refused requests are neither read
+nor parsed, no task begins, and refusals are not logged one by one: a refusal checks counters and writes once. All other
+requests continue to the application, which decides by the same rules.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
 _LOG_INTERVAL = 1.0  # seconds
 
-#: Answers a probe at a path; None for any other path.
+#: Answers a health probe at a path; None for any other path.
 Probe = Callable[[HttpState, str], Response | None]
 
 
 class DoorAnswer(NamedTuple):
-    """A whole answer, and the user who is throttled after too many of them; None for a probe."""
+    """A complete answer. `user` is throttled after too many refusals; None for a health probe."""
 
     response: Response
     user: str | None
 
 
 class EarlyRejector:
-    """Decides by the headers of requests. `identify` and `refuse` are those of the application."""
+    """Decides by the headers of requests. `identify` and `refuse` are the application's functions."""
 
     def __init__(self, http: HttpState, identify: Identify, refuse: Refuse, probe: Probe) -> None:
         self._http = http
@@ -55,7 +54,7 @@ class EarlyRejector:
         """Return the answer to a request that ends here; None for a request that continues to the application."""
         method, path = scope["method"], scope["path"]
         if self._has_cors and any(name == b"origin" for name, _ in scope["headers"]):
-            return None  # a browser must be told more
+            return None  # browsers need CORS headers, which the application adds
         if method == "GET":
             found = self._probe(self._http, path)
             return None if found is None else DoorAnswer(found, None)
@@ -66,13 +65,13 @@ class EarlyRejector:
             identity = self._identify(HTTPConnection(scope)) or LOCAL_USER
             self._http.admission.check(identity.user, identity.limits)
         except UnknownHost:
-            return None  # rare, and with a status of its own
+            return None  # rare; the application answers it with its own status
         except (Overloaded, Unauthorized) as error:
             return self._refusal(scope, identity, error)
         return None
 
     def _refusal(self, scope: Scope, identity: Identity | None, error: BridleError) -> DoorAnswer:
-        """The answer to a request that is refused, which is counted."""
+        """Return the answer to a refused request, and count the refusal."""
         path, peer = scope["path"], scope.get("client") or ("",)
         call = RequestContext(
             id=new_request_id(), route=f"POST {path}", method="POST", path=path, identity=identity, error=error
@@ -86,7 +85,7 @@ class EarlyRejector:
         return DoorAnswer(response, user)
 
     def _note(self, user: str) -> None:
-        """Count a refusal; one log line a second reports all of them."""
+        """Count a refusal. One log line per second reports all refusals."""
         if not self._refused:
             asyncio.get_running_loop().call_later(_LOG_INTERVAL, self._tell)
         self._refused[user] += 1

@@ -1,4 +1,5 @@
-"""The socket that a server listens on. The command line tries an address with it before it loads anything."""
+"""The socket that a server listens on. The command line binds the address before it loads models, to report errors
+early."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from bridle.errors import InvalidRequest
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket on that address, not listening yet. Raises `InvalidRequest` with the next step."""
+    """Return a TCP socket that is bound to the address, but does not listen yet. Raises `InvalidRequest` with the next
+    step."""
     check_port(port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -26,11 +28,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_port(port: int) -> None:
-    """Raise `InvalidRequest` for a number that is no port."""
+    """Raise `InvalidRequest` for an invalid port number."""
     if not 0 <= port <= 65535:
         raise InvalidRequest(f"port is {port}; must be between 0 and 65535", "port")
 
 
 def try_address(host: str, port: int) -> None:
-    """Raise `InvalidRequest` unless the address can be listened on now."""
+    """Raise `InvalidRequest` unless a server can listen on the address now."""
     bind(host, port).close()

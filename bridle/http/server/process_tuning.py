@@ -1,5 +1,4 @@
-"""Settings of a server's own process: open files for its connections, few garbage collections, fast switching of
-threads."""
+"""Tunes the server's own process: open files for its connections, few garbage collections, and fast thread switches."""
 
 from __future__ import annotations
 
@@ -10,17 +9,19 @@ import structlog
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _SPARE_FILES = 256  # files in addition to connections: models, logs, pipes
-#: How long a thread may keep others waiting, in seconds. The engine's thread gives up its turn at each call into the
-#: device's library, and should get it back at once; the interpreter's own 5 ms are a whole step of a small model.
+#: Seconds for which a thread may keep the interpreter while others wait. The engine's thread releases the interpreter
+#: at each call into the device's library, and should get it back at once. The default of 5 ms is a whole step of a
+#: small model.
 SWITCH_INTERVAL = 0.0005
-#: The interpreter's own thresholds for collections, of which a start wants fewer than a stream of requests.
+#: The interpreter's default thresholds for collections. They are set here, because the start of a server uses higher
+#: ones.
 _GARBAGE = (700, 10, 10)
 
 
 def tune_process(max_connections: int) -> None:
-    """Prepare to serve. Call this once all long-lived objects exist. Garbage collections skip them from then on,
-    because walking some hundred thousand objects would delay every stream. So would a last collection before: it finds
-    a few hundred objects after a load."""
+    """Prepare the process to serve. Call this once all long-lived objects exist: garbage collections skip these objects
+    from then on, because a walk over some hundred thousand objects would delay every stream. No collection runs before,
+    because it would delay the start and find only a few hundred objects."""
     _allow_files(max_connections + _SPARE_FILES)
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.freeze()
@@ -28,10 +29,10 @@ def tune_process(max_connections: int) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files; on most systems it is 1,024 where the hard one is far higher."""
+    """Raise the soft limit of open files. On most systems it is 1,024, and the hard limit is far higher."""
     try:
         import resource
-    except ImportError:  # not a Unix
+    except ImportError:  # the system is not a Unix
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,7 +1,8 @@
-"""Runs a server from its settings: load the models, listen, drain on the first signal, end on the second.
+"""Runs a server from its settings: loads the models, listens, drains on the first signal, and ends on the second.
 
 On SIGTERM or SIGINT, readiness turns off and new generations are refused. The socket stays open, so that a load
-balancer sees this. Running requests finish within the grace period. Then, or at a second signal, all ends.
+balancer sees that the server is not ready. Running requests may finish within the grace period. After it, or at a
+second signal, the server ends.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ if TYPE_CHECKING:
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - what to call it from here, not what to bind
-_CLOSE_SECONDS = 2  # to close connections whose requests were ended
-#: How long a server listens before it reads tokenizers that no request needed yet, in seconds.
+_CLOSE_SECONDS = 2  # to close connections whose requests were cancelled
+#: Seconds between the start of listening and the reading of tokenizers that no request has needed yet.
 _SETTLE_SECONDS = 1.0
 
 Loader = Callable[[ServeSettings], LoadedModel]
-#: A function that announces what is served, and at which `HOST:PORT`.
+#: Reports the served models and the `HOST:PORT` on which the server listens.
 Announce = Callable[[ModelRegistry, str], None]
 
 
@@ -65,11 +66,11 @@ def serve(
     fronts: Sequence[SocketFrontMaker] = (),
     announce: Announce | None = None,
 ) -> None:
-    """Load the named models and serve them until a signal comes. Blocks; call it from the main thread.
+    """Load the configured models and serve them until a signal comes. Blocks; call it from the main thread.
 
-    The port is taken before the models are loaded, so that a wrong one is reported at once. `load` makes the one model
-    that is served instead. `fronts` make the applications that answer WebSockets, and `announce` reports the address.
-    Raises `InvalidRequest` if the address cannot be used, and the errors of loading.
+    The port is bound before the models are loaded, so that an invalid port is reported at once. `load` loads a single
+    model instead of the configured ones. `fronts` make the applications that answer WebSockets, and `announce` reports
+    the address. Raises `InvalidRequest` if the address cannot be used, and the errors of loading.
     """
     settings = settings or ServeSettings()
     configure_logs(settings.log_format, settings.log_level)
@@ -130,8 +131,8 @@ def run(
 
 
 def start_tracing(endpoint: str | None) -> OtelTracing | None:
-    """Start tracing for this process: to a collector at `endpoint`, or to the one in the standard variables; None if
-    neither is set. Child processes send their spans to the same place."""
+    """Start tracing for this process, to a collector at `endpoint`, or at the address in OpenTelemetry's standard
+    variables. Returns None if no address is set. Child processes send their spans to the same collector."""
     if endpoint is not None:
         os.environ[telemetry.ENDPOINT] = endpoint
     if not telemetry.wants_traces():
@@ -145,7 +146,8 @@ def start_tracing(endpoint: str | None) -> OtelTracing | None:
 def uvicorn_config(
     app: FastAPI, settings: ServeSettings, context: ssl.SSLContext | None = None, writers: WriterPool | None = None
 ) -> uvicorn.Config:
-    """The configuration with which uvicorn serves bridle's application. `writers` write its streams."""
+    """Return the configuration with which uvicorn serves bridle's application. `writers` are the processes that write
+    its streams."""
     return uvicorn.Config(
         app,
         http=bounded_protocol(
@@ -160,7 +162,7 @@ def uvicorn_config(
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # x-forwarded-for must not decide whose address is a trusted proxy's
+        proxy_headers=False,  # x-forwarded-for must not decide if a client is a trusted proxy
         lifespan="off",
         ws=bounded_frames(app.state.http.turns),
         ws_max_size=settings.max_message_bytes,
@@ -171,7 +173,8 @@ def uvicorn_config(
 
 
 def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
-    """Refuse to open the server to the network by accident: without keys every client is an admin."""
+    """Raise `InvalidRequest` if a server without keys would be open to the network, because every client would be an
+    admin."""
     host = listener.getsockname()[0]
     if settings.keys is not None or settings.no_auth or ip_address(host.partition("%")[0]).is_loopback:
         return
@@ -183,8 +186,9 @@ def check_exposure(listener: socket.socket, settings: ServeSettings) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once it
-    accepts connections. The tasks `beside` run as long as the server does. `failure` is the error that ended it."""
+    """A uvicorn server that finishes running requests before it closes its socket. `on_listening` is called once the
+    server accepts connections. The tasks `beside` run as long as the server. `failure` is the error that ended the
+    server."""
 
     def __init__(
         self,
@@ -217,7 +221,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def fail(self, error: BridleError) -> None:
-        """End the server, because it can serve no more."""
+        """End the server because of an error after which it can serve no requests."""
         if self.failure is None:
             _log.error("the server ends", error=str(error))
             self.failure, self.should_exit = error, True
@@ -228,11 +232,11 @@ class DrainingServer(uvicorn.Server):
             self._on_listening()
 
     def _reload_policies(self) -> None:
-        """Read the policies again in a thread; running requests keep theirs."""
+        """Read the policy file again in a thread. Running requests keep their policies."""
         self._reload_task = asyncio.create_task(reload_policies(self._http.policies))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: end at once."""
+        """Drain on the first signal, and end at once on the second."""
         if self._http.is_draining:
             self.force_exit = self.should_exit = True
             return
@@ -245,7 +249,8 @@ class DrainingServer(uvicorn.Server):
         self._drain_task = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        """Wait for running requests, at most the grace period; then end the rest and close."""
+        """Wait for running requests, at most for the grace period; then cancel the remaining requests and close the
+        models."""
         admission = self._http.admission
         _log.info("draining", in_flight=admission.num_requests, grace_seconds=self._grace_period)
         try:
@@ -262,7 +267,7 @@ class DrainingServer(uvicorn.Server):
 
 
 async def reload_policies(book: PolicyRegistry) -> None:
-    """Read the file of policies again. An error is logged, and the current policies stay."""
+    """Read the policy file again. An error is logged, and the current policies stay in force."""
     try:
         current = await asyncio.to_thread(book.reload)
     except InvalidRequest as error:
@@ -272,7 +277,7 @@ async def reload_policies(book: PolicyRegistry) -> None:
 
 
 def load_registry(settings: ServeSettings) -> ModelRegistry:
-    """Make the registry, and load all models that were named."""
+    """Create the registry, and load all configured models."""
     models = settings.models or ModelSet((settings.model.model,))
     if settings.control.trace is not None and models.may_be_several:
         raise InvalidRequest(
@@ -290,14 +295,14 @@ def load_registry(settings: ServeSettings) -> ModelRegistry:
 
 
 def _prepare_tokenizers(registry: ModelRegistry) -> None:
-    """Read the tokenizers of which only the vocabulary was read, before a request has to wait for it."""
+    """Read the tokenizers whose vocabulary alone was read, so that no request has to wait for this."""
     time.sleep(_SETTLE_SECONDS)
     for model in registry:
         model.tokenizer.prepare()
 
 
 def _announce(registry: ModelRegistry, address: str, scheme: str, needs_key: bool) -> None:
-    """Print where the server listens, and how to try it, on standard output."""
+    """Print the address and an example command on standard output."""
     url = f"{scheme}://{address}/"
     sys.stdout.write(f"Serving {', '.join(registry.names) or 'what requests name'} at {url} (stop with Ctrl+C)\n\n")
     sys.stdout.write(f"  {curl_line(registry, url, needs_key)}\n\n")

@@ -1,7 +1,7 @@
-"""TLS in the server itself, with a certificate and a key that are read again when they change.
+"""TLS in the server itself, with a certificate and a key that are loaded again when their files change.
 
-Open connections keep the certificate that they began with; new ones get the new certificate. Files that cannot be read
-while they are being replaced change nothing, and the log says so.
+Open connections keep the certificate with which they began; new connections get the new certificate. If changed files
+cannot be read, the old certificate stays in use, and the log reports the error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from bridle.errors import InvalidRequest
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.tls")
-#: The time between two checks of the files, in seconds. Certificates are renewed weeks before they end.
+#: Seconds between two checks of the files. Certificates are renewed weeks before they expire.
 LOOK_SECONDS = 10.0
 
 
@@ -30,7 +30,8 @@ class TlsFiles:
     password: str | None = None
 
     def make_context(self) -> ssl.SSLContext:
-        """The context for a server socket: TLS 1.2 and newer. Raises `InvalidRequest` if the files cannot be used."""
+        """Return the TLS context for a server socket, for TLS 1.2 and newer. Raises `InvalidRequest` if the files
+        cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -39,9 +40,9 @@ class TlsFiles:
 
     def _load_into(self, context: ssl.SSLContext) -> None:
         try:
-            # Without a password OpenSSL would ask for one on the terminal.
+            # Without a password, OpenSSL would ask for one on the terminal.
             context.load_cert_chain(self.certificate, self.key, self.password or "")
-        except OSError as error:  # ssl.SSLError among them
+        except OSError as error:  # `ssl.SSLError` is a subclass
             files = str(self.certificate) if self.key is None else f"{self.certificate} and {self.key}"
             reason = error.strerror or str(error)
             raise InvalidRequest(
@@ -50,7 +51,7 @@ class TlsFiles:
             ) from None
 
     def _state(self) -> tuple[tuple[int, int, int], ...]:
-        """Values that change when a file is replaced or written."""
+        """Return values that change when a file is replaced or written."""
         paths = (self.certificate,) if self.key is None else (self.certificate, self.key)
         return tuple((found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths))
 
@@ -62,7 +63,7 @@ class TlsFiles:
             try:
                 found = self._state()
                 if found != known:
-                    self.make_context()  # tried apart first: a bad pair must not get half into `context`
+                    self.make_context()  # first in a new context: an invalid pair must not change half of `context`
                     self._load_into(context)
                     _log.info("certificate renewed", file=str(self.certificate))
                     known = found

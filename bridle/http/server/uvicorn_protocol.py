@@ -1,14 +1,15 @@
-"""uvicorn's HTTP protocol with bounds that it lacks: on the size of headers and the time they take, on clients that do
-not read, and on connections, WebSockets included.
+"""uvicorn's HTTP protocol with limits that it lacks: on the size and duration of headers, on clients that do not read,
+and on connections, WebSockets included.
 
-The parser collects headers until they end, however long that takes. Here a head that grows beyond the limit is answered
-with 431 and cut, and a head that does not end with 408. The kernel cuts a peer whose receive window stays closed, also
-when only bytes in transit are left. Requests on connections beyond the limit are refused like all others without room,
-except health probes. Earlier connections are not affected.
+The parser collects headers until they end, however long that takes. Here, headers that grow beyond the limit are
+answered with 431, and headers that do not end in time with 408. The kernel closes a connection whose peer keeps its
+receive window closed, also when only bytes in transit are left. On connections beyond the limit, all requests except
+health probes are refused as on a full server. Earlier connections are not affected.
 
 A request that is refused early never becomes a task of the application. Its body is dropped if it is small, so that the
 connection can be used again. Otherwise the connection is closed after reading the bytes in transit, because closing
-over unread bytes would drop the answer. A refused connection is read again when it is its user's turn.
+with unread bytes would drop the answer. After a refusal, the connection is not read until the scheduler gives its user
+the next turn.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from bridle.http.writers.transport import WriterTransport
 from bridle.serving.tenancy.loop_throttle import LoopThrottle
 
 _PROBES = (b"/health", b"/ping")
-_MAX_READ = 1 << 14  # bytes read from one connection before others have a turn
-_MAX_PIPELINED = 32  # requests of a connection that wait for the one before them
+_MAX_READ = 1 << 14  # bytes read from one connection before other connections are read
+_MAX_PIPELINED = 32  # requests of a connection that wait for an earlier request
 MAX_DROPPED = 1 << 18  # bytes of a refused body that are read to keep the connection
-LINGER = 2.0  # seconds to read what is on its way before a connection is closed
+LINGER = 2.0  # seconds to read bytes in transit before a connection is closed
 _LENGTH, _CODING, _EXPECT = b"content-length", b"transfer-encoding", b"expect"
 
 
@@ -52,9 +53,9 @@ def bounded_protocol(
     turns: LoopThrottle,
     writers: WriterPool | None = None,
 ) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection beyond the
-    limit. `door` answers requests that need not reach the application, as often as `turns` allows. `writers` are
-    processes that write streams."""
+    """Return a protocol class for uvicorn's `http` setting. `refuse` makes the answer to a request on a connection
+    beyond the limit. `door` answers requests that need not reach the application, as often as `turns` allows. `writers`
+    are processes that write streams."""
     crowded = Overloaded(f"the server has its {max_connections} connections already; none is left for this one")
 
     async def refuse_all(scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,11 +85,11 @@ class _BoundedProtocol(HttpToolsProtocol):
     answers: EarlyRejector
     shares: LoopThrottle
     pool: WriterPool | None
-    _is_held = False  # until it is its user's turn
-    _held_as = ""  # that user
+    _is_held = False  # reading waits for the user's turn
+    _held_as = ""  # the user whose turn is awaited
     _is_dropping = False  # the request has its answer, and its body is dropped
-    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
-    _num_head_bytes = 0  # received since the last complete head, while one is being received
+    _num_to_drop: int | None = None  # bytes that may still come before the connection is aborted
+    _num_head_bytes = 0  # bytes of incomplete headers
     _is_in_head = True
     _is_too_many = False
     _head_timer: asyncio.TimerHandle | None = None
@@ -162,8 +163,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def hand_over(self, running: RequestResponseCycle) -> None:
-        """Let a front-end process write to this connection from now on, if there is one. `running` is the request that
-        is answered; those behind it wait."""
+        """Let a front-end process write to this connection from now on, if one is available. `running` is the request
+        that is being answered; pipelined requests wait behind it."""
         if self.pool is None or isinstance(self.transport, WriterTransport):
             return
         taken = self.pool.take(self.transport, self)
@@ -172,11 +173,11 @@ class _BoundedProtocol(HttpToolsProtocol):
             for cycle, _ in self.pipeline:
                 cycle.transport = taken
 
-    # -- at the door -----------------------------------------------------------------------------------------
+    # -- early answers ---------------------------------------------------------------------------------------
 
     def _answer_at_door(self) -> bool:
-        """Answer the request early if possible. Returns whether it was answered. Answers keep their order, so a
-        request behind another one is not answered here."""
+        """Answer the request early if possible; return whether it was answered. Answers keep the order of requests, so
+        a pipelined request that waits is not answered early."""
         path = self.url.partition(b"?")[0].decode("latin-1")
         is_next = self.cycle is None or self.cycle.response_complete
         if not is_next or not (path in MODEL_ROUTES or path.startswith(("/health", "/ping"))):
@@ -207,19 +208,19 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._leave()
 
     def _is_little(self) -> bool:
-        """Return whether the body is short enough to be read and dropped, and certain to come."""
+        """Return whether the body is announced, and short enough to be read and dropped."""
         given = {name: value for name, value in self.headers if name in (_LENGTH, _CODING, _EXPECT)}
         return _CODING not in given and _EXPECT not in given and int(given.get(_LENGTH, b"0")) <= MAX_DROPPED
 
     def _leave(self) -> None:
-        """Send nothing more, and close when the peer does, or after a while."""
+        """Send nothing more, and close when the peer closes, or after `LINGER` seconds."""
         self._num_to_drop = MAX_DROPPED
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._head_timer = self.loop.call_later(LINGER, self.transport.close)
 
     def _wait_for_turn(self, user: str) -> None:
-        """Continue reading when it is this user's turn."""
+        """Pause reading until the scheduler gives this user the next turn."""
         self._is_held, self._held_as = True, user
         self.shares.schedule(user, self._let)
         if self._is_held:
@@ -227,12 +228,12 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def _let(self) -> None:
         self._is_held = False
-        if not self.flow.write_paused:  # else when the answers have been taken
+        if not self.flow.write_paused:  # else reading resumes when the client has read the answers
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read its refusals. While the application answers, reading detects
-        a disconnect."""
+        """Stop reading from a client that does not read its refusals. While the application answers, reading goes on,
+        because it detects a disconnect."""
         super().pause_writing()
         if self.cycle is None or self.cycle.response_complete:
             self.flow.pause_reading()
@@ -254,7 +255,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """Close a connection whose head did not end in time. A client that never sent anything gets no answer."""
+        """Close a connection whose headers did not end in time. A client that sent nothing gets no answer."""
         self._head_timer = None
         if not self._num_head_bytes:
             self.transport.close()
@@ -267,7 +268,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._answer("431 Request Header Fields Too Large", error)
 
     def _answer(self, status: str, error: BridleError, *lines: str) -> None:
-        """Write a whole answer, the last one on this connection."""
+        """Write a complete answer, the last one on this connection, and close the connection."""
         body = msgspec.json.encode(error_body(error))
         self.transport.write(_head(status, len(body), *lines) + body)
         self.transport.close()
@@ -297,9 +298,9 @@ class DirectBody:
 
 
 def limit_reads(transport: asyncio.BaseTransport) -> None:
-    """Limit the bytes of one read, all of which are handled in one go, so that other connections do not
-    wait too long."""
-    if hasattr(transport, "max_size"):  # of asyncio's own transports over sockets, where it is a quarter of a megabyte
+    """Limit the bytes of one read. All bytes of a read are handled together, so a smaller read lets other connections
+    wait less."""
+    if hasattr(transport, "max_size"):  # asyncio's own socket transports read a quarter of a megabyte
         transport.max_size = _MAX_READ
 
 

@@ -1,6 +1,6 @@
-"""Front-ends over WebSockets on the port of the HTTP routes.
+"""Front-ends over WebSockets, on the port of the HTTP routes.
 
-The HTTP application knows their paths. They are ASGI applications, and end when it does.
+A front-end is an ASGI application. The HTTP application routes upgrades at its paths to it, and closes it at the end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class WebSocketFrontend(Protocol):
-    """An ASGI application for the WebSockets at `paths`. It gets every upgrade there; other requests to these paths
-    keep their HTTP meaning."""
+    """An ASGI application for the WebSockets at `paths`. It gets every upgrade at these paths; the HTTP routes handle
+    all other requests."""
 
     @property
     def paths(self) -> Sequence[str]:
@@ -28,17 +28,17 @@ class WebSocketFrontend(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def drain(self, seconds: float) -> None:
-        """Refuse new work; open connections have `seconds` to finish."""
+        """Refuse new work. Open connections have `seconds` to finish."""
 
     async def close(self) -> None:
-        """End all open connections, and tell the clients."""
+        """Close all open connections, and report the shutdown to their clients."""
 
 
 SocketFrontMaker = Callable[["HttpState"], WebSocketFrontend]
 
 
 def mount(app: FastAPI, state: HttpState, make: SocketFrontMaker) -> None:
-    """Make a front-end answer at its paths."""
+    """Route WebSockets at the paths of a front-end to it. `make` creates the front-end."""
     front = make(state)
     state.fronts.append(front)
     for path in dict.fromkeys(front.paths):

@@ -1,12 +1,14 @@
-"""uvicorn's WebSocket protocol with a bound that it lacks: how many frames of a connection are handled at a time.
+"""uvicorn's WebSocket protocol with a limit that it lacks: the number of frames of a connection that are handled at a
+time.
 
-A frame can be six bytes long. So one read can hold tens of thousands, and each becomes an object, an event or an answer
-to a ping before another connection has a turn. Here a few frames are handled at a time. The others wait as bytes until
-the application has processed those, and until it is the user's turn. Until then nothing more is read, so that the
-memory of a connection is bounded. This applies from the first byte on, before the user is known.
+A frame can be six bytes long. So one read can hold tens of thousands of frames. Without a limit, each frame would
+become an object, an event or an answer to a ping before another connection is handled. Here a few frames are handled at
+a time. Further frames wait as bytes until the application has processed the earlier frames, and until the user's turn
+comes. The connection is not read meanwhile, so that its memory is bounded. This applies from the first byte on, before
+the user is known.
 
-Pings, unsolicited pongs and empty parts of messages have no effect. A client that sends too many is closed with that
-reason.
+Pings, unsolicited pongs and empty parts of messages have no effect. The server closes the connection of a client that
+sends too many of them, with that reason.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from bridle.http.server.uvicorn_protocol import LINGER, MAX_DROPPED, limit_reads
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tenancy.loop_throttle import LoopThrottle, RateBudget
 
-#: How many frames are handled in one go, and how many bytes are searched for them.
+#: The maximum number of frames that are handled in one turn; `PIECE_BYTES` bytes are searched for them.
 MAX_FRAMES = 8
 PIECE_BYTES = 256
 _MAX_PIECE = 2_048
 
 
 def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
+    """Return a protocol class for uvicorn's `ws` setting, whose connections take turns by `turns`."""
 
     class BoundedFrames(BoundedFrameReader):
         shares = turns
@@ -40,11 +42,11 @@ def bounded_frames(turns: LoopThrottle) -> type[asyncio.Protocol]:
 
 class BoundedFrameReader(WebSocketsSansIOProtocol):
     shares: LoopThrottle
-    rest = b""  # what came and was not handled yet
-    _num_frames = 0  # handled in this go
-    is_due = False  # a turn was asked for
-    _asked_as = ""  # the user whose turn it is then
-    _num_to_drop: int | None = None  # bytes left, on a connection that is closed after them
+    rest = b""  # received bytes that were not handled yet
+    _num_frames = 0  # frames handled in this turn
+    is_due = False  # a turn is scheduled
+    _asked_as = ""  # the user whose turn is scheduled
+    _num_to_drop: int | None = None  # bytes that may still come before the connection is aborted
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -53,7 +55,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.shares.leave(self._asked_as, self.go_on)
-        self.is_due, self.rest = True, b""  # nothing is asked for any more
+        self.is_due, self.rest = True, b""  # prevents further turns
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -91,7 +93,7 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
                 self._leave(str(error))
 
     def _leave(self, reason: str) -> None:
-        """Close the connection. Bytes in transit are dropped first, because closing over unread bytes would drop the
+        """Close the connection. Bytes in transit are dropped first, because closing with unread bytes would drop the
         reason."""
         self.rest, self._num_to_drop = b"", MAX_DROPPED
         self.stop_keepalive()
@@ -113,8 +115,8 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         self.shares.schedule(self._asked_as, self.go_on)
 
     def go_on(self) -> None:
-        """Handle a few frames. A connection with more frames is not read, and pings of a connection that does not read
-        its pongs are ignored."""
+        """Handle a few frames. A connection with more frames is not read, and pings of a client that does not read its
+        pongs are ignored."""
         self.is_due = False
         if not self.writable.is_set():
             self._read(False)
@@ -124,15 +126,15 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
         while self.rest and self._num_frames < MAX_FRAMES and not self.transport.is_closing():
             piece, self.rest = self.rest[:size], self.rest[size:]
             super().data_received(piece)
-            size = min(2 * size, _MAX_PIECE)  # it is a long message, so far
+            size = min(2 * size, _MAX_PIECE)  # probably a long message, so take larger pieces
         self.shares.charge(time.monotonic() - began)
-        is_taken = self.queue.empty() or self.close_sent  # after the close nobody takes anything
+        is_taken = self.queue.empty() or self.close_sent  # nobody reads the queue after the close
         self._read(is_taken and not self.rest)
         if self.rest and is_taken and not self.is_due:
             self._ask()
 
     def _read(self, wanted: bool) -> None:
-        """Continue or stop reading. A connection that is about to be closed is read to its end."""
+        """Resume or pause reading. A connection that is about to be closed is read to its end."""
         wanted = wanted or self._num_to_drop is not None
         if wanted is self.read_paused and not self.transport.is_closing():
             self.read_paused = not wanted
@@ -140,5 +142,5 @@ class BoundedFrameReader(WebSocketsSansIOProtocol):
 
 
 def is_useless(frame: Frame) -> bool:
-    """Return whether a frame has no effect."""
+    """Return whether a frame has no effect: a ping, a pong, or an empty part of a message."""
     return frame.opcode in (Opcode.PING, Opcode.PONG) or (frame.opcode is Opcode.CONT and not frame.data)

@@ -1,7 +1,7 @@
-"""Messages between the server and a process that writes streams. It contains only the knowledge that both share.
+"""Messages between the server and a process that writes streams. The module has only the code that both processes need.
 
-A frame is its length in four bytes, then a message in MessagePack. Descriptors of connections travel together with the
-first byte of the frame that opens them, in the same order.
+A frame is its length in four bytes, then a message in MessagePack. File descriptors of connections travel together with
+the first byte of the frame whose orders open the connections, in the same order.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import msgspec
 
 M = TypeVar("M", bound=msgspec.Struct)
 
-#: Descriptors that one message may carry; the kernel's limit is 253.
+#: The maximum number of descriptors in one frame; the kernel's limit is 253.
 MAX_DESCRIPTORS = 64
 _LENGTH_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Orders(msgspec.Struct, array_like=True):
-    """Orders to a writer about connections, carried out in this order. Each is known by a number.
+    """Orders to a writer about connections, which the writer executes in this order. Each connection has a number.
 
-    `opened` connections come as descriptors. The parts of `parts` belong to the connections at the same places of
-    `targets`. Connections that are `ended` send no more after their queue, those `closed` are closed after it, and
-    those `dropped` are closed at once. `ping` asks for a sign of life.
+    Descriptors of the `opened` connections come with the frame. Each part of `parts` is written to the connection in
+    `targets` at the same index. The writer sends the queued data of `ended` connections and then no more. It closes
+    `closed` connections after their queued data, and `dropped` connections at once. `ping` requests a report.
     """
 
     opened: list[int] = []
@@ -37,8 +37,9 @@ class Orders(msgspec.Struct, array_like=True):
 
 
 class Reports(msgspec.Struct, array_like=True):
-    """Reports of a writer about connections: bytes of `full` ones wait, `ready` ones have room again, all bytes of
-    `closed` ones were sent, and `lost` ones have broken. `pong` is the sign of life."""
+    """Reports of a writer about connections. Much data waits for the clients of `full` connections, and `ready`
+    connections can accept data again. All data of `closed` connections was sent, and `lost` connections are broken.
+    `pong` answers a ping."""
 
     full: list[int] = []
     ready: list[int] = []
@@ -48,20 +49,20 @@ class Reports(msgspec.Struct, array_like=True):
 
 
 def frame(message: Orders | Reports) -> bytes:
-    """Return the bytes of a message."""
+    """Return the bytes of a message as a frame."""
     data = _encode(message)
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
 class FrameReader(Generic[M]):
-    """Puts messages of one kind together from the bytes of a stream."""
+    """Joins the bytes of a stream to messages of one kind."""
 
     def __init__(self, kind: type[M]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """Yield the messages that are complete with `data`."""
+        """Yield the messages that are complete after `data`."""
         data, start = self._rest + data, 0
         while (begin := start + _LENGTH_BYTES) <= len(data):
             end = begin + int.from_bytes(data[start:begin], "big")

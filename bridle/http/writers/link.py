@@ -1,5 +1,5 @@
-"""The server's end of the channel to one writer process. The process gets everything that an iteration of the event
-loop has for its connections in one frame."""
+"""The server's end of the channel to one writer process. All orders of one iteration of the event loop go to the
+process in one frame."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from typing import Protocol
 
 from bridle.http.writers.frames import MAX_DESCRIPTORS, FrameReader, Orders, Reports, frame
 
-#: While more bytes than this wait for a process, its connections do not write.
+#: While more than this many bytes wait for a process, its connections do not write.
 MAX_QUEUED = 1 << 20
 _MAX_READ = 1 << 16
 
 
 class Connection(Protocol):
-    """A connection that a process writes to, as the link sees it."""
+    """A connection that a writer process writes to, as the link calls it."""
 
     def fill(self, is_full: bool) -> None:
-        """Record whether many bytes wait for the client."""
+        """Record whether much data waits for the client."""
 
     def settle(self) -> None:
-        """Record that the link has stalled, or has room again."""
+        """Record that the link has stalled, or can accept data again."""
 
     def finish(self) -> None:
-        """Close the connection: all is written, and the process has closed its descriptor."""
+        """Close the connection: all data was written, and the process has closed its descriptor."""
 
     def lose(self) -> None:
-        """Close the connection now: it is broken, or the process has ended."""
+        """Close the connection at once, because it is broken or the process has ended."""
 
 
 class WriterLink:
-    """A channel, of the event loop alone. `ended` is done when the process has ended, or after `shut`; its connections
-    are closed then. `is_answering` says whether the last ping was answered."""
+    """The channel to one writer process, used only in the event loop. The future `ended` is done when the process has
+    ended, or after `shut`; the connections of the process are closed then. `is_answering` says whether the last ping
+    was answered."""
 
     def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(False)
@@ -56,22 +57,22 @@ class WriterLink:
 
     @property
     def is_up(self) -> bool:
-        """Return whether the process has begun its work."""
+        """Return whether the process has answered its first ping and runs."""
         return self._has_answered and not self.ended.done()
 
     @property
     def has_room(self) -> bool:
-        """Return whether the process keeps up with its input."""
+        """Return whether the process runs, and reads its orders fast enough."""
         return self.is_up and not self.is_stalled
 
     @property
     def num_connections(self) -> int:
         return len(self._transports)
 
-    # -- for transports ----------------------------------------------------------------------------------------
+    # -- methods for transports --------------------------------------------------------------------------------
 
     def open(self, transport: Connection, descriptor: int) -> int:
-        """Send a connection to the process; returns its number."""
+        """Send a connection to the process. Returns the number of the connection."""
         if len(self._descriptors) == MAX_DESCRIPTORS:
             self._flush()
         number = next(self._numbers)
@@ -99,21 +100,21 @@ class WriterLink:
             self._schedule()
 
     def drop(self, number: int) -> None:
-        """Close a connection now."""
+        """Close a connection at once."""
         if self._transports.pop(number, None) is not None:
             self._orders.dropped.append(number)
             self._schedule()
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- pings and end of the process --------------------------------------------------------------------------
 
     def ping(self) -> None:
-        """Request a sign of life."""
+        """Send a ping to the process, which the process must answer."""
         self.is_answering = False
         self._orders.ping = True
         self._schedule()
 
     def shut(self) -> None:
-        """End the channel, and with it the process and its connections. Idempotent."""
+        """Close the channel, which ends the process and its connections. Idempotent."""
         if self.ended.done():
             return
         self._loop.remove_reader(self._channel.fileno())
@@ -135,7 +136,7 @@ class WriterLink:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Put all pending messages into one frame, and send it."""
+        """Put all pending orders into one frame, and send the frame."""
         self._is_scheduled = False
         if self.ended.done():
             return
@@ -150,7 +151,7 @@ class WriterLink:
             self._stall(True)
 
     def _send(self) -> None:
-        """Send frames until the channel is full; the rest follows when it has room."""
+        """Send frames until the channel is full. Further frames follow when the channel can accept data."""
         while self._queue:
             data, descriptors = self._queue.popleft()
             try:

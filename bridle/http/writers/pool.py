@@ -1,4 +1,5 @@
-"""The writer processes of one server: they are started, chosen for connections, watched, and started again."""
+"""The writer processes of one server: the pool starts them, chooses one for each connection, and restarts them when
+they end."""
 
 from __future__ import annotations
 
@@ -21,17 +22,17 @@ from bridle.http.writers.link import WriterLink
 from bridle.http.writers.transport import WriterTransport
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.serve")
-#: Pauses in seconds before a process is started again, by how many in a row ended early; the last one repeats.
+#: Seconds before a process is restarted, by the number of early ends in a row; the last value repeats.
 _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _EARLY = 30.0  # seconds
-#: A process that does not answer for that many seconds is ended.
+#: A process that does not answer pings for that many seconds is killed.
 PING_SECONDS = 15.0
 _EXIT_SECONDS = 5.0
 
 
 @dataclass(slots=True)
 class Writer:
-    """One writer process, over its lives. Without a `link` it does not run."""
+    """One writer process, over its restarts. `link` is None while the process does not run."""
 
     number: int
     link: WriterLink | None = None
@@ -47,7 +48,7 @@ class Writer:
         return 0 if self.link is None else self.link.num_connections
 
     async def keep(self, ping_seconds: float) -> None:
-        """Run the process, and start it again whenever it ends, until this task is cancelled."""
+        """Run the process, and restart it whenever it ends, until this task is cancelled."""
         loop, num_early = asyncio.get_running_loop(), 0
         while True:
             born = loop.time()
@@ -63,7 +64,7 @@ class Writer:
             self.num_restarts += 1
 
     async def _live(self, ping_seconds: float) -> int:
-        """One life of the process; returns its exit status."""
+        """Run the process once; return its exit status."""
         process, channel = _start()
         self.link = link = WriterLink(channel)
         self.pid = process.pid
@@ -79,8 +80,8 @@ class Writer:
 
 
 def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process; returns it with our end of its channel. It gets a session of its own, so that Ctrl-C in a
-    terminal does not reach it."""
+    """Start a process; return it with the server's end of its channel. The process gets its own session, so that Ctrl-C
+    in a terminal does not reach it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "bridle.http.writers.process", str(os.getpid())]
     with theirs:
@@ -95,7 +96,7 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process whose channel has ended, and end it if it does not."""
+    """Wait for a process whose channel has ended, and kill the process if it does not end."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_EXIT_SECONDS)
     process.kill()
@@ -103,7 +104,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 class WriterPool:
-    """`num_writers` processes. While none runs, the server writes by itself."""
+    """A pool of `num_writers` writer processes. While no process runs, the server writes streams itself."""
 
     def __init__(self, num_writers: int, ping_seconds: float = PING_SECONDS) -> None:
         self.writers = [Writer(number) for number in range(1, num_writers + 1)]
@@ -116,8 +117,9 @@ class WriterPool:
                 group.create_task(writer.keep(self._ping_seconds))
 
     def take(self, plain: asyncio.Transport, protocol: asyncio.Protocol) -> WriterTransport | None:
-        """Give a connection to the process that has the fewest. Returns its transport from now on; None if no process
-        has room, if the connection has bytes to write yet, or if this process has no descriptor left."""
+        """Give a connection to the process with the fewest connections. Returns the connection's new transport. Returns
+        None if no process has room, if the connection still has bytes to write, or if this process has no descriptor
+        left."""
         links = [writer.link for writer in self.writers if writer.link is not None and writer.link.has_room]
         if not links or plain.is_closing() or plain.get_write_buffer_size():
             return None
@@ -138,7 +140,7 @@ class WriterPool:
         ]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of all writer processes."""
         labels = ["process"]
         up = GaugeMetricFamily("bridle_front_end_up", "Whether a front-end process runs.", labels=labels)
         busy = GaugeMetricFamily("bridle_front_end_connections", "Connections that it writes to.", labels=labels)

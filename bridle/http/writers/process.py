@@ -1,7 +1,7 @@
 """A process that writes streams to clients: `python -m bridle.http.writers.process PARENT`.
 
-Its standard input is a socket, over which the server sends connections and bytes for them. Reading from clients, and
-everything that is known of requests, stays with the server. When the server ends, so does this process.
+Its standard input is a socket, over which the server sends connections and data for them. The server reads from clients
+and handles requests; this process only writes. The process ends when the server ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bridle import os_sandbox
 from bridle.distributed.child_process import die_with_parent
 from bridle.http.writers.frames import MAX_DESCRIPTORS, FrameReader, Orders, Reports, frame
 
-#: A connection is full when more bytes wait for its client, and has room again when fewer do; as in asyncio.
+#: A connection is full when more than `_HIGH` bytes wait for its client, and ready again below `_LOW`, as in asyncio.
 _HIGH, _LOW = 64 << 10, 16 << 10
-_MAX_READ = 1 << 18  # bytes taken from the server at once
+_MAX_READ = 1 << 18  # bytes read from the server at once
 _DESCRIPTOR_BYTES = array("i").itemsize
 
 
@@ -31,7 +31,8 @@ class _Client:
 
     def __init__(self, number: int, descriptor: int) -> None:
         self.number = number
-        # Its family does not matter here, and to ask for it fails where the client has left. It does not block.
+        # The address family does not matter here, and reading it fails if the client has disconnected. The descriptor
+        # is non-blocking.
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
         self.rest = bytearray()
         self.is_full = self.is_waiting = self.is_ending = self.is_closing = False
@@ -47,24 +48,24 @@ class Writer:
         self._frames = FrameReader(Orders)
         self._descriptors: deque[int] = deque()
         self._clients: dict[int, _Client] = {}
-        self._changed: set[_Client] = set()  # became full, or have room again
+        self._changed: set[_Client] = set()  # clients that became full or ready
         self._reports = Reports()
         self._has_news = False
 
     def run(self) -> None:
-        """Work until the server ends the channel."""
+        """Write until the server closes the channel."""
         is_open = True
         while is_open:
             for key, _ in self._selector.select():
                 if key.data is None:
                     is_open = self._take_orders()
-                elif key.data.number in self._clients:  # else it was dropped just now
+                elif key.data.number in self._clients:  # else the client was dropped just now
                     self._flush(key.data)
             if self._has_news:
                 self._tell()
 
     def _tell(self) -> None:
-        """Report events: of each connection its state now."""
+        """Send the pending reports: the current state of each changed connection."""
         reports, self._reports, self._has_news = self._reports, Reports(), False
         for client in self._changed:
             (reports.full if client.is_full else reports.ready).append(client.number)
@@ -72,8 +73,8 @@ class Writer:
         self._channel.sendall(frame(reports))
 
     def _take_orders(self) -> bool:
-        """Read everything that the server has sent so far, and write each connection's part of it in one call. Returns
-        whether more may come."""
+        """Read all orders that the server has sent so far, and write the data of each connection in one call. Returns
+        whether the channel is still open."""
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * _DESCRIPTOR_BYTES)
         data, extras, flags, _ = self._channel.recvmsg(_MAX_READ, space)
         for _, _, content in extras:
@@ -91,7 +92,7 @@ class Writer:
         for number in orders.opened:
             self._clients[number] = _Client(number, self._descriptors.popleft())
         for number, part in zip(orders.targets, orders.parts, strict=True):
-            if (client := self._clients.get(number)) is not None:  # else it was lost meanwhile
+            if (client := self._clients.get(number)) is not None:  # else the client was lost meanwhile
                 client.rest += part
                 touched[client] = None
         for is_closing, numbers in ((False, orders.ended), (True, orders.closed)):
@@ -107,7 +108,7 @@ class Writer:
             self._reports.pong = self._has_news = True
 
     def _flush(self, client: _Client) -> None:
-        """Send as much as the kernel takes."""
+        """Send as much data as the kernel accepts."""
         try:
             if client.rest:
                 del client.rest[: client.sock.send(client.rest)]
@@ -121,7 +122,7 @@ class Writer:
             self._end(client)
 
     def _watch(self, client: _Client) -> None:
-        """Check again when there is room for the queued data, and report if much data is queued."""
+        """Watch for writability while data is queued, and report if much data is queued."""
         is_waiting = bool(client.rest)
         if is_waiting != client.is_waiting:
             client.is_waiting = is_waiting
@@ -135,16 +136,16 @@ class Writer:
             self._changed.add(client)
 
     def _end(self, client: _Client) -> None:
-        """All was sent."""
+        """Shut down or close a connection whose data was all sent."""
         client.is_ending = False
         if client.is_closing:
             self._forget(client, self._reports.closed)
         else:
-            with contextlib.suppress(OSError):  # the client has left
+            with contextlib.suppress(OSError):  # the client has disconnected
                 client.sock.shutdown(socket.SHUT_WR)
 
     def _forget(self, client: _Client, told: list[int] | None = None) -> None:
-        """Close this process's descriptor of the connection, and add it to the `told` connections. The server has
+        """Close this process's descriptor of the connection, and add the connection to the list `told`. The server has
         another descriptor."""
         if told is not None:
             told.append(client.number)
@@ -157,7 +158,7 @@ class Writer:
 
 
 def main() -> None:
-    """Write until the server ends. Signals that end a server are for the server, which drains first."""
+    """Write until the server ends. SIGINT and SIGTERM are ignored, because the server drains first and then ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(int(sys.argv[1]))

@@ -12,8 +12,8 @@ from bridle.http.writers.link import WriterLink
 
 
 class WriterTransport(asyncio.Transport, asyncio.Protocol):
-    """The transport of a connection whose bytes go through `link`, as the server's protocol sees it. To the transport
-    that reads, `plain`, it is the protocol."""
+    """The transport of a connection whose data goes through `link`, as the server's protocol sees it. For the transport
+    `plain`, which reads, this object is the protocol."""
 
     def __init__(self, plain: asyncio.Transport, protocol: asyncio.Protocol, link: WriterLink) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         """Return the descriptor of the connection."""
         return int(self._plain.get_extra_info("socket").fileno())
 
-    # -- what the protocol sees ------------------------------------------------------------------------------
+    # -- methods that the server's protocol calls ------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         if not self._is_closing:
@@ -42,15 +42,15 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         return 0
 
     def close(self) -> None:
-        """Close once all is written; meanwhile, nothing more is read."""
+        """Close the connection when all data was written. Meanwhile, nothing more is read."""
         if not self.is_closing():
-            with contextlib.suppress(RuntimeError):  # the connection is closing already
+            with contextlib.suppress(RuntimeError):  # the connection is already being closed
                 self._plain.pause_reading()
             self._link.close(self.number)
         self._is_closing = True
 
     def abort(self) -> None:
-        """Close now."""
+        """Close the connection at once."""
         self._link.drop(self.number)
         self.lose()
 
@@ -77,7 +77,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         if not self._is_closing:
             self._plain.resume_reading()
 
-    # -- what the transport that reads sees --------------------------------------------------------------------
+    # -- methods that the reading transport calls --------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if not self._is_closing:
@@ -87,19 +87,19 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         return self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report it to the writer; if the client closed its side, queued data is still written."""
+        """Report the loss to the writer process. If the client closed its side, queued data is still written."""
         (self._link.close if exc is None else self._link.drop)(self.number)
         self._is_closing = True
         self._protocol.connection_lost(exc)
 
-    # -- what the link sees ------------------------------------------------------------------------------------
+    # -- methods that the link calls ---------------------------------------------------------------------------
 
     def fill(self, is_full: bool) -> None:
         self._is_full = is_full
         self.settle()
 
     def settle(self) -> None:
-        """Let the protocol write, or not, as the client and the link have room."""
+        """Pause or resume the protocol's writing, depending on the client and the link."""
         is_paused = self._is_full or self._link.is_stalled
         if is_paused != self._is_paused and not self.is_closing():
             self._is_paused = is_paused
@@ -110,7 +110,7 @@ class WriterTransport(asyncio.Transport, asyncio.Protocol):
         self._plain.close()
 
     def lose(self) -> None:
-        self._is_closing = True  # a process that hangs still has a descriptor, so it is not enough to close ours
+        self._is_closing = True  # closing is not enough: a process that hangs still has a descriptor
         if not self._plain.is_closing():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
