@@ -1,7 +1,7 @@
 """The engine: scheduling, KV blocks, control and stopping, in plain Python.
 
-It computes nothing itself. A backend implements `Executor`, a home of controllers implements `ControllerPool`, a
-tokenizer implements `TextDecoder`; each part can be used alone.
+The engine computes no tensors itself. A backend implements `Executor`, a runner of controllers implements
+`ControllerPool`, and a tokenizer implements `TextDecoder`. Each part can be used alone.
 """
 
 from bridle.engine.async_engine import AsyncEngine

@@ -35,8 +35,8 @@ _MAX_STALE = 64
 
 @dataclass(eq=False, repr=False)
 class ActiveRequests:
-    """The outputs of each live request, in `outputs` by its id. Their changes go through `progress`; `ids` gives the
-    number of each new sequence."""
+    """The outputs of each live request, in `outputs` by request id. `progress` makes all changes of outputs; `ids`
+    numbers new sequences."""
 
     _intake: InputProcessor
     _progress: OutputProcessor
@@ -60,7 +60,7 @@ class ActiveRequests:
             self._open_adapter(request.adapter, vectors)
         if request.media:
             self._media.open(request)
-        while request.id in self._cancelled:  # it was meant for an earlier request with that id
+        while request.id in self._cancelled:  # the cancellation was meant for an earlier request with that id
             self._cancelled.remove(request.id)
         if request.deadline is not None:
             self._deadlines.add(request.id, request.deadline)
@@ -126,8 +126,8 @@ class ActiveRequests:
             self._fail_users(refused, lambda seq: [run.key for run in seq.runs])
 
     def blocks_by_tenant(self) -> Counter[str]:
-        """Count the KV blocks of each tenant's live requests; blocks that its outputs share count once. Safe from any
-        thread."""
+        """Count the KV blocks of each tenant's live requests. A block that outputs of a tenant share counts once. Safe
+        from any thread."""
         held: dict[str, set[int]] = {}
         for outputs in list(self.outputs.values()):
             for seq in list(outputs.sequences.values()):
@@ -147,8 +147,8 @@ class ActiveRequests:
 
 
 def _too_late(seq: Sequence, late: float) -> DeadlineExceeded:
-    """Return the error for a missed deadline. It says how far the output had come, so that the client can adapt its
-    request."""
+    """Return the error for a missed deadline. The message says how far the output had come, so that the client can
+    adapt its request."""
     if seq.queue.status is SequenceStatus.OPENING:
         state = "while its controller was being made"
     elif seq.queue.status is SequenceStatus.WAITING and not seq.num_generated:
@@ -163,13 +163,13 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # may also name requests that are over; they are removed now and then
+        self._heap: list[tuple[float, str]] = []  # entries of ended requests are removed later
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, request_id: str, deadline: float) -> None:
-        """Add a request that must end at `deadline`."""
+        """Add a request that must end at the time `deadline`."""
         self._due[request_id] = deadline
         heapq.heappush(self._heap, (deadline, request_id))
         if len(self._heap) > 2 * len(self._due) + _MAX_STALE:

@@ -2,8 +2,8 @@
 
 Any thread may submit and cancel. In each step the engine's thread empties the inbox, runs the step, and hands each
 request's events to its stream. Readers in asyncio are woken by one `call_soon_threadsafe` per loop and step, however
-many streams have new events. They are woken when the engine's thread is about to wait for the device, because before
-that they would only take turns with it. Knows nothing of HTTP or any wire format.
+many streams have new events. Readers are woken when the engine's thread is about to wait for the device; before that,
+they would compete with it for the interpreter. This module knows no HTTP and no wire format.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 #: The time between steps while all sequences wait for controllers, in seconds.
 _STALLED_PAUSE = 0.001
-#: The longest time between steps while all sequences wait for what is outside of the engine, which wakes it, and only
-#: deadlines can pass; in seconds.
+#: The longest time between steps, in seconds, while all sequences wait for events outside of the engine. Such an
+#: event wakes the engine, so only deadlines need these steps.
 _PARKED_PAUSE = 0.05
-#: The time between steps while the device is away, when only deadlines can pass; in seconds.
+#: The time between steps while the device cannot be reached, in seconds. Only deadlines can pass then.
 _AWAY_PAUSE = 0.05
 
 #: The least time that an idle engine sleeps; in seconds.
 _LEAST_PAUSE = 0.01
 
-#: The error in a fork of this process, where the engine's thread does not run.
+#: Error message of calls in a fork of this process, where the engine's thread does not run.
 FORKED = (
     "this process is a fork of the one that loaded the model, whose engine does not run here; "
     "load the model in this process, or start the process before the model is loaded"
@@ -76,13 +76,13 @@ class AsyncEngine:
         self._cancels: deque[EventStream] = deque()
         self._unparks: list[str] = []
         self._streams: dict[str, EventStream] = {}
-        self._told: list[EventStream] = []  # that have news of which their readers do not know yet
+        self._told: list[EventStream] = []  # streams with new events whose readers were not woken yet
         self._wake = WakeupQueue()
         self._state = "new"  # -> running -> draining -> closed
         self._fault: BridleError | None = None
         self._num_steps, self._is_in_step, self._is_abandoned = 0, False, False
         self._thread = threading.Thread(target=self._run, name="bridle-engine", daemon=True)
-        self._is_orphan = False  # in a fork of its process
+        self._is_orphan = False  # True in a fork of the process that made the engine
         engine.watch_device(self.wake)
         engine.on_wait = self._wake_readers
         _engines.add(self)
@@ -114,7 +114,7 @@ class AsyncEngine:
         return len(self._streams)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request. An error in the request, or a closed engine, is raised here at once."""
+        """Start a request. Raises at once if the request is invalid or the engine is closed."""
         if self._is_orphan:
             raise EngineClosed(FORKED)
         self._engine.check(request)
@@ -134,7 +134,7 @@ class AsyncEngine:
         return stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; unknown ids are ignored. Takes no lock, because the garbage collector may end an unread
+        """End a request; unknown ids are ignored. Takes no lock, because the garbage collector may cancel an unread
         stream in any thread at any moment."""
         stream = self._streams.get(request_id)
         if stream is not None:
@@ -153,7 +153,7 @@ class AsyncEngine:
         return self._engine.is_paused
 
     def pause(self, *, cancels: bool = False) -> None:
-        """Compute nothing from the next step on. Requests wait, and keep their KV; with `cancels` those that there are
+        """Compute nothing from the next step on. Requests wait and keep their KV; with `cancels`, all current requests
         end as cancelled."""
         self._engine.is_paused = True
         for request_id in list(self._streams) if cancels else ():
@@ -166,7 +166,7 @@ class AsyncEngine:
         self._wake.set()
 
     def wake(self) -> None:
-        """Make an idle engine take a step, because something that it waits for has happened elsewhere."""
+        """Make an idle engine take a step, because an event that it waits for has happened outside of its thread."""
         self._wake.set()
 
     def statistics(self) -> EngineStatistics:
@@ -184,8 +184,8 @@ class AsyncEngine:
         return self
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more requests, give running ones `drain` seconds, then end the rest as cancelled. Blocks until
-        the engine's thread is gone. Idempotent."""
+        """Accept no more requests, give running requests `drain` seconds, then end the remaining ones as cancelled.
+        Blocks until the engine's thread has ended. Idempotent."""
         with self._lock:
             started = self._state != "new"
             if self._state in ("new", "running"):
@@ -283,14 +283,14 @@ class AsyncEngine:
                 event = Finished(request.id, 0, FinishReason.ERROR, error=error)
                 self._deliver([event])
         for stream in cancels:
-            if self._streams.get(stream.request_id) is stream:  # else it is over, and its id perhaps another one's
+            if self._streams.get(stream.request_id) is stream:  # else its request is over
                 self._engine.cancel(stream.request_id)
         for request_id in unparks:
             self._engine.release_retained_kv(request_id)
 
     def _deliver(self, events: Iterable[Event]) -> None:
         """Hand events to their streams. Their readers are woken at the next wait."""
-        self._wake_readers()  # the step had nothing to compute
+        self._wake_readers()  # the step had nothing to compute, so readers are still asleep
         by_request: dict[str, list[Event]] = {}
         for event in events:
             by_request.setdefault(event.request_id, []).append(event)
@@ -318,8 +318,8 @@ class AsyncEngine:
         self._wake_readers()
 
     def _end(self) -> None:
-        """End every stream that is still open when the engine's thread ends, however it ends, so that no reader waits
-        for ever."""
+        """End every stream that is still open when the engine's thread ends for any reason, so that no reader waits for
+        ever."""
         self._fail_streams()
         self._engine.close()
 
@@ -337,8 +337,8 @@ _engines: weakref.WeakSet[AsyncEngine] = weakref.WeakSet()
 
 
 def _orphan_all() -> None:
-    """Fail the engines of the parent process in a fork: they have no threads here, and their locks may be held for
-    ever."""
+    """Fail the parent process's engines in a fork. Their threads do not run in the fork, and their locks may be held
+    for ever."""
     for engine in list(_engines):
         engine.orphan()
 
@@ -348,7 +348,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def wake_all(streams: Iterable[EventStream]) -> None:
-    """Wake the readers of streams that have new events: each event loop once, however many of its streams there are."""
+    """Wake the readers of streams that have new events. Each event loop is woken once for all of its streams."""
     by_loop: dict[asyncio.AbstractEventLoop, list[EventStream]] = {}
     for stream in streams:
         if stream.loop is None:
@@ -356,7 +356,7 @@ def wake_all(streams: Iterable[EventStream]) -> None:
         else:
             by_loop.setdefault(stream.loop, []).append(stream)
     for loop, told in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
+        with contextlib.suppress(RuntimeError):  # the reader's loop is closed, so its stream is not read any more
             loop.call_soon_threadsafe(_notify_all, told)
 
 

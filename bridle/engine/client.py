@@ -1,10 +1,10 @@
-"""Interface of an engine to its front ends, wherever it runs: submit, cancel, events.
+"""Interface between an engine and its front ends: submit, cancel, events. The engine may run in any process.
 
 `EventStream` carries one request's events from the engine's thread to a reader in another thread or in an asyncio loop.
 The reader empties a list of events, so a slow reader gets more events at once. The list is bounded by the tokens that
-the request can generate and by an `EventBuffer`. The number of tokens is bounded by the limits of a request. The logs
-and variables of its controllers are not, so they are merged when many wait: the end of the logs is kept, and the last
-value of each variable.
+the request can generate and by an `EventBuffer`. The request's limits bound its tokens, but not its controllers' logs
+and variables. So logs and variables are merged when many wait: only the end of the logs and the last value of each
+variable are kept.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError
 from bridle.outputs import Event, Finished, Log, PromptEvent, PromptProgress, Stored, TokenEvent
 
-#: Takes new events at once, in the reader's event loop. Returns None to take the next ones too, or the events that it
-#: leaves to the reader, perhaps none.
+#: Takes new events in the reader's event loop. Returns None to take the next events too, or the list of events,
+#: perhaps empty, that it leaves to the reader.
 Listener = Callable[[list[Event]], "list[Event] | None"]
 
-#: When more bytes of logs and variables than this wait, they are merged; at most this many may be left then.
+#: Logs and variables that wait are merged when they exceed this many bytes. At most half of it may be left after
+#: merging.
 MAX_NOTE_BYTES = 16 << 20
-#: How many characters of one output's log are kept when logs are merged.
+#: Number of characters kept of one output's log when logs are merged.
 MAX_LOG_CHARS = 1 << 18
-#: How many distinct variables may wait, so that merging stays fast.
+#: Maximum number of distinct variables that may wait, so that merging stays fast.
 MAX_VARIABLES = 4_096
 #: The memory of an event in addition to its text or value, in bytes.
 _OVERHEAD = 128
@@ -57,18 +58,18 @@ class EngineClient(Protocol):
         """Release the KV that a finished request has left parked; unknown ids are ignored."""
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of the counters."""
+        """Return a snapshot of the engine's counters."""
 
 
 class EventStream:
     """Events of one request, for one reader, sync (`for`) or async (`async for`); both give lists of events.
 
-    The iteration ends after the last output's `Finished`. Leaving it early, or leaving a `with` block, cancels the
-    request. If the engine ends, the iteration raises its error.
+    The iteration ends after the last output's `Finished`. Leaving the iteration early, or leaving a `with` block,
+    cancels the request. If the engine ends with an error, the iteration raises that error.
 
-    While an async reader waits, its `listener` may take events in its place: that costs no switch of tasks. The
-    iteration returns next the events that the listener left. The listener is then removed until the reader sets one
-    again.
+    While an async reader waits, the stream's `listener` may take events in the reader's event loop, which costs no
+    switch of tasks. Next, the iteration returns the events that the listener left. The listener is then removed until
+    the reader sets one again.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[str], None]) -> None:
@@ -77,26 +78,27 @@ class EventStream:
         self._lock = threading.Lock()
         self._backlog = EventBuffer()
         self._error: BridleError | None = None
-        self._complete = False  # the last event is here
+        self._complete = False  # the last event was added
         self._ready = threading.Event()
-        #: How far the prompt is: None until a part of it is computed, `PromptEvent` once all of it is.
+        #: Progress of the prompt: None until a part of it is computed, `PromptEvent` once all of it is.
         self.prompt: PromptProgress | PromptEvent | None = None
-        #: The event loop of the reader, once it reads in one.
+        #: The reader's event loop, once the reader iterates in one.
         self.loop: asyncio.AbstractEventLoop | None = None
         self.listener: Listener | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._left: list[Event] | None = None  # by the listener
-        self._fault: Exception | None = None  # of the listener
+        self._left: list[Event] | None = None  # events that the listener left
+        self._fault: Exception | None = None  # error that the listener raised
 
     def with_progress(self) -> EventStream:
-        """Return the stream, which from now on also yields each `PromptProgress`."""
+        """Make the stream also yield each `PromptProgress` from now on. Returns the stream."""
         self._backlog.keeps_progress = True
         return self
 
     # -- the engine's side -------------------------------------------------------------------------------
 
     def put(self, events: list[Event]) -> None:
-        """Add events, in order; `wake` then wakes the reader. A reader that lets too much wait loses its request."""
+        """Add events, in order; `wake` then wakes the reader. If too many bytes wait for the reader, its request
+        fails."""
         with self._lock:
             if self._error is not None:
                 return
@@ -118,7 +120,7 @@ class EventStream:
             self._cancel(self.request_id)
 
     def fail(self, error: BridleError) -> None:
-        """No more events will come, because of `error`."""
+        """End the stream with `error`; no more events will come."""
         with self._lock:
             self._error = error
 
@@ -140,7 +142,7 @@ class EventStream:
             self._cancel(self.request_id)
 
     def read_nowait(self) -> list[Event] | None:
-        """The events since the last read, without waiting; None after the end."""
+        """Return the events since the last read, without waiting; None after the end."""
         with self._lock:
             events = self._backlog.drain()
             if self.loop is None:
@@ -181,11 +183,11 @@ class EventStream:
             self.cancel()
 
     def _read(self) -> list[Event] | None:
-        """Return the events that the listener left, else those since the last read; None after the end."""
+        """Return the events that the listener left, else the events since the last read; None after the end."""
         return self.read_nowait() if self._left is None else self._left
 
     def notify(self) -> None:
-        """Notify the reader of new events: its listener takes them, or the reader is woken. Runs in the reader's event
+        """Notify the reader of new events: the listener takes them, or the reader is woken. Runs in the reader's event
         loop."""
         if self.listener is not None and self._is_heard(self.listener):
             return
@@ -194,7 +196,7 @@ class EventStream:
             waiter.set_result(None)
 
     def _is_heard(self, listener: Listener) -> bool:
-        """Return whether the listener took all new events, and waits for more."""
+        """Return whether the listener took all new events and waits for further ones."""
         try:
             events = self.read_nowait()
             if events:
@@ -202,8 +204,8 @@ class EventStream:
             if self._left is None and not self._complete:
                 return True
         except BridleError:
-            pass  # the reader meets it, too
-        except Exception as error:  # a bug, which must not keep news from other readers
+            pass  # the reader gets the same error when it reads
+        except Exception as error:  # a bug, which must not keep other readers from their events
             self._fault = error
         self.listener = None
         return False
@@ -223,10 +225,10 @@ class EventStream:
 
 @dataclass(slots=True)
 class EventBuffer:
-    """A list of events with a bound. One thread at a time."""
+    """A list of events with a limit on its bytes. For one thread at a time."""
 
     max_bytes: int = MAX_NOTE_BYTES
-    #: Whether events are kept that only tell how far a prompt is.
+    #: Whether `PromptProgress` events are kept.
     keeps_progress: bool = False
     events: list[Event] = field(default_factory=list)
     num_bytes: int = 0
@@ -246,7 +248,7 @@ class EventBuffer:
             self._merge()
 
     def drain(self) -> list[Event]:
-        """All events that wait; the backlog is then empty."""
+        """Return all waiting events, and empty the buffer."""
         events, self.events, self.num_bytes = self.events, [], 0
         return events
 
@@ -267,9 +269,9 @@ def _size(event: Log | Stored) -> int:
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Return the same content in fewer events. Each output has one log, at the place of its first one, and each
-    variable has one event, at the place of its last write. Outputs of a request share their variables, so the order
-    of writes counts across them."""
+    """Return the same content in fewer events. Each output has one log event, in the position of its first one. Each
+    variable has one event, in the position of its last write. A request's outputs share their variables, so the order
+    of writes counts across outputs."""
     logs: dict[int, list[str]] = {}
     values: dict[str, _Value] = {}
     for event in events:
@@ -299,7 +301,7 @@ class _Value:
 
     @classmethod
     def after(cls, known: _Value | None, event: Stored) -> _Value:
-        """The result after one more write. A write replaces the earlier value; an append extends it."""
+        """Return the result after one more write. A write replaces the earlier value; an append extends it."""
         if known is None or not event.is_append:
             return cls(event, [event.value], event.is_append)
         known.pieces.append(event.value)

@@ -1,9 +1,9 @@
 """The engine: requests in, events out, one step at a time.
 
-`step` is the whole of continuous batching on one screen: apply the controllers' answers, plan, compute, branch, sample,
-commit, ask. The work is done by its parts (`Scheduler`, `ControllerManager`, `SamplePlanner`, `OutputProcessor`) and by
-the `Executor`; the engine only passes data from one to the next. It is single-threaded and never sleeps; `AsyncEngine`
-puts it on a thread of its own.
+`step` is all of continuous batching in one function: apply the controllers' answers, plan, compute, branch, sample,
+commit, ask. The work is done by the engine's parts (`Scheduler`, `ControllerManager`, `SamplePlanner`,
+`OutputProcessor`) and by the `Executor`; the engine only passes data between them. It is single-threaded and never
+sleeps; `AsyncEngine` runs it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from bridle.sampling_values import split_probe
 class Engine:
     """Continuous batching over one `Executor`.
 
-    `pools` run the controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
+    `pools` run controllers. `decoder` converts tokens to text (None: events have no text). `adapters` loads
     adapters to the device (None: the executor has all of them). `media` encodes images (None: there are none). `draft`
-    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps KV on disk, of an executor that
+    computes a smaller model of the same vocabulary that drafts tokens. `store` keeps KV on disk, if the executor
     has `KVBlocks` or `SequenceStates`. `vectors` are the control vectors of the executor (None: it applies none). Ids
     that are `unnamed` are never sampled. All methods but `cancel` belong to one thread.
     """
@@ -107,7 +107,7 @@ class Engine:
         )
         self._best = BestOf(progress, live.outputs)
         self._recovery = Recovery(executor, scheduler, self._branching, progress)
-        #: Called when the engine's thread is about to wait, so that others get their turn meanwhile.
+        #: Called when the engine's thread is about to wait, so that other threads can run meanwhile.
         self.on_wait: Callable[[], None] = _do_nothing
         self._ahead = self._make_ahead(executor)
         self._closed = False
@@ -121,7 +121,7 @@ class Engine:
 
     @property
     def _is_steering(self) -> bool:
-        """Return whether controllers have messages to receive or to send."""
+        """Return whether messages of controllers are still to be received or sent."""
         steering, words = self._steering, self._steering.words
         is_talking = bool(steering.sequences or words.pending_final_asks or words.held)
         return is_talking or any(pool.is_busy for pool in steering.pools)
@@ -145,8 +145,8 @@ class Engine:
 
     @property
     def is_parked(self) -> bool:
-        """Return whether all sequences wait for unfinished work outside of the engine, so that only deadlines and
-        new or cancelled requests change anything."""
+        """Return whether all sequences wait for unfinished work outside of the engine. Then only deadlines and new or
+        cancelled requests change anything."""
         sequences = (*self._scheduler.running.values(), *self._scheduler.waiting)
         words = self._steering.words
         is_quiet = not (self._openings.waiting or words.pending_final_asks or words.held)
@@ -159,8 +159,8 @@ class Engine:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether nothing is computed until this is set to False. Requests are taken and cancelled, and
-        deadlines hold. Safe from any thread."""
+        """Return whether the engine computes nothing until this is set to False. Requests are still accepted and
+        cancelled, and deadlines hold. Safe from any thread."""
         return self._scheduler.is_paused
 
     @is_paused.setter
@@ -173,7 +173,7 @@ class Engine:
             self._interruptible.on_change = on_change
 
     def check(self, request: Request) -> None:
-        """Raise the errors of `add` that depend on the request alone. Safe from any thread."""
+        """Raise the errors of `add` that depend only on the request. Safe from any thread."""
         self._intake.check(request)
         if request.controller is not None and self._steering.pool_for(request.controller) is None:
             kind = type(request.controller).__name__
@@ -208,10 +208,10 @@ class Engine:
             self._vectors.check_probe(*split_probe(probe))
 
     def add(self, request: Request) -> None:
-        """Accept a request, to begin with the next step.
+        """Accept a request, which begins with the next step.
 
-        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; then nothing was
-        changed.
+        Raises `InvalidRequest` (`ContextOverflow`, `UnknownAdapter`), `Overloaded` or `EngineClosed`; the engine is
+        then unchanged.
         """
         self.check(request)
         self.accept(request)
@@ -250,7 +250,7 @@ class Engine:
         self._scheduler.blocks.parking.release(request_id)
 
     def end_parking(self) -> None:
-        """Release all parked KV and park none from now on, because no request will come that could use it."""
+        """Release all parked KV and park no KV from now on, because no further request will come that could use it."""
         self._scheduler.blocks.parking.close()
 
     def expire_retained_kv(self) -> float | None:
@@ -264,8 +264,8 @@ class Engine:
         return None if until is None else max(until - now, 0.0)
 
     def rest(self) -> float | None:
-        """Do the work of an idle engine. Returns the seconds until the next call, or None if only a request changes
-        anything."""
+        """Do the pending work of an idle engine. Returns the seconds until the next call is due, or None if it is
+        needed only after a new request."""
         pauses = [self.expire_retained_kv(), None if self.stored is None else self.stored.rest(self.clock())]
         return min((pause for pause in pauses if pause is not None), default=None)
 
@@ -305,7 +305,7 @@ class Engine:
         else:
             planned = self.clock()
             plan, scheduled = self._plan()
-            if not (plan.rows or plan.forks or plan.freed):  # freed and forked are mirrors alone
+            if not (plan.rows or plan.forks or plan.freed):  # freed and forked sequences exist only in the executor
                 self.on_wait()
                 self._steering.gather_any(self.clock() + self.config.step_timeout)
             else:
@@ -322,7 +322,7 @@ class Engine:
 
     def _land(self, ahead: OverlapScheduler) -> InFlightStep | None:
         """Finish the step whose tokens are being sampled, if there is one. Returns the next step if it was already
-        launched."""
+        launched, else None."""
         if not ahead.is_under_way:
             return None
         flight = ahead.finish_previous_step()
@@ -337,13 +337,13 @@ class Engine:
         return self._scheduler.schedule() if self.is_up else self._wait()
 
     def _wait(self) -> tuple[StepPlan, list[Scheduled]]:
-        """An empty plan, while the device is away."""
+        """Return an empty plan, because the device cannot be reached."""
         self._recovery.note_away()
         return StepPlan(0), []
 
     def _compute(self, plan: StepPlan, scheduled: list[Scheduled], planned: float) -> None:
-        """Forward, branch, sample, commit. An error on the way ends only the request that caused it. Planning began
-        at the time `planned`."""
+        """Forward, branch, sample, commit. An error ends only the request that caused it. Planning began at the time
+        `planned`."""
         branched = PlannedSamples(SampleBatch(plan.step))
         began = self.clock()
         self.on_wait()
@@ -386,7 +386,7 @@ class Engine:
             speculation.note_step(flight.plan, sequences, waited, sampled - flight.planned)
 
     def _embed(self, step: int, branched: PlannedSamples) -> list[array[float]]:
-        embedder = cast(interfaces.Embedder, self._executor)  # else such requests are refused
+        embedder = cast(interfaces.Embedder, self._executor)  # requests for vectors are refused by other executors
         return embedder.embed(step, [row for _, row in branched.embeds])
 
     def _await_answers(self, scheduled: list[Scheduled]) -> None:
@@ -407,7 +407,7 @@ class Engine:
         return OverlapScheduler(late, *parts, ends, self.clock, self.config.step_timeout)
 
     def _on_finish(self, seq: Sequence, event: Finished) -> None:
-        """Send the end of an output: now, or after its controller's last logs."""
+        """Send the `Finished` event of an output: now, or after its controller's last logs."""
         if seq.is_probe:
             self._branching.choices.fail(seq, event.error)
             return
@@ -416,10 +416,10 @@ class Engine:
         if seq.control.pool is None or not self._steering.end(seq, event):
             self._live.end(seq, event)
 
-    # -- looking in --------------------------------------------------------------------------------------
+    # -- statistics and checks ---------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot of all counters and gauges. Safe from any thread."""
+        """Return a snapshot of all counters and gauges. Safe from any thread."""
         scheduler, blocks = self._scheduler, self._scheduler.blocks
         running = list(scheduler.running.values())
         return replace(
@@ -458,7 +458,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
-        """Raise `InternalError` if blocks, queues and live requests do not agree. For tests and idle moments."""
+        """Raise `InternalError` if blocks, queues and live requests are inconsistent. For tests and idle moments."""
         queued = [*self._scheduler.running.values(), *self._scheduler.waiting]
         self._scheduler.blocks.check_integrity(queued)
         known = {seq_id for outputs in self._live.outputs.values() for seq_id in outputs.sequences}
@@ -469,4 +469,4 @@ class Engine:
 
 
 def _do_nothing() -> None:
-    """Wait for the device with nothing else to do."""
+    """Do nothing while the engine waits for the device."""

@@ -44,7 +44,7 @@ def make_speculation(
 ) -> Speculation:
     """Return the speculation, with the draft model if there is one."""
     proposer = None if draft is None else DraftModelProposer(draft, info.vocab_size, clock, unnamed=info.unnamed)
-    timer = time.thread_time if clock is time.monotonic else clock  # what others compute meanwhile is no cost of drafts
+    timer = time.thread_time if clock is time.monotonic else clock  # the CPU time of other threads is no cost of drafts
     return Speculation(config.speculate, proposer, info.vocab_size, timer)
 
 
@@ -57,7 +57,7 @@ def make_scheduler(
     media: EncoderScheduler,
     speculation: Speculation,
 ) -> Scheduler:
-    """The scheduler, with the KV blocks of the backend."""
+    """Return the scheduler, with the KV blocks of the backend."""
     caching = config.enable_prefix_caching and info.kv == "paged"
     blocks = BlockManager(
         info.num_blocks,

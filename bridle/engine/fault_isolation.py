@@ -2,8 +2,8 @@
 
 To find the request that made a step fail, the sequences of that step are run one at a time. The loss of the device
 preempts all sequences, because its cause is usually not a request. But a request may crash the device again and again.
-So after two losses in a row, the sequences that were computed run alone too. A sequence that loses the device again
-while it runs alone ends.
+So after two losses in a row, the sequences that were computed run alone too. A sequence ends if it loses the device
+again while it runs alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from bridle.engine.sequence import Sequence
 from bridle.errors import ShardUnavailable
 
-#: After this many losses in a row, a sequence that ran alone in the last of them ends.
+#: Number of losses in a row after which a sequence that ran alone in the last of them ends.
 _MAX_LOSSES = 3
-#: After this many losses in a row, every sequence that was in one of them ends.
+#: Number of losses in a row after which every sequence that was computed in one of them ends.
 _MAX_LOSSES_OF_ALL = 6
 
 
@@ -50,6 +50,6 @@ class FaultIsolator:
             self._acquit([seq for seq in self._suspects.values() if seq.is_finished])
 
     def _acquit(self, sequences: Iterable[Sequence]) -> None:
-        """Stop running these sequences alone."""
+        """Record that these sequences need not run alone any more."""
         for seq in sequences:
             self._suspects.pop(seq.id, None)

@@ -1,9 +1,10 @@
-"""Turns a request into its first sequence. Requests that can never be served are refused here, and controllers are
+"""Turns a request into its first sequence. Here, requests that can never be served are refused and controllers are
 created.
 
-`InputProcessor` knows the model's limits, and nothing that changes while the engine runs. `ControllerOpenings` has the
+`InputProcessor` knows the model's limits, but no state that changes while the engine runs. `ControllerOpenings` has the
 sequences whose controller is being created. Such a sequence has no blocks and is in no queue. If it ends meanwhile, its
-controller is dropped once it exists. The sequence begins after that, because a controller may rewrite the prompt.
+controller is dropped once it exists. Otherwise the sequence begins once its controller exists, because a controller may
+rewrite the prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bridle.errors import ContextOverflow, ControllerError, InternalError, Inval
 
 _Prompt = Future[tuple[int, ...]]
 
-#: Draws and splices that any controlled output may make beyond the number that follows from its length.
+#: Number of samples and splices that any controlled output may make in addition to those allowed by its length.
 _SPARE_MOVES = 256
 
 
@@ -61,7 +62,7 @@ class InputProcessor:
             self._check_generated(request, max_len)
 
     def _check_named(self, field: str, tokens: Collection[int]) -> None:
-        """Raise `InvalidRequest` for an id that is never sampled."""
+        """Raise `InvalidRequest` if a request's field names a token id that is never sampled."""
         if max(tokens) >= self._info.num_drawable:
             raise InvalidRequest(
                 f"{field} names token {max(tokens)}; the vocabulary has {self._info.num_drawable}", field
@@ -78,8 +79,8 @@ class InputProcessor:
             raise InvalidRequest("generated holds tokens outside the vocabulary", "generated")
 
     def max_len(self, request: Request, num_prompt: int) -> int:
-        """The length at which an output is complete, for a prompt of `num_prompt` tokens; raises `ContextOverflow`.
-        A request for an embedding needs no room for output."""
+        """Return the length at which an output is complete, for a prompt of `num_prompt` tokens. Raises
+        `ContextOverflow`. A request for an embedding needs no room for output."""
         max_tokens = 0 if request.embeds else request.sampling.max_tokens
         capacity = self._info.num_blocks * self._info.block_size
         limit = min(self._info.max_model_len, capacity)
@@ -97,7 +98,7 @@ class InputProcessor:
         return limit if max_tokens is None else wanted
 
     def new_sequence(self, request: Request, seq_id: int) -> Sequence:
-        """The first sequence of a checked request."""
+        """Return the first sequence of a checked request."""
         sampling = request.sampling
         eos = () if sampling.ignore_eos else self._info.eos_token_ids
         seq = Sequence(
@@ -121,7 +122,7 @@ class InputProcessor:
         return seq
 
     def replace_prompt(self, seq: Sequence, prompt: tuple[int, ...]) -> None:
-        """Give the sequence the prompt that its controller wants. Raises `ControllerError` or `ContextOverflow`."""
+        """Give the sequence the prompt that its controller returned. Raises `ControllerError` or `ContextOverflow`."""
         if not prompt or min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise ControllerError("the controller's prompt is empty or holds tokens outside the vocabulary")
         if seq.runs:
@@ -134,7 +135,8 @@ class InputProcessor:
 
 
 def check_task(info: ExecutorInfo, embeds: bool) -> None:
-    """Raise `UnsupportedFeature` if a model of this kind gives no vectors, or generates no text."""
+    """Raise `UnsupportedFeature` if the request wants vectors and the model gives none, or wants text and it generates
+    none."""
     if embeds and not info.embedding_size:
         raise UnsupportedFeature("this model computes no embeddings here", "model")
     if not embeds and info.task != "generate":
@@ -145,7 +147,7 @@ def check_task(info: ExecutorInfo, embeds: bool) -> None:
 
 
 def check_drawn(field: str, tokens: Iterable[int], info: ExecutorInfo) -> None:
-    """Raise `InvalidRequest` for an id that has no token and is never sampled."""
+    """Raise `InvalidRequest` if a field contains an id without a token, which is never sampled."""
     wrong = info.unnamed.among(tokens)
     if wrong:
         raise InvalidRequest(f"{field} holds {min(wrong)}, an id that stands for no token and is never sampled", field)
@@ -206,8 +208,7 @@ class ControllerOpenings:
 
 
 def _abandon(seq: Sequence, future: _Prompt) -> None:
-    """Drop the controller of a request that ended before its controller was asked. The controller may still be in
-    creation."""
+    """Drop the controller of a request that ended before its controller was asked. The controller may not exist yet."""
     pool, request = seq.control.pool, seq.request
 
     def let_go(opened: _Prompt) -> None:

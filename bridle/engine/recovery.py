@@ -1,5 +1,5 @@
-"""Continues after a failed step or a lost device: some sequences end, some are computed alone for a while, and all
-KV is computed again."""
+"""Continues after a failed step or a lost device. Some sequences end, some run alone for a while, and all KV is
+computed again."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Recovery:
         self._branching = branching
         self._progress = progress
         self._blame = FaultIsolator()
-        self._is_lost = False  # the device is away, and the clients were told
+        self._is_lost = False  # the device is lost, and the clients were informed
         self.num_failed_steps = 0
 
     def note_away(self) -> None:
-        """Record that the device is not reachable, between two steps."""
+        """Handle a device that became unreachable between two steps."""
         if not self._is_lost:
             self.recover([], PlannedSamples(SampleBatch(0)), ShardUnavailable("the device went away between two steps"))
 
     def note_success(self, scheduled: list[Scheduled]) -> None:
-        """Record that a step was computed, after others had failed."""
+        """Record that a step succeeded, so that earlier failures no longer count."""
         self._is_lost = False
         self._blame.clear([item.seq for item in scheduled])
 

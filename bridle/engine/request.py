@@ -1,9 +1,9 @@
 """A validated request of a client: the engine's input.
 
-A `Request` owns one or more sequences. Everything in it was checked at the edge, and the engine only reads it. Stopping
-criteria end an output: each is called after every new token of a sequence. It returns None to continue. To stop it
-returns the token, a short text that explains the stop, or `FinishReason.LENGTH` for a limit. `OutputText` finds stop
-strings, which need text. User-defined criteria are called after the standard ones.
+A `Request` owns one or more sequences. All of its fields were checked at the edge, and the engine only reads them.
+Stopping criteria end an output: each is called after every new token of a sequence. A criterion returns None to
+continue. To stop, it returns the token, a short text that explains the stop, or `FinishReason.LENGTH` for a limit.
+`OutputText` finds stop strings, because they need text. User-defined criteria are called after the standard ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
 _MAX_NAME_CHARS = 64
 
-# -- when an output is complete ----------------------------------------------------------------------------
+# -- completion of an output -------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class StoppingCriteria(Protocol):
     """A condition that completes an output. Called after each new token of a sequence, with all its tokens and the
-    number of prompt tokens. Return a short reason to stop, None to continue. Must not modify `tokens`."""
+    number of prompt tokens. Returns a short reason to stop, or None to continue. Must not modify `tokens`."""
 
     def __call__(self, tokens: Sequence[int], num_prompt: int) -> str | int | None: ...
 
@@ -43,7 +43,7 @@ class StopOnTokens:
 
 
 class MaxLength:
-    """Stop when there are `max_len` tokens, prompt included."""
+    """Stop when the sequence has `max_len` tokens, prompt included."""
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
@@ -81,35 +81,35 @@ class StopOnRepetition:
 
 
 def name_of(controller: object) -> str:
-    """Return the name of a controller for logs and traces: its name in the request, or else that of its class."""
+    """Return the name of a controller for logs and traces: its name in the request, or else the name of its class."""
     kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(controller).__name__).lower()
     names = (getattr(controller, field, None) for field in ("asked_as", "module", "__name__"))
     return str(next(filter(None, names), kind))[:_MAX_NAME_CHARS]
 
 
 class RepeatMarks(NamedTuple):
-    """Parts of a text, from `opening` to `closing`, of which none comes twice: the second one ends the output, and is
-    no part of it. Text before `restart` does not count."""
+    """Marks of parts of a text, from `opening` to `closing`, that must not be repeated. A repeated part ends the
+    output, and is not included in it. Text before `restart` does not count."""
 
     opening: str
     closing: str
     restart: str = ""
 
 
-# -- what was asked for ------------------------------------------------------------------------------------
+# -- the request -------------------------------------------------------------------------------------------
 
-#: Marks the key of a retained prefix that has a name, where others have the number of an output.
+#: In the key of a retained prefix that has a name: stands in place of an output's number.
 NAMED = -1
-#: As a number of tokens: all, those of the answer included.
+#: As `num_tokens`: all tokens, including those of the output.
 ALL_TOKENS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retain the KV of the first `num_tokens` tokens of a prompt, as far as they fill blocks, for `seconds`.
+    """Retain the KV of the first `num_tokens` tokens of a prompt, as far as they fill whole blocks, for `seconds`.
 
     An unnamed retention is prolonged whenever a request uses it. A `name`, which must be unique among all users,
-    identifies one prefix: a new one replaces the old one, and no use prolongs it."""
+    identifies one prefix: a new prefix with this name replaces the old one, and no use prolongs it."""
 
     num_tokens: int
     seconds: float
@@ -118,7 +118,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """The first `num_tokens` tokens of a prompt, whose KV the users of `group` share because `owner`, a user, shares
+    """The first `num_tokens` tokens of a prompt. The users of `group` share their KV, because the user `owner` shares
     it with them."""
 
     group: str
@@ -179,16 +179,16 @@ class Request:
 
     @property
     def controller_name(self) -> str | None:
-        """Name of the controller, or None."""
+        """Return the name of the controller, or None."""
         return None if self.controller is None else name_of(self.controller)
 
     @property
     def salt(self) -> str | SharedPrefix:
-        """Return the owner of the first block: two requests may share that block if it is the same."""
+        """Return the owner of the first block. Two requests may share that block only if their salts are equal."""
         return self.tenant if self.shared is None else replace(self.shared, owner="", num_tokens=0)
 
     @property
     def is_plain(self) -> bool:
-        """Return whether an output consists of tokens alone, so that another engine can resume it: no controller,
-        and no sample depends on more than the tokens before it."""
+        """Return whether an output consists of tokens alone, so that another engine can resume it. This excludes
+        controllers, and samplers that depend on more than the tokens before."""
         return self.sampling.n == 1 and self.controller is None and not self.sampling.has_mirostat

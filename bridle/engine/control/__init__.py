@@ -1,1 +1,1 @@
-"""Controllers of sequences: when they are asked, their answers, and the validation of these."""
+"""Controllers of sequences: when the engine asks them, and how it validates their answers."""

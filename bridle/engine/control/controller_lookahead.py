@@ -1,4 +1,4 @@
-"""Lookahead of controllers: their answers to draft tokens before these are sampled.
+"""Lookahead of controllers: their answers to draft tokens before the draft tokens are sampled.
 
 A controller in this process is asked for each draft token. A remote one gets the likely next tokens together with a
 regular ask.
@@ -17,13 +17,13 @@ from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.speculation import Speculation
 
-#: How a sequence without a controller goes on.
+#: Branches of a sequence without a controller: sample one token.
 PLAIN = DRAW.branches
 
 
 @dataclass(eq=False, repr=False)
 class ControllerLookahead:
-    """Asks ahead about live `sequences`; answers are checked against the `rules`."""
+    """Asks ahead about live `sequences` and checks the predicted answers with the `rules`."""
 
     _sequences: Mapping[int, Sequence]
     _rules: DecisionValidator
@@ -33,7 +33,7 @@ class ControllerLookahead:
     _clock: Callable[[], float]
 
     def with_drafts(self, asks: list[Ask]) -> list[Ask]:
-        """The asks with what is likely to be sampled next."""
+        """Return the asks, with the tokens that are likely to be sampled next."""
         asked = [seq for ask in asks if not ask.final and (seq := self._sequences.get(ask.seq_id)) is not None]
         drafts = self._speculation.draft_for_remote_controllers(asked)
         if not drafts:
@@ -41,8 +41,8 @@ class ControllerLookahead:
         return [replace(ask, ahead=drafts[ask.seq_id]) if ask.seq_id in drafts else ask for ask in asks]
 
     def foresee(self, seq: Sequence, drafts: tuple[int, ...]) -> list[Branch]:
-        """Return the known and valid branches of `seq` along `drafts`: for each token how it is sampled or which
-        tokens are forced, then how the sequence continues."""
+        """Return the known and valid branches of `seq` along `drafts`. For each draft token: how it is sampled or which
+        tokens are forced. At the end: how the sequence continues."""
         pool = seq.control.pool
         if pool is None:
             return list(PLAIN * len(drafts))
@@ -53,7 +53,7 @@ class ControllerLookahead:
             if decision.options is not None or len(decision.branches) != 1:
                 break
             if decision.branches[0].control_vectors is not None:
-                break  # drafts after it were computed with other scales
+                break  # draft tokens after this branch were computed with other scales
             if self._rules.problem(seq, decision, len(known) + 1) is not None:
                 break
             known.append(decision.branches[0])
@@ -61,7 +61,8 @@ class ControllerLookahead:
         return known
 
     def tell(self, seq: Sequence, num_tokens: int) -> None:
-        """Pass on logs and variables of the predicted answer after `num_tokens` draft tokens, which applies now."""
+        """Send the logs and variables of the predicted answer after `num_tokens` draft tokens, because that answer now
+        applies."""
         words = seq.control.pool.take_lookahead_output(seq.id, num_tokens) if seq.control.pool is not None else None
         if words is not None and (words.log or words.stored):
             if seq.trace is not None:

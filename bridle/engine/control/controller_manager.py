@@ -1,8 +1,8 @@
 """Asks controllers for the engine, keeps their answers and validates them.
 
-A controller is asked as soon as tokens of its sequence become known. The answer belongs to the sequence. It is applied
-at the sequence's next logits row, or before if it needs none (forced tokens, a stop, a wait). If a controller has not
-answered when the row is ready, its sequence is left out of that step. This module does not know devices or text.
+A controller is asked as soon as tokens of its sequence become known. The answer is applied
+at the sequence's next logits row, or earlier if it needs no row (forced tokens, a stop, a wait). If a controller has
+not answered when the row is ready, its sequence is left out of that step. This module does not know devices or text.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from bridle.outputs import Finished, FinishReason
 
 Candidates = tuple[tuple[int, float], ...] | None
 
-#: How many times in one step forced tokens may follow forced tokens; further ones wait for the next step.
+#: Maximum number of times in one step that forced tokens may follow forced tokens. Further ones wait for the next
+#: step.
 _MAX_ROUNDS = 32
 
 
 class ControllerManager:
-    """Asks the pools and keeps the answers.
+    """Asks the controller pools and keeps their answers.
 
-    In `config`, `max_idle_steps` limits how long an output waits, and `max_noops` limits it for a whole request. `emit`
-    sends the `Finished` events that `words` held back. `speculation` drafts for sequences that are about to be asked.
+    In `config`, `max_idle_steps` limits how long an output waits, and `max_noops` how often all outputs of a request do
+    nothing. `emit` sends the `Finished` events that `words` held back. `speculation` drafts tokens for sequences that
+    are about to be asked.
     """
 
     def __init__(
@@ -60,16 +62,17 @@ class ControllerManager:
         self._max_idle_steps = config.max_idle_steps
         self._speculation = speculation
         self._watch = DeadlockWatch(config.max_noops, clock)
-        self.sequences: dict[int, Sequence] = {}  # live and controlled
+        self.sequences: dict[int, Sequence] = {}  # live sequences with a controller
         self.words = ControllerOutputs(progress, clock, emit)
         self.foresight = ControllerLookahead(self.sequences, self._rules, self.words, progress, speculation, clock)
 
     def pool_for(self, controller: object) -> ControllerPool | None:
-        """The pool that runs `controller`, if any does."""
+        """Return the pool that runs `controller`, or None."""
         return next((pool for pool in self.pools if pool.accepts(controller)), None)
 
     def check_lookahead(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if what the request's controller forces cannot be known ahead."""
+        """Raise `UnsupportedFeature` if the request asks for lookahead and its controller's forced tokens cannot be
+        known ahead."""
         pool = None if request.controller is None else self.pool_for(request.controller)
         if pool is None or "forced_text" in pool.capabilities:
             return
@@ -86,22 +89,23 @@ class ControllerManager:
         seq.control.num_told = seq.control.num_kept = len(seq.tokens)
 
     def forget(self, seq: Sequence) -> None:
-        """Forget a sequence that was rolled back before its pool heard of it."""
+        """Forget a sequence that was rolled back before its controller's pool was asked about it."""
         self.sequences.pop(seq.id, None)
         self._watch.drop(seq)
 
     def report(
         self, seq: Sequence, sampled: int | None = None, candidates: Candidates = None, probes: tuple[float, ...] = ()
     ) -> None:
-        """Note that the tokens of `seq` differ from those its controller was shown, so that it is asked for a
-        decision. `sampled` was sampled, among `candidates`, where the hidden states gave `probes`."""
+        """Note that the tokens of `seq` differ from those its controller knows, so that it is asked for a decision.
+        `sampled` is the sampled token, chosen among `candidates`; `probes` are the readings of hidden states at its
+        position."""
         control = seq.control
         if control.pool is None:
             return
         control.num_moves += 1
         is_next = control.num_kept == control.num_told == len(seq.tokens) - 1
         has_news = control.pending_ask is not None or control.pending_token is not None or seq.output.changes
-        if sampled is not None and is_next and not has_news:  # nearly always
+        if sampled is not None and is_next and not has_news:  # true for nearly all tokens
             control.answer = None
             if candidates is None and not probes and sampled == seq.tokens[-1]:
                 control.pending_token = sampled
@@ -115,7 +119,7 @@ class ControllerManager:
         if sampled is None or not is_further or len(tokens) > len(known) + 1:
             control.spliced_at = len(seq.tokens)
         control.pending_ask = (
-            replace(  # a fork's first ask also names its parent; several drafts of a step are told together
+            replace(  # a fork's first ask also names its parent; several draft tokens of a step are reported in one ask
                 news,
                 tokens=tokens,
                 backtrack=backtrack,
@@ -128,14 +132,14 @@ class ControllerManager:
         )
 
     def mark_answered_ahead(self, seq: Sequence) -> None:
-        """Note that the output ends by an answer that was predicted. Logs and variables of that answer still count."""
+        """Note that a predicted answer ended the output. The logs and variables of that answer still count."""
         news = _take_news(seq)
         if news is not None and news.tokens:
             seq.control.pending_ask = replace(news, sampled=None, candidates=None, num_foreseen=len(news.tokens))
 
     def ask(self) -> None:
-        """Ask about all sequences with changes in this step; a parent and its forks are in the same call. A waiting
-        controller is asked again once its answer was applied. If a sequence is over except for its scores, its
+        """Ask about all sequences with changes in this step. A parent and its forks are in the same call. A waiting
+        controller is asked again once its answer was applied. If only the scores of a sequence are missing, its
         controller is asked for its last logs."""
         asks = defaultdict[ControllerPool, list[Ask]](list)
         sampled = defaultdict[ControllerPool, dict[int, int]](dict)
@@ -167,7 +171,7 @@ class ControllerManager:
             self._send(pool, asks[pool], sampled[pool])
 
     def _next_ask(self, seq: Sequence) -> Ask | None:
-        """Return what to ask the controller of a sequence that did not just gain a sampled token, if anything."""
+        """Return the ask for a sequence that did not just gain a sampled token, or None if nothing is to be asked."""
         control, ask = seq.control, _take_news(seq)
         if ask is None and control.is_suspended and not (control.awaits_answer or control.answer):
             ask = Ask(seq.id, turns=self._watch.turns_due(seq))
@@ -176,7 +180,7 @@ class ControllerManager:
         return ask
 
     def _send(self, pool: ControllerPool, asks: list[Ask], sampled: dict[int, int]) -> None:
-        """Ask a pool, in the order of the sequences."""
+        """Send asks to one pool, in the order of sequence ids."""
         is_told_ahead = "remote_lookahead" in pool.capabilities and pool.is_told_ahead
         if not (asks or is_told_ahead):
             pool.ask_sampled({seq_id: sampled[seq_id] for seq_id in sorted(sampled)})
@@ -186,17 +190,17 @@ class ControllerManager:
         pool.ask(self.foresight.with_drafts(asks) if is_told_ahead else asks)
 
     def end(self, seq: Sequence, event: Finished) -> bool:
-        """Note that an output ended. Returns whether its `Finished` event waits for the controller's last words."""
+        """Note that an output ended. Returns whether its `Finished` event waits for the controller's last logs."""
         if self.sequences.pop(seq.id, None) is None:
             return False
         self._watch.drop(seq)
         return self.words.hold(seq, event)
 
-    # -- hearing -----------------------------------------------------------------------------------------
+    # -- collecting answers ------------------------------------------------------------------------------
 
     def collect_answers(self, due: Collection[Sequence] = (), deadline: float | None = None) -> None:
-        """Take in the answers that have arrived; wait for those of `due` until `deadline`. This often runs between a
-        forward pass and sampling, so the usual answer (sample) has a fast path."""
+        """Process the answers that have arrived; wait for the answers of `due` until `deadline`. This often runs
+        between a forward pass and sampling, so the usual answer (sample) has a fast path."""
         for pool in self.pools:
             ids = [seq.id for seq in due if seq.control.pool is pool]
             for seq_id, answer in pool.collect(ids, deadline if ids else None).items():
@@ -213,7 +217,7 @@ class ControllerManager:
             self.words.release_overdue()
 
     def gather_any(self, deadline: float) -> None:
-        """Wait for any answer that is due, because nothing can be computed without one."""
+        """Wait for any answer that is due, because nothing can be computed before one arrives."""
         self.collect_answers([seq for seq in self.sequences.values() if seq.control.awaits_answer], deadline)
 
     def _on_answer(self, seq: Sequence, answer: Answer) -> None:
@@ -242,14 +246,14 @@ class ControllerManager:
                 self._progress.fail_by_controller(stuck, ControllerDeadlock(why))
 
     def _lose(self, seq: Sequence, error: ControllerError) -> None:
-        """Note that the controller is dead and can be asked nothing more."""
+        """Note that the sequence's controller is dead and must not be asked again."""
         del self.sequences[seq.id]
         self._watch.drop(seq)
         if seq.control.pool is not None:
             seq.control.pool.close([seq.id])
         self._progress.fail_by_controller(seq, error)
 
-    # -- applying what needs no logits row ---------------------------------------------------------------
+    # -- applying answers that need no logits row --------------------------------------------------------
 
     def apply_early(self) -> None:
         """Apply stops, waits and forced tokens that are already known, so that they count for this step."""
@@ -260,14 +264,14 @@ class ControllerManager:
             unusual = [
                 seq
                 for seq in self.sequences.values()
-                if seq.control.answer is not DRAW or seq.control.num_idle_steps  # a few
+                if seq.control.answer is not DRAW or seq.control.num_idle_steps  # true for few sequences
             ]
             if not [seq for seq in unusual if not seq.is_choosing and self._apply_early(seq)]:
                 return
             self.ask()
 
     def _apply_early(self, seq: Sequence) -> bool:
-        """Apply one answer if it needs no logits row; returns whether tokens were forced."""
+        """Apply one answer if it needs no logits row. Returns whether tokens were forced."""
         decision = seq.control.answer
         if decision is None or seq.output.ending is not None:
             return False
@@ -293,8 +297,8 @@ class ControllerManager:
         scales: Mapping[str, float] | None = None,
         probes: tuple[float, ...] = (),
     ) -> None:
-        """Take tokens back and append others, with new `scales` of control vectors. `sampled` was sampled, among
-        `candidates`, and is replaced by them."""
+        """Roll back `backtrack` tokens and append `tokens`, with new `scales` of control vectors. If given, `sampled`
+        is the token, sampled among `candidates`, that the appended tokens replace."""
         self._progress.rewind(seq, backtrack)
         seq.scale_vectors(scales)
         is_kept = self._progress.force(seq, tokens)
@@ -317,7 +321,8 @@ class ControllerManager:
         self.idle(seq)
 
     def idle(self, seq: Sequence, decision: Decision | None = None) -> None:
-        """Count a step without progress, by `decision` or for the lack of one; too many in a row end the output."""
+        """Count a step in which the sequence made no progress: by `decision`, or because no decision came. Too many
+        such steps in a row end the output."""
         now = self._clock()
         if seq.trace is not None:
             self._progress.tracer.held(seq, decision, now)
@@ -350,7 +355,7 @@ class ControllerManager:
         return decision.branches
 
     def _go_on(self, seq: Sequence) -> None:
-        """Note that the controller holds the sequence no longer."""
+        """Note that the controller no longer holds up the sequence."""
         seq.control.is_suspended = False
         if seq.control.awaited:
             seq.control.held_seconds += self._clock() - seq.control.held_at
@@ -368,7 +373,8 @@ class ControllerManager:
 
 
 def _take_news(seq: Sequence) -> Ask | None:
-    """Return the message to the controller as an ask, which may report more than one token."""
+    """Return the changes to report to the controller as one ask, which may report more than one token. None if there
+    are none."""
     control = seq.control
     if control.pending_token is not None:
         control.pending_ask, control.pending_token = ask_after(seq.id, control.pending_token), None
@@ -376,7 +382,7 @@ def _take_news(seq: Sequence) -> Ask | None:
 
 
 def as_controller_error(error: BaseException) -> BridleError:
-    """The error by which a failed opening is reported."""
+    """Return the error that the client gets if opening a controller failed."""
     if isinstance(error, BridleError):
         return error
     return ControllerError(f"the controller could not be started: {error!r}")

@@ -1,7 +1,7 @@
 """Logs and variables of controllers, and the output of their final call.
 
-The `Finished` event of a controlled output is held back for its controller's last log lines, but not for long. Policies
-apply to these logs and variables as they do to text.
+The `Finished` event of a controlled output waits for its controller's last logs, for at most `LAST_WORDS` seconds.
+Policies apply to logs and variables as they do to text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.engine.outputs.output_processor import OutputProcessor
 from bridle.engine.sequence import Sequence
 from bridle.outputs import Finished, FinishReason, Log, Stored
 
-#: Seconds that the end of an output waits for the last log of its controller.
+#: Maximum number of seconds for which the end of an output waits for its controller's last log.
 LAST_WORDS = 0.25
 
 
@@ -27,8 +27,8 @@ class ControllerOutputs:
         self._progress = progress
         self._clock = clock
         self._emit = emit
-        self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended, their controllers' logs are due
-        self.pending_final_asks: list[Sequence] = []  # ended, their controllers were not told yet
+        self.held: dict[int, tuple[Sequence, Finished, float]] = {}  # ended; the last logs are due
+        self.pending_final_asks: list[Sequence] = []  # ended; no final ask was sent yet
 
     def tell(self, seq: Sequence, answer: Answer) -> None:
         """Send the log and the variables of an answer."""
@@ -62,7 +62,7 @@ class ControllerOutputs:
             self._let_go(held[0], held[1])
 
     def release_overdue(self) -> None:
-        """Send the held events whose time is over."""
+        """Send the held events whose wait has reached its limit."""
         now = self._clock()
         for seq_id, (seq, event, deadline) in list(self.held.items()):
             if now >= deadline:
@@ -76,7 +76,7 @@ class ControllerOutputs:
 
 
 def _log_of(seq: Sequence, log: str) -> str:
-    """Return the part of a log that the policy permits, as for the output."""
+    """Return the part of a log that the policies permit, by the same rules as for output."""
     guard = seq.request.guard
     if guard is None:
         return log

@@ -1,10 +1,10 @@
 """Finds requests that can never continue, because each of their outputs waits for another one.
 
 Only the outputs of a request can set its variables. A request is in a deadlock if every output waits for a variable
-without a time limit, and every one was asked again after all had begun to wait. Then no answer can change. It is found
-within two turns. An output that only answers with a no-op may be counting. So a request whose outputs all do that, or
-wait, is given up after many turns. Turns have a fixed rate: if the engine is too slow for it, a controller is asked
-several times in one step. This module does not know pools or steps.
+without a time limit, and every output was asked again after all had begun to wait. Then no answer can change. A
+deadlock is found within two turns. An output that only answers with a no-op may be counting. So a request is ended
+after many turns in which all its outputs wait or answer with a no-op. Turns have a fixed rate: if the engine is slower,
+a controller is asked several times in one step. This module does not know pools or steps.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from bridle.engine.control.decision import Decision, WaitsFor
 from bridle.engine.sequence import Sequence
 
-#: How many turns are due in a second when all outputs of a request rest.
+#: Number of turns per second when all outputs of a request wait or do nothing.
 _PACE = 1_000.0
-#: The most turns in one step.
+#: Maximum number of turns in one step.
 _MAX_AT_ONCE = 50
 _MAX_NAMED = 8
 _MAX_NAME_CHARS = 60
@@ -26,11 +26,11 @@ _MAX_NAME_CHARS = 60
 
 @dataclass(slots=True)
 class _Rest:
-    """State of an output that waits. The last two fields are numbers of rounds: when it began to wait, and when it was
-    asked for its last answer."""
+    """State of an output that waits. `since` and `answered` are numbers of rounds: when the output began to wait, and
+    when it was asked for its last answer."""
 
     seq: Sequence
-    target: WaitsFor | None = None  # None: it does not rest
+    target: WaitsFor | None = None  # None: the output is active
     num_turns: int = 0
     began: float = 0.0
     since: int = 0
@@ -38,12 +38,13 @@ class _Rest:
 
 
 class DeadlockWatch:
-    """Records every answer. `max_turns` limits how often in a row all outputs of a request may do nothing."""
+    """Records every answer of controllers. `max_turns` limits how often in a row all outputs of a request may do
+    nothing."""
 
     def __init__(self, max_turns: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_turns = max_turns
         self._clock = clock
-        self.round = 0  # the number of the latest one
+        self.round = 0  # the number of the latest round
         self._groups: dict[str, dict[int, _Rest]] = {}
 
     def add(self, seq: Sequence) -> None:
@@ -51,8 +52,8 @@ class DeadlockWatch:
         self._groups.setdefault(seq.request.id, {})[seq.id] = _Rest(seq)
 
     def drop(self, seq: Sequence) -> None:
-        """Stop watching an output that is over. Idempotent. Its last write may be what others wait for, so they count
-        as not asked since."""
+        """Stop watching an output that is over. Idempotent. Other outputs may wait for a variable that it wrote last,
+        so they count as not asked since then."""
         group = self._groups.get(seq.request.id)
         if group is None or group.pop(seq.id, None) is None:
             return
@@ -62,12 +63,12 @@ class DeadlockWatch:
             del self._groups[seq.request.id]
 
     def next_round(self) -> None:
-        """Begin a round: asks are about to go out."""
+        """Begin a round, before the asks of this round are sent."""
         self.round += 1
 
     def turns_due(self, seq: Sequence) -> int:
-        """Return how often in a row `seq` may be asked in this round while it does nothing: once, if another output
-        of its request is active."""
+        """Return how often in a row `seq` may be asked in this round while it does nothing. It is once if another
+        output of its request is active."""
         group = self._groups.get(seq.request.id, {})
         if seq.id not in group or any(rest.target is None for rest in group.values()):
             return 1
@@ -77,7 +78,7 @@ class DeadlockWatch:
         return min(max(due, 1), _MAX_AT_ONCE)
 
     def note_decision(self, seq: Sequence, decision: Decision, turns: int = 1) -> str | None:
-        """Take in an answer that took `turns` turns. Returns why its request can never continue, or None if it may."""
+        """Process an answer that took `turns` turns. Returns the reason why its request can never continue, or None."""
         group = self._groups.get(seq.request.id, {})
         rest = group.get(seq.id)
         if rest is None:
@@ -95,7 +96,7 @@ class DeadlockWatch:
         return self._verdict(list(group.values()))
 
     def members(self, seq: Sequence) -> list[Sequence]:
-        """All outputs of the request of `seq` that are not over."""
+        """Return all outputs of the request of `seq` that are not over."""
         return [rest.seq for rest in self._groups.get(seq.request.id, {}).values()]
 
     def _verdict(self, group: list[_Rest]) -> str | None:
@@ -112,7 +113,7 @@ class DeadlockWatch:
 
 
 def _described(group: list[_Rest]) -> str:
-    """Text that says which output waits for what."""
+    """Return text that says which output waits for which variable."""
     parts = []
     for rest in group[:_MAX_NAMED]:
         names = " and ".join(repr(name[:_MAX_NAME_CHARS]) for name, _ in rest.target or ())

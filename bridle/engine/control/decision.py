@@ -1,7 +1,7 @@
-"""Decisions of a controller about the next token of one sequence, in AICI's terms. A `Decision` is a list of
-branches. One branch continues the sequence, several fork it, none stops it. Each branch either samples (under a
-mask, a bias, its own sampling parameters) or splices: rolls tokens back and appends others. A decision can also be
-to wait. Everything is immutable plain data."""
+"""Decisions of a controller about the next token of one sequence, in AICI's terms. A `Decision` is a list of branches.
+One branch continues the sequence, several branches fork it, and an empty list stops it. Each branch either samples
+(under a mask, a bias, its own sampling parameters) or splices: rolls tokens back and appends others. A decision can
+also be to wait. Decisions are immutable plain data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Protocol
 
 from bridle.sampling import SamplingParams
 
-#: The most tokens that a branch may propose to draft.
+#: Maximum number of draft tokens that a branch may propose.
 MAX_PROPOSED = 4096
 
-#: Variables of the request, each with the version that it must exceed: only these can end a wait.
+#: Variables of a request, each with the version that it must exceed to end a wait.
 WaitsFor = tuple[tuple[str, int], ...]
 
 
@@ -28,7 +28,7 @@ class Awaited(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The tokens that `mask` does not allow, as what a splice waits for."""
+    """The set of tokens that `mask` does not allow, as the condition of a splice."""
 
     mask: bytes
 
@@ -52,11 +52,11 @@ class Splice:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how
-    many of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled from here
-    on, if nothing is rolled back: they are computed ahead, which changes only the time. They are used as long as
-    they are right, and the next draft replaces them. `control_vectors` are new scales of vectors that the request
-    names, from the branch's first token on."""
+    """One way to continue. `sampling` replaces the request's parameters for this one token. `top_logprobs` is how many
+    of the most probable tokens the next ask reports. `draft` are tokens that are likely to be sampled next if nothing
+    is rolled back. They are computed ahead, which changes only the time. They are used as long as they are right, and
+    the next draft replaces them. `control_vectors` are new scales of vectors that the request names, valid from the
+    branch's first token on."""
 
     sample: bool = True
     mask: bytes | None = None
@@ -70,25 +70,25 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Token sequences of which one follows as a whole, by the probability that it has under the model. With
-    `is_reported` the client gets the probabilities of all of them."""
+    """Token sequences, one of which is appended as a whole, chosen by its probability under the model. With
+    `is_reported` the client gets the probabilities of all options."""
 
     tokens: tuple[tuple[int, ...], ...]
     is_reported: bool = False
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest one."""
+        """Return the number of tokens of the longest option."""
         return max(map(len, self.tokens), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer for one sequence. Build it with the class methods; the client gets `reason` on a stop.
+    """The answer for one sequence. Build it with the class methods. `reason` is sent to the client on a stop.
 
-    `waited` names what may end a wait. None: any event, or time. Variables: only these, which outputs of the same
-    request set. Empty: only the controller itself, when it is asked again. `awaited` are events outside of the engine:
-    the controller is asked again once one of them is done, and costs nothing until then.
+    `waited` names what may end a wait. None: any event, or time. Variables: only writes to these by outputs of the same
+    request. Empty: only the controller itself, when it is asked again. `awaited` are events outside of the engine: the
+    controller is asked again once one of them is done, and costs nothing until then.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -127,17 +127,18 @@ class Decision:
 
     @classmethod
     def fork(cls, branches: Iterable[Branch]) -> Decision:
-        """Branch 0 continues in this sequence; each further one starts a new output."""
+        """Continue this sequence with branch 0, and start a new output for each further branch."""
         return cls(tuple(branches))
 
     @classmethod
     def wait(cls, waited: WaitsFor | None = None) -> Decision:
-        """Compute nothing now: keep the KV, and ask again in the next step."""
+        """Compute nothing now. The sequence keeps its KV, and the controller is asked again in the next step."""
         return cls(is_wait=True, waited=waited)
 
     @classmethod
     def wait_for(cls, *awaited: Awaited) -> Decision:
-        """Compute nothing, and keep the KV, until any of these is done: calls of tools, as `view.tool` gives them."""
+        """Compute nothing, and keep the KV, until any of `awaited` is done: calls of tools, as `view.tool` returns
+        them."""
         if not awaited:
             raise ValueError("wait_for needs at least one call")
         return cls(is_wait=True, awaited=awaited)
@@ -146,9 +147,9 @@ class Decision:
     def choose(
         cls, tokens: Iterable[Iterable[int]], mask: bytes | None = None, *, is_reported: bool = False
     ) -> Decision:
-        """Append one of these token sequences: the engine scores them all, and draws one by its whole probability. If
-        the longest one does not fit into the output, a token is drawn under `mask` instead; without one, that is an
-        error."""
+        """Append one of these token sequences: the engine scores all of them and samples one by its whole probability.
+        If the longest one does not fit into the output, a token is sampled under `mask` instead. Without a mask, that
+        is an error."""
         return cls((Branch(True, mask),), options=Options(tuple(map(tuple, tokens)), is_reported))
 
     @classmethod
@@ -167,37 +168,38 @@ class Decision:
 
     @property
     def is_forced(self) -> bool:
-        """One branch that does not sample: it can be applied without a logits row."""
+        """Return whether there is one branch, which does not sample, so that it can be applied without a logits row."""
         return len(self.branches) == 1 and not self.branches[0].sample
 
     @property
     def is_noop(self) -> bool:
-        """One branch that neither samples, rolls back nor appends: AICI's way to wait one step."""
+        """Return whether there is one branch that neither samples, rolls back nor appends: AICI's way to wait one
+        step."""
         if not self.is_forced:
             return False
         return not any(splice.backtrack or splice.ff_tokens for splice in self.branches[0].splices)
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Return the only things that can end this wait, as in `waited`; None if this is no wait, or if anything
-        may end it."""
+        """Return the only events that can end this wait, as in `waited`. None if this is no wait, or if any event may
+        end it."""
         return self.waited if self.is_wait else () if self.is_noop else None
 
 
-#: To draw as usual: what most controllers want in most steps.
+#: Sample as usual: the answer of most controllers in most steps.
 DRAW = Decision((Branch(),))
 
 
-# -- masks: bit rows ---------------------------------------------------------------------------------------
+# -- masks as rows of bits ---------------------------------------------------------------------------------
 
 
 def mask_words(vocab_size: int) -> int:
-    """Number of 32-bit words in a mask row."""
+    """Return the number of 32-bit words in a mask row."""
     return (vocab_size + 31) // 32
 
 
 def mask_of(tokens: Iterable[int], vocab_size: int) -> bytes:
-    """The bit row that allows exactly `tokens`; those outside the vocabulary raise `ValueError`."""
+    """Return the mask that allows exactly `tokens`. Raises `ValueError` for tokens outside the vocabulary."""
     row = bytearray(4 * mask_words(vocab_size))
     for token in tokens:
         if not 0 <= token < vocab_size:

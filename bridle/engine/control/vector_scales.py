@@ -33,8 +33,8 @@ class VectorSpan:
 
 @dataclass(frozen=True, slots=True)
 class VectorScales:
-    """The scales of a sequence's vectors. `keys` are the vectors' keys by their names in the request; `runs` are
-    positions, each with the scales by name from there on. The first is position 0."""
+    """Scales of the control vectors of one sequence. `keys` maps names in the request to keys of vectors. `runs` are
+    positions, beginning with 0, each with the scales by name that hold from that position on."""
 
     keys: Mapping[str, str]
     runs: tuple[tuple[int, Mapping[str, float]], ...]
@@ -45,28 +45,30 @@ class VectorScales:
         return cls(keys, ((0, dict(scales)),))
 
     def changed(self, position: int, scales: Mapping[str, float]) -> VectorScales:
-        """Return the scales with changes from `position` on, where the sequence ends. Vectors that are not named keep
-        theirs."""
+        """Return the scales with changes from `position` on, where the sequence ends. Vectors that `scales` does not
+        name keep their scales."""
         new = {**self.runs[-1][1], **scales}
         if new == self.runs[-1][1]:
             return self
         return VectorScales(self.keys, (*self.before(position).runs, (position, new)))
 
     def before(self, num_tokens: int) -> VectorScales:
-        """Return the scales of the first `num_tokens` tokens, the last of which hold from there on."""
+        """Return the scales of the first `num_tokens` tokens. The scales of the last of these tokens hold from there
+        on."""
         if self.runs[-1][0] < num_tokens or len(self.runs) == 1:
             return self
         return VectorScales(self.keys, (self.runs[0], *(run for run in self.runs[1:] if run[0] < num_tokens)))
 
     def spans(self, start: int, end: int) -> tuple[VectorSpan, ...]:
-        """Return the vectors of tokens `start .. end-1`, with offsets from `start`. Spans without one are left out."""
+        """Return the vectors of tokens `start .. end-1`, with offsets from `start`. Spans without a vector are left
+        out."""
         return tuple(
             VectorSpan(first - start, last - first, mix) for first, last, mix in self._parts(start, end) if mix
         )
 
     def marks(self, start: int, end: int) -> bytes:
-        """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other vectors or scales; none
-        if they have no vector."""
+        """Return bytes that distinguish tokens `start .. end-1` from the same tokens with other vectors or scales. The
+        result is empty if the tokens have no vector."""
         parts = [
             struct.pack("<qq", span.offset, span.length)
             + b"".join(struct.pack("<qd", len(key), scale) + key.encode() for key, scale in span.mix)

@@ -1,8 +1,8 @@
 """Matching of guardrails against one growing output.
 
-Every token of an output passes here, whether it was sampled, forced, or put in place of another, and whatever steers
-the output. `OutputText` gives a `GuardrailMatcher` each new piece of text, and the matcher returns the text to remove.
-Text that may still become a match is not settled, and so not sent to the client.
+Every token of an output passes through a matcher, whether it was sampled, forced, or put in place of another token, and
+whatever steers the output. `OutputText` gives a `GuardrailMatcher` each new piece of text, and the matcher returns the
+text to remove. Text that may still become part of a match is not settled, and so is not sent to the client.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from bridle.engine.guardrails.guardrails import (
 )
 from bridle.engine.guardrails.text_normalization import HIDDEN, NormalizedStream, Reading, read_text
 
-#: Characters before the place where a match may begin that a pattern can look back at.
+#: Number of characters before the earliest position of a match that a pattern's lookbehind can see.
 _CONTEXT = 64
 
 
 @dataclass(slots=True)
 class _Scan:
-    """State of one rule: before each of `anchors`, one after each token, no match can begin any more."""
+    """State of one rule. `anchors` has one position per token: no match can begin before it any more."""
 
     rule: TextRule
     anchors: list[int] = field(default_factory=list)
     is_off: bool = False
 
     def look(self, text: NormalizedStream, least_end: int) -> tuple[int, int] | None:
-        """Look at the text with one more token; returns a match. Places are those of `text`."""
+        """Search the text after one more token was added. Returns a match, with positions in `text`."""
         rule, anchor = self.rule, self.anchors[-1]
         base = max(anchor - _CONTEXT, 0)
         tail = text.tail(base)
@@ -59,8 +59,8 @@ class _Scan:
 
 
 class GuardrailMatcher:
-    """Matches one growing text, which follows `lead`, against the rules of a guard. Positions count from the end of
-    the lead."""
+    """Matches one growing text, which follows `lead`, against the rules of a guard. Positions count from the end of the
+    lead."""
 
     def __init__(self, guard: Guardrails, lead: str) -> None:
         self.guard = guard
@@ -98,7 +98,7 @@ class GuardrailMatcher:
     def _look(self, number: int) -> GuardrailMatch | None:
         scan, twin = self._scans[number], self._twins.get(number)
         text = self._text_of(scan.rule)
-        if twin is not None and self._texts["seen"].is_as_written:  # then both find the same
+        if twin is not None and self._texts["seen"].is_as_written:  # then both rules find the same match
             scan.anchors.append(self._scans[twin].anchors[-1])
             return None
         if scan.is_off:
@@ -128,11 +128,12 @@ class GuardrailMatcher:
             del scan.anchors[-num_tokens:]
 
     def num_settled(self, most: int, least: int) -> int:
-        """Return how many of the first `most` tokens, `least` of which are sent, cannot be part of a match."""
+        """Return how many of the first `most` tokens cannot be part of a match. The first `least` tokens were already
+        sent."""
         return next((count for count in range(most, least, -1) if self._is_settled(count)), min(most, least))
 
     def _is_settled(self, count: int) -> bool:
-        """Return whether a match can begin only after the first `count` tokens, now and if the later ones were
+        """Return whether every later match begins after the first `count` tokens, even if the tokens after them are
         removed."""
         for scan in self._scans:
             end = self._text_of(scan.rule).end_of(count)
@@ -141,14 +142,14 @@ class GuardrailMatcher:
         return True
 
     def pending(self, num_chars: int) -> GuardrailMatch | None:
-        """The first match if the text ends after `num_chars` characters; None if there is none."""
+        """Return the first match if the text ends after `num_chars` characters; None if there is no match."""
         hits = [hit for scan in self._scans if not scan.is_off and (hit := self._pending(scan, num_chars)) is not None]
         return min(hits, key=lambda hit: hit.start, default=None)
 
     def _pending(self, scan: _Scan, num_chars: int) -> GuardrailMatch | None:
         text, anchor = self._text_of(scan.rule), scan.anchors[-1]
         end = text.num_chars
-        if self._lead + num_chars < self._raw.num_chars:  # what a stop string took may have kept a match from being one
+        if self._lead + num_chars < self._raw.num_chars:  # text removed by a stop string may have prevented a match
             end = text.folded(self._lead + num_chars)
             anchor = min(anchor, max(end - scan.rule.max_length, 0))
         base = max(anchor - _CONTEXT, 0)
@@ -156,7 +157,7 @@ class GuardrailMatcher:
         return None if found is None else GuardrailMatch(scan.rule, text.raw(base + found[0]) - self._lead)
 
     def slice(self, start: int, end: int) -> str:
-        """The text from `start` to `end`."""
+        """Return the text from `start` to `end`."""
         tail = self._raw.tail(self._lead + start)
         return tail[: max(end - start, 0)]
 
@@ -166,7 +167,7 @@ class GuardrailMatcher:
         return self._raw.tail(begin)[: self._lead + start - begin]
 
     def copy(self) -> GuardrailMatcher:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = GuardrailMatcher.__new__(GuardrailMatcher)
         twin.guard, twin._lead, twin._longest, twin._twins = self.guard, self._lead, self._longest, self._twins
         twin._texts = {reading: text.copy() for reading, text in self._texts.items()}
@@ -176,7 +177,8 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Return the matching states: those of rules for the text as written, then those for the normalized text."""
+    """Map each rule for normalized text that equals a rule for the text as seen, apart from the reading: number to
+    number."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}
@@ -194,7 +196,7 @@ def _loops(rule: LoopRule, tail: str) -> bool:
 
 
 def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
-    """The lengths after which the text could repeat itself: those after which its last character does."""
+    """Yield the possible lengths of a repeated text: the distances to earlier occurrences of the last character."""
     last = tail[-1]
     for size in range(rule.min_length, min(rule.max_length, len(tail) // 2) + 1):
         if tail[-1 - size] == last:
@@ -202,6 +204,6 @@ def _periods(rule: LoopRule, tail: str) -> Iterator[int]:
 
 
 def first_token(ends: Sequence[int], start: int, num_told: int) -> int:
-    """Return the index of the first token to remove for a match at `start`. `ends` are the ends of the tokens; sent
-    tokens stay."""
+    """Return the index of the first token to remove for a match at `start`. `ends` are the positions after each token.
+    The first `num_told` tokens stay, because they were sent."""
     return max(bisect_right(ends, start), num_told)

@@ -1,6 +1,6 @@
-"""Guardrails on outputs, as plain data, and the search of their patterns. Matches are searched in the text,
-normalized as each rule says, whatever its tokens are. The end of the prompt is included, so that a prompt cannot
-contain the first half of a match. `guardrail_matcher.py` applies this to a growing output."""
+"""Guardrails on outputs as plain data, and the search for their patterns. Matches are searched in the text, normalized
+as each rule says, regardless of token boundaries. The end of the prompt is included, so that a prompt cannot contain
+the first half of a match. `guardrail_matcher.py` applies guardrails to a growing output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import regex
 from bridle.engine.guardrails.text_normalization import HIDDEN, Reading, read_text, without_unseen
 from bridle.errors import BridleError, ControllerError
 
-#: What happens with a match: another way is taken, the output ends, or another text takes its place.
+#: Reaction to a match: sample other tokens, end the output, replace the matched text, or fail the output.
 Action = Literal["retry", "end", "replace", "fail"]
 OnFailure = Literal["end", "skip"]
 
-#: How many characters of a match are looked at, unless a rule says otherwise.
+#: Maximum length of a match in characters, unless a rule sets another one.
 MAX_MATCH = 512
-#: Seconds for one search, after which the rule has failed.
+#: Maximum number of seconds of one search; after that the rule has failed.
 _TIMEOUT = 5.0
 
 
@@ -55,8 +55,8 @@ class LoopRule:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
-    """The maximum number of characters of an output, and of its sampled and forced tokens, with those that were
-    rolled back."""
+    """The maximum number of characters of an output, and of its sampled and forced tokens. Tokens that were rolled back
+    count too."""
 
     policy: str
     max_chars: int | None = None
@@ -92,7 +92,7 @@ class Guardrails:
         return text if is_clean else ""
 
     def clean_error(self, error: BridleError) -> BridleError:
-        """Return the error of a controller without its own text, if that contains something forbidden."""
+        """Return a controller's error without the controller's own text if that text has a match of a rule."""
         said = error.logs if isinstance(error, ControllerError) else ""
         if (self.clean(str(error)), self.clean(said)) == (str(error), said):
             return error
@@ -100,7 +100,7 @@ class Guardrails:
 
     @property
     def reach(self) -> int:
-        """Return the number of characters before an output that can be part of a match in it."""
+        """Return the number of characters before an output that a match in the output can include."""
         return max((rule.max_length for rule in self.texts), default=0)
 
     @property
@@ -109,14 +109,14 @@ class Guardrails:
         return any(rule.reading != "written" for rule in self.texts)
 
     def tail(self, text: str) -> str:
-        """The end of a text that can be part of a match together with later text."""
+        """Return the end of a text that can be part of a match together with later text."""
         text = without_unseen(text) if self.looks_through else text
         return text[max(len(text) - self.reach, 0) :]
 
 
 @dataclass(frozen=True, slots=True)
 class GuardrailMatch:
-    """Match of a rule: the characters from `start` to `end` of the whole text, or an output that must end."""
+    """A rule's match: the characters from `start` to `end` of the whole text, or an output that must end."""
 
     rule: TextRule | LoopRule | BudgetRule
     start: int = 0
@@ -124,22 +124,22 @@ class GuardrailMatch:
 
     @property
     def policy(self) -> str:
-        """Return the policy that has the rule."""
+        """Return the name of the policy that the rule belongs to."""
         return self.rule.policy
 
     @property
     def takes_another_way(self) -> bool:
-        """Return whether other tokens are to be sampled instead."""
+        """Return whether other tokens are to be sampled instead of the match."""
         return isinstance(self.rule, TextRule) and self.rule.action == "retry"
 
     @property
     def is_replaced(self) -> bool:
-        """Return whether another text replaces the match."""
+        """Return whether a replacement text takes the place of the match."""
         return isinstance(self.rule, TextRule) and self.rule.action == "replace"
 
 
 class RuleFailed(Exception):
-    """A rule could not be applied."""
+    """Applying a rule failed, for example because its search took too long."""
 
     def __init__(self, rule: TextRule) -> None:
         super().__init__(rule.policy)
@@ -151,7 +151,7 @@ class RuleFailed(Exception):
 
 @lru_cache(512)
 def compiled(pattern: str) -> regex.Pattern[str]:
-    """The pattern, compiled. Raises `regex.error`."""
+    """Return the compiled pattern. Raises `regex.error`."""
     return regex.compile(pattern, regex.V1)
 
 
@@ -165,8 +165,8 @@ def _luhn(digits: str) -> bool:
 
 
 def _card_end(text: str, start: int, end: int) -> int | None:
-    """Return the end of a card number that begins at `start`, if any: 13 to 19 digits with a valid check digit, up
-    to the end of a group."""
+    """Return the end of a card number that begins at `start`, at the end of a group of digits; None if there is none. A
+    card number has 13 to 19 digits and a valid check digit."""
     places = [at for at in range(start, end) if text[at].isdecimal()]
     digits = "".join(str(int(text[at])) for at in places)
     for count in range(min(len(digits), 19), 12, -1):
@@ -176,7 +176,8 @@ def _card_end(text: str, start: int, end: int) -> int | None:
     return None
 
 
-#: Tests of what a pattern found: where the match really ends, or None if it is none.
+#: Functions that check the text found by a pattern. Each returns the real end of the match, or None if there is no
+#: match.
 CHECKS: Mapping[str, Callable[[str, int, int], int | None]] = {"card": _card_end}
 
 
@@ -195,7 +196,7 @@ def find_match(rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tup
 
 
 def _find_before(limit: int, rule: TextRule, text: str, pos: int, least_end: int) -> tuple[tuple[int, int] | None, int]:
-    """Return the same for a text that ends at `limit`."""
+    """Do the search of `find_match` in a text that ends at `limit`."""
     pattern, check = compiled(rule.pattern), CHECKS.get(rule.check)
     at = pos
     try:
@@ -223,7 +224,7 @@ def _whole(rule: TextRule, text: str) -> str:
 
 
 def _cleaned(rule: TextRule, before: str, text: str) -> str:
-    """`text`, which follows `before`, with the matches of one rule replaced or left out."""
+    """Return `text`, which follows `before`, with the matches of one rule replaced or left out."""
     growing = read_text(before + text, rule.reading)
     whole, folded, made, at = before + text, growing.whole(), "", len(before)
     pos = 0

@@ -1,7 +1,7 @@
 """Enforces banned phrases and an operator's policies on outputs.
 
-Forbidden text is still held back (`output_holdback`). Here it is rolled back. Then other tokens are sampled, or the
-output ends, as the rule says.
+`output_holdback` still holds back forbidden text, so that this module can roll it back. Then other tokens are sampled,
+or the output ends, as the rule says.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bridle.engine.statistics import EngineStatistics
 from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import FinishReason
 
-#: How often in a row an output may take another way, because it led to what is forbidden.
+#: Maximum number of times in a row that an output is rolled back and continued with other tokens.
 MAX_RETRIES = 256
 Tokens = Seq[int]
 _DONE = {"retry": "retried", "end": "ended", "replace": "replaced", "fail": "failed"}
 
 
 class Changes(Protocol):
-    """Changes of an output, as `OutputProcessor` makes them."""
+    """The changes of an output that a `PolicyEnforcer` can make; `OutputProcessor` implements them."""
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None: ...
     def drop_held(self, seq: Sequence, num_tokens: int) -> None: ...
@@ -40,7 +40,7 @@ class PolicyEnforcer:
         self._decoder = decoder
 
     def end_by(self, seq: Sequence, hit: GuardrailMatch) -> bool:
-        """End an output by a rule."""
+        """End an output because of a match of a rule."""
         self._note(hit.policy, hit.rule.version, "ended")
         is_budget = isinstance(hit.rule, BudgetRule)
         reason = FinishReason.LENGTH if is_budget else FinishReason.CONTROLLER
@@ -52,9 +52,9 @@ class PolicyEnforcer:
         self._statistics.policies[f"{name} {version} {action}"] += 1
 
     def ban(self, seq: Sequence) -> tuple[int, ...] | None:
-        """Roll back the tokens of forbidden text. Returns the tokens that a policy puts in their place. Returns None
-        if the output ended, or if other tokens are to be sampled: then the first of them is forbidden at its
-        position. After too many attempts, the output ends with an error."""
+        """Roll back the tokens of forbidden text. Returns the tokens that a policy puts in their place. Returns None if
+        the output ended, or if other tokens are to be sampled. In the latter case the first forbidden token is banned
+        at its position. After too many attempts, the output ends with an error."""
         output, num_tokens, hit = seq.output, seq.output.num_banned, seq.output.hit
         output.num_banned, output.hit = 0, None
         replaced = None
@@ -67,17 +67,17 @@ class PolicyEnforcer:
         return replaced
 
     def note_change(self, seq: Sequence, num_removed: int, num_added: int = 0, policy: str = "") -> None:
-        """Record for the controller the differences from its decision, from the end of the sequence on."""
+        """Record, for the controller, changes at the end of the sequence that differ from its decision."""
         if seq.control.pool is not None:
             seq.output.changes.append(Change(len(seq.tokens), num_removed, num_added, policy))
 
     def take_changes(self, seq: Sequence) -> tuple[Change, ...]:
-        """Return the changes since the last call, and clear them."""
+        """Return the changes since the last call, and clear the list."""
         changes, seq.output.changes = seq.output.changes, []
         return tuple(changes)
 
     def _ban_phrase(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back one of a request's own banned phrases."""
+        """Roll back one of the request's own banned phrases."""
         output = seq.output
         position = len(seq.tokens) - num_tokens
         token = seq.tokens[position]
@@ -89,7 +89,7 @@ class PolicyEnforcer:
             self._changes.fail(seq, InvalidRequest(message, "banned_phrases"))
 
     def _ban_by(self, seq: Sequence, hit: GuardrailMatch, num_tokens: int) -> tuple[int, ...] | None:
-        """Roll back text that a rule forbids, and do the rule's action."""
+        """Roll back text that a rule forbids, and do the action that the rule names."""
         output, rule, changes = seq.output, hit.rule, self._changes
         assert output.text is not None and isinstance(rule, TextRule)
         token, is_drawn = seq.tokens[-num_tokens], output.text.is_drawn(num_tokens)
@@ -115,8 +115,8 @@ class PolicyEnforcer:
         return None
 
     def _spelled(self, seq: Sequence, hit: GuardrailMatch, rule: TextRule, num_tokens: int) -> tuple[Tokens, Tokens]:
-        """Return the replacement of the last `num_tokens`, and the tokens after the match that stay unchanged. The
-        last of these may end inside a character."""
+        """Return the tokens that replace the last `num_tokens`, and those tokens after the match that stay unchanged.
+        The last unchanged token may end inside a character."""
         assert seq.output.text is not None and self._decoder is not None
         before, behind, num_kept = seq.output.text.around(hit, num_tokens)
         spelled = self._decoder.tokens_of(before + rule.replacement + behind)

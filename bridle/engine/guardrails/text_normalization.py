@@ -1,6 +1,6 @@
-"""Growing texts and their normalized forms. `seen` leaves out invisible characters and uses the plainest form of
-each character. `folded` also ignores case and joins spaces. So a match is found however it is written. Each position
-in a normalized text maps to one in the original text."""
+"""Growing texts and their normalized forms. The reading `seen` leaves out invisible characters and uses the plainest
+form of each character. The reading `folded` also ignores case and joins spaces. So a match is found however it is
+spelled. Each position in a normalized text maps to a position in the original text."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Literal
 
 import regex
 
-#: How a text is read: as it is written, as it is seen, or as it is compared without case.
+#: Normalization of a text: none, invisible characters removed, or also without differences of case.
 Reading = Literal["written", "seen", "folded"]
 
-#: Characters that nobody sees next to others: controls, formats, marks, and what fonts leave out.
+#: Characters that are invisible next to others: controls, formats, marks, and default-ignorable characters.
 _UNSEEN = regex.compile(r"[[\p{Cc}\p{Cf}\p{Mn}\p{Me}\p{DI}]--\s]+", regex.V1)
-#: How many characters in a row may add nothing to what is read.
+#: Maximum number of invisible characters in a row that are left out.
 MAX_UNSEEN = 64
-#: Stands in what is read for more of them: no character is read as this one.
+#: Replaces further invisible characters in the normalized text. No visible character is normalized to this one.
 HIDDEN = "\uffff"
 
 
 class NormalizedStream:
-    """A text made of the pieces of its tokens, after a `lead`."""
+    """A growing text, made of a `lead` and the text of each token after it."""
 
     def __init__(self, lead: str = "") -> None:
         self._pieces = [lead]
@@ -55,7 +55,7 @@ class NormalizedStream:
         return self._ends[count]
 
     def tail(self, start: int) -> str:
-        """The text from `start` on."""
+        """Return the text from `start` on."""
         first = bisect_right(self._ends, start)
         if first == len(self._ends):
             return ""
@@ -67,7 +67,7 @@ class NormalizedStream:
         return "".join(self._pieces)
 
     def raw(self, place: int) -> int:
-        """Return the original position of the character at `place`."""
+        """Return the position in the original text of the character at `place`."""
         return place
 
     def raw_end(self, place: int) -> int:
@@ -75,11 +75,11 @@ class NormalizedStream:
         return place
 
     def folded(self, place: int) -> int:
-        """Return the normalized position of an original position."""
+        """Return the position in the normalized text of a position in the original."""
         return place
 
     def copy(self) -> NormalizedStream:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = NormalizedStream()
         twin._pieces, twin._ends, twin.num_lead = self._pieces.copy(), self._ends.copy(), self.num_lead
         return twin
@@ -94,9 +94,9 @@ class CasefoldedStream(NormalizedStream):
         super().__init__()
         self._read = fold_char if reading == "folded" else seen_char
         self._keeps_spaces = reading != "folded"
-        self._places: list[int] = []  # of each character here, where it is in the text itself
+        self._places: list[int] = []  # the position in the original text of each normalized character
         self._num_raw = [0]
-        self._is_other = [False]  # after each token, whether it is another text
+        self._is_other = [False]  # after each token, whether the normalized text differs from the original
         self._fold(lead)
         self._pieces, self._ends, self._num_raw = [self.whole()], [self._ends[-1]], [self._num_raw[-1]]
         del self._is_other[0]
@@ -146,7 +146,7 @@ class CasefoldedStream(NormalizedStream):
             del self._places[self._ends[-1] :]
 
     def raw(self, place: int) -> int:
-        """Return the original position of the character at `place`."""
+        """Return the position in the original text of the character at `place`."""
         return self._places[place] if place < len(self._places) else self._num_raw[-1]
 
     def raw_end(self, place: int) -> int:
@@ -154,11 +154,11 @@ class CasefoldedStream(NormalizedStream):
         return self._places[place - 1] + 1 if place else 0
 
     def folded(self, place: int) -> int:
-        """Return the normalized position of an original position."""
+        """Return the position in the normalized text of a position in the original."""
         return bisect_left(self._places, place)
 
     def copy(self) -> CasefoldedStream:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = CasefoldedStream()
         twin._is_other = self._is_other.copy()
         twin._read, twin._keeps_spaces = self._read, self._keeps_spaces
@@ -188,7 +188,7 @@ def without_unseen(text: str) -> str:
 
 
 def read_text(text: str, reading: Reading) -> NormalizedStream:
-    """Return a text normalized as a rule says."""
+    """Return a text normalized for a rule's `reading`."""
     return NormalizedStream(text) if reading == "written" else CasefoldedStream(text, reading)
 
 

@@ -1,4 +1,4 @@
-"""The protocols of the engine's neighbours: executors, controllers, stores of adapters, and text decoders.
+"""The protocols between the engine and its neighbours: executors, controllers, stores of adapters, and text decoders.
 
 The engine is written against these protocols alone. `bridle.model` (torch), `bridle.testing` (scripted) and any other
 backend implement `Executor`; plain Python objects, constraints and the Wasm runtime each bring a `ControllerPool`;
@@ -43,5 +43,5 @@ from bridle.engine.interfaces.stores import VectorStore as VectorStore
 from bridle.engine.interfaces.text import TextDecoder as TextDecoder
 from bridle.engine.interfaces.text import TextState as TextState
 
-if not TYPE_CHECKING:  # to a type checker, a name that is gone is an error
+if not TYPE_CHECKING:  # to a type checker, a removed name is an error
     __getattr__ = old_names(__name__)

@@ -15,8 +15,8 @@ from bridle.errors import ControllerError
 
 class Change(NamedTuple):
     """Changes of tokens that a controller did not decide: from position `start` on, `policy` removed `num_removed`
-    tokens and added `num_added`. It is empty if other tokens are to be sampled. Positions count from the start of
-    the sequence, after the earlier changes and with all forced tokens still to come."""
+    tokens and added `num_added`. No tokens are added if other tokens are to be sampled. Positions count from the start
+    of the sequence, after the earlier changes and with all pending forced tokens."""
 
     start: int
     num_removed: int
@@ -24,20 +24,20 @@ class Change(NamedTuple):
     policy: str = ""
 
 
-@dataclass(slots=True)  # not frozen, since one is made for each token; nobody changes it
+@dataclass(slots=True)  # not frozen, because one is made per token and that is faster; it is never changed
 class Ask:
     """A request for a decision, because tokens of a sequence became known.
 
     `tokens` were appended after `backtrack` older ones were rolled back. `sampled` is the token that was sampled, even
     if a splice replaced it. `candidates` are the most probable tokens at that position with their log-probabilities, if
-    its branch asked for them. The first ask of a request names `request`. The first ask of a fork names its `parent`
+    the branch asked for them. The first ask of a request names `request`. The first ask of a fork names its `parent`
     (which is in the same call), its `branch` number, counted from 1, and its `index` among the request's outputs. The
     first `num_foreseen` of the tokens were sampled as the pool predicted them. A `final` ask needs no decision, only
-    the last logs. `turns` is how often in a row a controller that does nothing may be asked. If it may not force
-    tokens, because another controller does not allow them, it is asked for alternatives. `variables` are set before it
-    is asked, if its pool supports variables. `ahead` are tokens that are likely to be sampled next, for a pool that
-    `is_told_ahead`. `changes` are tokens that a policy changed after the decision. `probes` are the readings of the
-    request's probes at the position from which `sampled` was sampled.
+    the last logs. `turns` is how often in a row the controller may be asked if it does nothing. If `may_force` is
+    False, because another controller does not allow forced tokens, the controller should answer with alternatives.
+    `variables` are set before the controller is asked, if its pool supports variables. `ahead` are tokens that are
+    likely to be sampled next, for a pool that `is_told_ahead`. `changes` are tokens that a policy changed after the
+    decision. `probes` are the readings of the request's probes at the position from which `sampled` was sampled.
     """
 
     seq_id: int
@@ -61,12 +61,12 @@ class Ask:
     @property
     def rewritten_by(self) -> str:
         """Return the policy that replaced a part of the sampled or forced tokens, if everything else followed the
-        decision."""
+        decision. Otherwise return an empty string."""
         return self.changes[-1].policy if self.changes else ""
 
 
 def ask_after(seq_id: int, token: int) -> Ask:
-    """Return the ask about a sequence of which nothing is new but one sampled token."""
+    """Return the ask about a sequence in which only one sampled token is new."""
     return Ask(seq_id, (token,), 0, token)
 
 
@@ -80,9 +80,9 @@ class StoredValue(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is
-    how often the controller was asked for it. `ahead` is for the pool itself: possible tokens, each with the answer
-    after it."""
+    """The answer of a controller. Exactly one of `decision` and `error` is set, except for a final ask. `turns` is how
+    often the controller was asked for it. `ahead` is read only by the pool itself: possible next tokens, each with the
+    controller's answer after that token."""
 
     decision: Decision | None = None
     error: ControllerError | None = None
@@ -92,11 +92,11 @@ class Answer:
     ahead: tuple[tuple[int, Answer], ...] = ()
 
 
-#: Samples as usual, with nothing to report: what most controllers answer in most steps. Nobody changes it.
+#: Samples as usual, with nothing to report: the answer of most controllers in most steps. It is never changed.
 DRAWN = Answer(DRAW)
 
 
-#: A further ability of a pool. `lookahead`: it predicts its answers to likely tokens (`lookahead`,
+#: A further ability of a pool. `lookahead`: the pool predicts its answers to likely tokens (`lookahead`,
 #: `take_lookahead_output`), for controllers whose `is_pure`, if they have it, is true. `remote_lookahead`: it predicts
 #: only after tokens that came `ahead` with an ask, because its controllers are far away. `draft_masks`: it says how
 #: draft tokens are sampled (`draft_decision`). `draft_filtering`: it says which tokens may be drafted (`filter_draft`).
@@ -111,7 +111,7 @@ class ControllerPool(ABC):
     """
 
     capabilities: frozenset[Capability] = frozenset()
-    answers_at_once: bool = False  # `ask` leaves all answers ready for `collect`
+    answers_at_once: bool = False  # whether `ask` leaves all answers ready for `collect`
 
     @property
     def is_busy(self) -> bool:
@@ -148,40 +148,41 @@ class ControllerPool(ABC):
         """Send the asks. Callbacks may start now; the answers are due at the next logits row of each sequence."""
 
     def ask_sampled(self, tokens: Mapping[int, int]) -> None:
-        """Ask about sequences, by ascending id, of which nothing is new but one sampled token each. A pool may override
-        it to do what `ask` does without an `Ask` for each."""
+        """Ask about sequences, by ascending id, in each of which only one sampled token is new. A pool may override
+        this method to do the work of `ask` without an `Ask` for each sequence."""
         self.ask([ask_after(seq_id, token) for seq_id, token in tokens.items()])
 
     @abstractmethod
     def collect(self, seq_ids: Iterable[int], deadline: float | None) -> Mapping[int, Answer]:
-        """The answers that have arrived, of any asked sequence. Waits until those of `seq_ids` are there, or until
-        `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
+        """Return the answers that have arrived, of any asked sequence. Waits until the answers of `seq_ids` have
+        arrived, or until `deadline` (engine clock, None: do not wait) has passed. Each answer is returned once."""
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
         """Return the controller's answers after each of `tokens`, if they came next. Only answers that sample and are
-        quickly known are returned. It may also force tokens that come next among them; then its next answer is that to
-        the last of these. The controller does not change until tokens are reported as predicted. Called for a sequence
-        whose last answer was collected."""
+        quickly known are returned. The controller may also force tokens that are among `tokens`; its next answer is
+        then the one after the last forced token. The controller does not change until tokens are reported as predicted.
+        Called for a sequence whose last answer was collected."""
         return []
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which
-        were now sampled. They are returned once; the answer to those tokens leaves them out."""
+        """Return the log and variables of the answer that was predicted after the first `num_tokens` tokens, which were
+        now sampled. Each log and variable is returned once: the controller's later answer to these tokens leaves them
+        out."""
         return None
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return the controller's answer after all of `tokens`, if they came next; None if that is not quickly
-        known. The controller does not change. While a draft is made, it is called after each of its tokens."""
+        """Return the controller's answer after all of `tokens`, if they came next; None if it is not quickly known. The
+        controller does not change. While a draft is made, this method is called after each of its tokens."""
         return None
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
         """Return the leading `tokens` that are allowed one after the other, each with the tokens that are then forced.
         Also return whether the forced tokens differ from those that come next in `tokens`. A later call continues from
-        there."""
+        the last allowed token."""
         return [], False
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-        """Return for each of `tokens` the tokens, `limit` at most, that the controller would force if it came next. The
+        """Return, for each of `tokens`, the tokens that the controller would force after it, at most `limit`. The
         controller does not change. Called for a sequence whose last answer was collected."""
         return [() for _ in tokens]
 
@@ -195,7 +196,7 @@ class ControllerPool(ABC):
 
 
 class DelegatingPool(ControllerPool):
-    """Hands every call to another pool. Base of pools that change some of the calls."""
+    """Passes every call to another pool. Base class of pools that change some of the calls."""
 
     def __init__(self, pool: ControllerPool) -> None:
         self._pool = pool
@@ -256,7 +257,7 @@ class DelegatingPool(ControllerPool):
 
 
 def check_pools(pools: Iterable[object]) -> None:
-    """Raise `TypeError` for an object that is no `ControllerPool`, such as one written for an earlier version."""
+    """Raise `TypeError` for an object that is no `ControllerPool`, such as a pool written for an earlier version."""
     for pool in pools:
         if not isinstance(pool, ControllerPool):
             raise TypeError(

@@ -10,11 +10,11 @@ from bridle.errors import BridleError
 
 
 class AdapterStore(Protocol):
-    """Keeps a model's adapters, by key (`Request.adapter`). None of its calls may block. The engine's thread calls all
-    but `check_known`."""
+    """Keeps a model's adapters, by key (`Request.adapter`). None of its calls may block. The engine's thread makes all
+    calls but `check_known`."""
 
     def check_known(self, key: str) -> None:
-        """Raise `UnknownAdapter` unless requests may use the adapter. Any thread may ask."""
+        """Raise `UnknownAdapter` unless requests may use the adapter. Safe from any thread."""
 
     def open(self, key: str) -> None:
         """Record that a request uses the adapter from now on. Raises `UnknownAdapter`."""
@@ -23,54 +23,54 @@ class AdapterStore(Protocol):
         """Release the adapter, because a request that used it has ended."""
 
     def begin_step(self, keys: Sequence[str]) -> set[str]:
-        """Return the adapters among `keys`, the most urgent first, that are on the device; they stay there until the
-        next call. The others are brought there meanwhile."""
+        """Return the adapters among `keys`, the most urgent first, that are on the device. They stay there until the
+        next call. Loading of the other adapters starts."""
 
     def take_failures(self) -> dict[str, BridleError]:
-        """Adapters in use that cannot be loaded, and why; each is returned once."""
+        """Return the adapters in use that cannot be loaded, each once, with the error."""
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of adapters on each tier, and of loads and evictions: fields of `EngineStatistics`.
-        Safe from any thread."""
+        """Return the number of adapters on each tier, and of loads and evictions, by the names of fields of
+        `EngineStatistics`. Safe from any thread."""
 
     def close(self) -> None:
         """Stop loading adapters to the device. Idempotent."""
 
 
 class VectorStore(Protocol):
-    """Keeps a model's control vectors, by name. Any thread may ask."""
+    """Keeps a model's control vectors, by name. Safe from any thread."""
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise `UnknownControlVector` unless requests may use all of them."""
+        """Raise `UnknownControlVector` unless requests may use all named vectors."""
 
     def check_probe(self, name: str, layer: int | None) -> None:
-        """Raise `InvalidRequest` unless the vector has a direction for a layer (None: the last one)."""
+        """Raise `InvalidRequest` unless the vector has a direction for the layer (None: the last layer)."""
 
     def open(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the keys of the vectors of a request that begins, by name. They stay until `leave`. Raises
-        `UnknownControlVector`; then none is held."""
+        """Return the keys of the control vectors of a new request, by name. They stay loaded until `leave`. If a name
+        is unknown, no vector is held and `UnknownControlVector` is raised."""
         raise NotImplementedError
 
     def leave(self, keys: Iterable[str]) -> None:
-        """Release these keys, because a request that used them has ended."""
+        """Release the vectors with these keys, because a request that used them has ended."""
 
 
 class MediaDevice(Protocol):
-    """Media encoder of an executor (`media`). It encodes images and keeps their features by key until they are
-    dropped. One thread, not the engine's, calls `encode` and `drop`; both raise `ShardUnavailable` if the device
-    cannot be reached. `epoch` changes when all features were lost."""
+    """Encodes images on an executor's device (`media`), and keeps their features by key until they are dropped. One
+    thread other than the engine's calls `encode` and `drop`; both raise `ShardUnavailable` if the device cannot be
+    reached. `epoch` changes when all features were lost."""
 
     epoch: int
     max_bytes: int
 
     def num_bytes(self, medium: MultiModalItem) -> int:
-        """The memory that its features take."""
+        """Return the memory in bytes that the features of an image take."""
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Compute the features of an image. When this returns, plans may name them. Raises `MediaRefused`."""
+        """Compute the features of an image. When this returns, plans may refer to them. Raises `MediaRefused`."""
 
     def drop(self, key: bytes) -> None:
-        """Release the features of an image that no plan names; unknown keys are ignored."""
+        """Release the features of an image that no plan refers to; unknown keys are ignored."""
 
     def clear(self) -> None:
         """Release all features, also those that are being computed."""
@@ -81,20 +81,20 @@ class BatchedMedia(MediaDevice, Protocol):
     """A device that may encode several images at once."""
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
-        """The first of `media` and those behind it that it would best be encoded with."""
+        """Return the first of `media`, with those of the following images that are best encoded in the same call."""
 
     def encode_all(self, media: Sequence[MultiModalItem]) -> None:
-        """Compute the features of images that belong `together`. After an error there are none; each image is then
-        encoded alone."""
+        """Compute the features of images that `together` returned. After an error no features are kept, and each image
+        is then encoded alone."""
 
 
 class MediaStore(Protocol):
-    """Encodes images and keeps their features where the model computes, by key. None of its calls may block. The
-    engine's thread calls all but `check` and `counts`."""
+    """Encodes images and keeps their features by key where the model computes. None of its calls may block. The
+    engine's thread makes all calls but `check` and `counts`."""
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Raise `InvalidRequest` for an image that can never be encoded here, and `Overloaded` where there is no room
-        for it now. Any thread may ask."""
+        """Raise `InvalidRequest` for an image that this device can never encode, and `Overloaded` if there is no room
+        for it now. Safe from any thread."""
 
     def open(self, medium: MultiModalItem) -> None:
         """Record that a request uses the medium from now on."""
@@ -103,14 +103,14 @@ class MediaStore(Protocol):
         """Release the medium, because a request that used it has ended."""
 
     def begin_step(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Return the media among `keys`, the most urgent first, whose features are there; they stay until the next
-        call. Others are encoded meanwhile, the first of them in any case."""
+        """Return the media among `keys`, the most urgent first, whose features are ready; the features stay until the
+        next call. Encoding of the other media starts; the most urgent one is always encoded."""
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
-        """Media in use that cannot be encoded, and why; each is returned once."""
+        """Return the media in use that cannot be encoded, each once, with the error."""
 
     def counts(self) -> Mapping[str, Any]:
-        """Fields of `EngineStatistics`. Any thread may ask."""
+        """Return counts for fields of `EngineStatistics`. Safe from any thread."""
 
     def close(self) -> None:
         """Stop encoding. Idempotent."""

@@ -14,25 +14,25 @@ class TextState(Protocol):
         """Return whether the last token ends inside of a character, whose other bytes are still to come."""
 
     def push(self, token: int) -> str:
-        """Append a token; returns the characters that became certain."""
+        """Append a token. Returns the characters that became certain."""
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back; returns how many of the returned characters disappear."""
+        """Roll back the last tokens. Returns how many of the returned characters disappear."""
 
     def flush(self) -> str:
-        """End the text; returns the rest (an unfinished character becomes U+FFFD)."""
+        """End the text. Returns the remaining characters; an unfinished character becomes U+FFFD."""
 
     def copy(self) -> TextState: ...
 
 
 class TextDecoder(Protocol):
-    """Tokens to text."""
+    """Converts tokens to text."""
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> TextState:
-        """State for output that follows `prompt`."""
+        """Return the state for an output that follows `prompt`."""
 
     def token_text(self, token: int) -> str:
         """Return the text of one token by itself, for display."""
 
     def tokens_of(self, text: str) -> Sequence[int]:
-        """Tokens that spell `text` inside of an output."""
+        """Return tokens that spell `text` inside of an output."""

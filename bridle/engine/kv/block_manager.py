@@ -1,19 +1,19 @@
 """KV blocks of all sequences: shared by reference counts, found again by chained hashes, copied on write.
 
-Position p of a sequence lives in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
+Position p of a sequence is in slot `block_table[p // B] * B + p % B`. Rules that hold at all times:
 
-1. A block is written only if one sequence refers to it and it has no hash. A shared block is copied first, and a block
-   with a hash loses it.
+1. A block is written only if one sequence refers to it and it has no hash. A shared block is copied before a write, and
+a block with a hash loses the hash.
 2. A block has a hash only if it is full and its KV was computed.
 3. Every block is free or referenced. Free blocks with a hash are the prefix cache. Parked blocks are evicted after all
    others (`KVRetention`).
 
-The hash of a full block covers all tokens up to its end, with their images and control vectors. It is blake2b over
-(parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits and cannot be
-forged, so equal hashes mean equal tokens, images and vectors.
+The hash of a full block covers all tokens up to the block's end, with their images and control vectors. It is blake2b
+over (parent's hash, token ids, marks), and the chain starts at (model, adapter, tenant). Hashes have 128 bits and
+cannot be forged, so equal hashes mean equal tokens, images and vectors.
 
 Blocks of a prefix that a group shares are in a chain that starts at the group. The first block after the prefix, or
-with other tokens, is hashed with its tenant, so everything that follows is the tenant's own.
+with other tokens, is hashed with its tenant, so all blocks after it belong to that tenant alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bridle.engine.scheduling.step_plan import BlockCopy
 from bridle.engine.sequence import Sequence
 from bridle.errors import InternalError
 
-#: A sequence's blocks are reserved side by side for at most this many blocks ahead.
+#: Maximum number of adjacent blocks that are reserved ahead for a sequence.
 _MAX_RESERVED = 64
 
 
 def root_hash(*parts: str) -> bytes:
-    """Start of a hash chain; different parts never share blocks."""
+    """Return the start of a hash chain. Chains with different parts never share blocks."""
     digest = blake2b(digest_size=16)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")
@@ -46,18 +46,19 @@ def root_hash(*parts: str) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Iterable[int], beside: bytes = b"") -> bytes:
-    """Return the hash of a full block of `tokens` that follows the chain `parent`; `beside` identifies its images and
-    vectors."""
+    """Return the hash of a full block of `tokens` that follows the chain `parent`. `beside` identifies the block's
+    images and control vectors."""
     return blake2b(parent + array("q", tokens).tobytes() + beside, digest_size=16).digest()
 
 
 def own_hash(root: bytes, shared: bytes) -> bytes:
-    """Hash that a tenant's own blocks follow behind the last shared block; `root` starts the tenant's chains."""
+    """Return the hash that a tenant's first own block follows after the last `shared` block. `root` starts the tenant's
+    chains."""
     return blake2b(root + shared, digest_size=16, person=b"bridle-kv-own").digest()
 
 
 class BlockManager:
-    """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks, and holds no KV."""
+    """Owns `num_blocks` blocks of `block_size` positions each. It only counts blocks; the KV is in the backend."""
 
     def __init__(
         self,
@@ -80,9 +81,10 @@ class BlockManager:
         self._num_refs = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}  # block -> hash, for hashed blocks, free or not
         self._block_of: dict[bytes, int] = {}  # hash -> block
-        self._tenant_of: dict[int, str] = {}  # of hashed blocks
-        self._held: Counter[int] = Counter()  # references that no sequence has
-        self.on_evict: Callable[[int, bytes, str], object] | None = None  # block, hash, tenant; before it is reused
+        self._tenant_of: dict[int, str] = {}  # tenants of hashed blocks
+        self._held: Counter[int] = Counter()  # references by loads, not by sequences
+        # called with block, hash and tenant before a block is reused
+        self.on_evict: Callable[[int, bytes, str], object] | None = None
         self._pinned: set[bytes] = set()  # hashes that are parked
         self.on_retain: Callable[[int, bytes, str], object] | None = None
         self.parking = KVRetention(
@@ -99,22 +101,23 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken, cached ones included."""
+        """Return the number of blocks that can be allocated, cached ones included."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Free blocks whose content may still be reused."""
+        """Return the number of free blocks whose content may still be reused."""
         return self._free.num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` positions."""
+        """Return the number of blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    # -- needs -------------------------------------------------------------------------------------------
+    # -- needed blocks -----------------------------------------------------------------------------------
 
     def num_needed(self, seq: Sequence, end: int) -> int:
-        """Blocks to take so that `seq` can write positions `num_computed .. end-1`, copies on write included."""
+        """Return how many blocks must be allocated so that `seq` can write positions `num_computed .. end-1`, copies on
+        write included."""
         table = seq.kv.block_table
         first = seq.kv.num_computed // self.block_size
         fresh = max(self.blocks_for(end) - len(table), 0)
@@ -122,8 +125,8 @@ class BlockManager:
         return fresh + sum(self._num_refs[table[i]] > 1 for i in range(first, last))
 
     def can_write(self, seq: Sequence, end: int) -> bool:
-        """Return whether `seq` can write positions `num_computed .. end-1` without allocation; mostly true for a
-        decode."""
+        """Return whether `seq` can write positions `num_computed .. end-1` without allocation. True for most decode
+        steps."""
         size, kv = self.block_size, seq.kv
         if self.states.is_used and not self.states.can_write(seq):
             return False
@@ -136,7 +139,8 @@ class BlockManager:
         return True
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return whether `seq` can write position `num_computed` without allocation: `can_write`, for a decode."""
+        """Return whether `seq` can write position `num_computed` without allocation. This is `can_write` for a decode
+        step."""
         if self.states.is_used and not self.states.can_write(seq):
             return False
         number, table = seq.kv.num_computed // self.block_size, seq.kv.block_table
@@ -146,18 +150,18 @@ class BlockManager:
         """Return the number of blocks that would become free if `seq` gave up all of its blocks."""
         return sum(self._num_refs[block] == 1 for block in seq.kv.block_table)
 
-    # -- taking and giving back --------------------------------------------------------------------------
+    # -- allocation and release --------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> int:
-        """Return the number of leading tokens of `seq` in the cache; at most `seq.max_reusable`. In a model with
-        recurrent layers they end with a state. Changes only the cached hashes of the sequence."""
+        """Return the number of leading tokens of `seq` in the cache, at most `seq.max_reusable`. In a model with
+        recurrent layers the cached tokens end with a state. Changes only the cached hashes of the sequence."""
         num_blocks = self.match_blocks(seq)
         if num_blocks and self.states.is_used:
             num_blocks = self.states.last_frozen(seq.kv.block_hashes[:num_blocks])
         return num_blocks * self.block_size
 
     def match_blocks(self, seq: Sequence) -> int:
-        """Return how many of the first blocks of `seq` are in the cache, with or without a state."""
+        """Return how many of the first blocks of `seq` are in the cache, regardless of recurrent states."""
         if not self._caching:
             return 0
         self._extend_hashes(seq, seq.max_reusable)
@@ -170,14 +174,14 @@ class BlockManager:
 
     def missing_block(self, seq: Sequence) -> int | None:
         """Return the number of the first block of waiting `seq` that could be in the cache but is not. None in a model
-        with recurrent layers, where a block alone is of no use."""
+        with recurrent layers, where a block without a state cannot be used."""
         if self.states.is_used:
             return None
         number = self.match_prefix(seq) // self.block_size
         return number if self._caching and number < seq.max_reusable // self.block_size else None
 
     def num_missing(self, seq: Sequence) -> int:
-        """Return the number of free blocks that all tokens of `seq`, which holds no block, would take."""
+        """Return the number of free blocks that all tokens of `seq` would take. `seq` must hold no block."""
         cached = self._cached(seq)
         num_idle = sum(self._num_refs[block] == 0 for block in cached)
         return self.blocks_for(len(seq.tokens)) - len(cached) + num_idle
@@ -187,8 +191,8 @@ class BlockManager:
         return [self._block_of[digest] for digest in seq.kv.block_hashes[:num_blocks]]
 
     def admit(self, seq: Sequence, num_kept: int = 0) -> bool:
-        """Give `seq`, which has no block, its cached blocks if there is room for all of its tokens and `num_kept`
-        more blocks. Returns whether there is. Unused cached blocks count as free, and using them takes room."""
+        """Give `seq`, which has no block, its cached blocks if there is room for all of its tokens and `num_kept` more
+        blocks. Returns whether there was room. Unused cached blocks count as free, but using them takes room too."""
         if self.num_missing(seq) > len(self._free) - num_kept:
             return False
         if self.states.is_used and not self.states.has_room(seq):
@@ -208,8 +212,8 @@ class BlockManager:
         return True
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy]:
-        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free, and a state slot
-        where there are such."""
+        """Make positions `num_computed .. end-1` of `seq` writable. `num_needed` blocks must be free, and also a state
+        slot if the model has recurrent layers."""
         table = seq.kv.block_table
         if self.states.is_used:
             self.states.make_writable(seq)
@@ -273,8 +277,8 @@ class BlockManager:
             self._free.free_cached(block)
 
     def free(self, seq: Sequence) -> None:
-        """Release all blocks of `seq`. Hashed ones stay as cache; those at the end of the sequence are evicted
-        first."""
+        """Release all blocks of `seq`. Blocks with a hash stay in the cache; blocks at the end of the sequence are
+        evicted first."""
         if self.states.is_used:
             self.states.free(seq, self._computed_hashes(seq))
         for block in reversed(seq.kv.block_table):
@@ -283,7 +287,7 @@ class BlockManager:
         self._free.release_reservation(seq.id)
 
     def truncate(self, seq: Sequence) -> None:
-        """Release the blocks past the end of `seq`, which was cut to fewer tokens."""
+        """Release the blocks past the end of `seq`, which was truncated."""
         keep = self.blocks_for(len(seq.tokens))
         for block in reversed(seq.kv.block_table[keep:]):
             self._release(block)
@@ -295,7 +299,7 @@ class BlockManager:
         seq.kv.num_shared = min(seq.kv.num_shared, num_full)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` refers to all of `parent`'s blocks; nothing is copied until one of them writes."""
+        """Make `child` refer to all of `parent`'s blocks. A block is copied only when one of the two writes it."""
         child.kv.block_table = parent.kv.block_table.copy()
         for block in child.kv.block_table:
             self._num_refs[block] += 1
@@ -305,24 +309,24 @@ class BlockManager:
     # -- recurrent states --------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence) -> None:
-        """Lower `num_computed` of running `seq` to a position of which there is a recurrent state, if its own is of
-        other tokens by now."""
+        """Lower `num_computed` of running `seq` to a position with a recurrent state, if its own state is no longer
+        that of its tokens."""
         if self.states.has_news(seq):
             self.states.settle(seq, self._computed_hashes(seq))
 
     def has_state_for(self, seq: Sequence) -> bool:
-        """Return whether `seq` has a slot to itself for its recurrent state, or can get one, or needs none."""
+        """Return whether `seq` has a slot of its own for its recurrent state, or can get one, or needs none."""
         return not self.states.is_used or self.states.has_room(seq)
 
     def _computed_hashes(self, seq: Sequence) -> list[bytes]:
-        """The hashes of the full blocks of `seq` that were computed."""
+        """Return the hashes of the full blocks of `seq` that were computed."""
         self._extend_hashes(seq, seq.kv.num_computed)
         return seq.kv.block_hashes[: seq.kv.num_computed // self.block_size]
 
     # -- prefix cache ------------------------------------------------------------------------------------
 
     def publish(self, seq: Sequence) -> None:
-        """Offer the blocks that are now full and computed to the prefix cache."""
+        """Add the blocks of `seq` that are now full and computed to the prefix cache."""
         kv = seq.kv
         num_full = kv.num_computed // self.block_size
         if self.states.is_used and self.states.has_news(seq):
@@ -337,14 +341,14 @@ class BlockManager:
         kv.num_hashed = num_full
 
     def publish_block(self, block: int, digest: bytes, tenant: str) -> None:
-        """Offer a block with the content of this hash to the prefix cache, unless it has another such block."""
+        """Add a block with this hash to the prefix cache, unless the cache has a block with the same hash."""
         if digest not in self._block_of:
             self.num_published += 1
             self._block_of[digest] = block
             self._hash_of[block], self._tenant_of[block] = digest, tenant
 
     def forget_content(self) -> None:
-        """All KV is lost (the executor was reset), so no block may be reused. No sequence may have blocks."""
+        """Clear the prefix cache, because all KV is lost (the executor was reset). No sequence may have blocks."""
         self.parking.clear()
         self.states.forget_content()
         for block in self._hash_of:
@@ -357,7 +361,8 @@ class BlockManager:
     # -- blocks that a store reads and writes ------------------------------------------------------------
 
     def hold(self, digests: Iterable[bytes]) -> list[int]:
-        """Refer to these blocks of the prefix cache, so that they stay."""
+        """Add a reference to each of these blocks of the prefix cache, so that they are not evicted. Returns the
+        blocks."""
         blocks = [self._block_of[digest] for digest in digests]
         for block in blocks:
             self._refer(block)
@@ -365,7 +370,8 @@ class BlockManager:
         return blocks
 
     def take_run(self, seq: Sequence, after: int | None, count: int) -> list[int]:
-        """Take `count` blocks, which must be free, for content that `seq` will use; best after block `after`."""
+        """Take `count` blocks for content that `seq` will use, if possible after block `after`. That many must be
+        free."""
         blocks: list[int] = []
         for _ in range(count):
             blocks.append(self._take(seq, blocks[-1] if blocks else after))
@@ -381,21 +387,21 @@ class BlockManager:
             self._release(block)
 
     def idle_hashed(self) -> Iterator[tuple[int, bytes, str]]:
-        """Yield the blocks of the prefix cache that no sequence uses, with hash and tenant: the last to be evicted
-        first."""
+        """Yield the blocks of the prefix cache that no sequence uses, with hash and tenant. The block that would be
+        evicted last comes first."""
         for block in self._free.newest():
             yield block, self._hash_of[block], self._tenant_of[block]
 
     # -- parked KV ---------------------------------------------------------------------------------------
 
     def park(self, seq: Sequence, now: float) -> None:
-        """Protect from eviction the blocks in the prefix cache of `seq`, which is about to end."""
+        """Protect the cached blocks of `seq`, which is about to end, from eviction."""
         request = seq.request
         self.parking.park(request.tenant, (request.id, seq.index), request.adapter, self._published(seq), now)
 
     def retain(self, seq: Sequence, now: float) -> None:
-        """Protect the blocks that the request of `seq`, which is about to end, retains. `seq.kv.num_retained` counts
-        the tokens."""
+        """Protect the blocks that the request of `seq`, which is about to end, asked to retain. Sets
+        `seq.kv.num_retained` to the number of their tokens."""
         request, published, num_blocks = seq.request, self._published(seq), 0
         for wish in request.retains:
             held = published[: wish.num_tokens // self.block_size]
@@ -411,7 +417,7 @@ class BlockManager:
         return list(takewhile(self._block_of.__contains__, digests))
 
     def renew(self, seq: Sequence, now: float) -> None:
-        """Protect for longer the blocks from which `seq`, which waits in the queue, will continue."""
+        """Extend the protection of the parked blocks that `seq`, which waits in the queue, will reuse."""
         num_cached = self.match_prefix(seq)
         digests = seq.kv.block_hashes[: num_cached // self.block_size]
         self.parking.renew(seq.request.tenant, digests, now, seq.request.continues)
@@ -441,7 +447,7 @@ class BlockManager:
             hashes.append(block_hash(parent, seq.tokens[start : start + size], beside))
 
     def _parent_hash(self, seq: Sequence) -> bytes:
-        """Return the hash that the next block of `seq` follows, and record whether the block is shared."""
+        """Return the hash that the next block of `seq` follows. Also record whether that block is shared."""
         hashes, kv, request = seq.kv.block_hashes, seq.kv, seq.request
         if kv.num_shared < len(hashes):
             return hashes[-1]
@@ -453,14 +459,15 @@ class BlockManager:
         return own_hash(root, hashes[-1]) if hashes else root
 
     def _is_shared(self, seq: Sequence, number: int, num_tokens: int) -> bool:
-        """Return whether a block has the tokens of the prompt, of which the first `num_tokens` are shared."""
+        """Return whether a block has tokens of the prompt and lies within the first `num_tokens` tokens, which are
+        shared."""
         start, end = number * self.block_size, (number + 1) * self.block_size
         return end <= num_tokens and tuple(seq.tokens[start:end]) == seq.request.prompt[start:end]
 
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
+        """Raise `InternalError` if these sequences, which must be all live ones, break a rule of this module."""
         refs = [0] * self.num_blocks
         sequences = list(sequences)
         self.states.check_integrity(sequences)

@@ -1,8 +1,8 @@
-"""Pool of free KV blocks, which decides the block to hand out next. The choice has two goals. Content that may be
+"""Pool of free KV blocks, which decides the block to allocate next. The choice has two goals. Content that may be
 reused (full, hashed blocks of finished sequences) should stay cached as long as possible. And a sequence's blocks
-should be adjacent, because a backend can then read its KV as one slice instead of gathering it. So a sequence that
-takes its first block also gets the blocks after it *reserved*. This is only a hint: any sequence may take a
-reserved block when no other is free. This module knows nothing of sequences, tokens or hashes: owners and blocks
+should be adjacent, because a backend can then read its KV as one slice instead of gathering it. So when a sequence
+takes its first block, the blocks after it are *reserved* for that sequence. This is only a hint: any sequence may take
+a reserved block when no other block is free. This module does not know sequences, tokens or hashes: owners and blocks
 are numbers."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPEN, _CLOSED = 0, 1
 class FreeBlocks:
     """Free KV blocks `0 .. num_blocks-1`, all free at first.
 
-    A free block is *plain* (its content is worthless), *cached* or *parked*. A cached block may be reused until it is
+    A free block is *plain* (without reusable content), *cached* or *parked*. A cached block may be reused until it is
     evicted, oldest first. A parked block is cached, and is not evicted before its owner releases it. Plain blocks may
     be reserved for one owner.
     """
@@ -26,7 +26,7 @@ class FreeBlocks:
         self.num_blocks = num_blocks
         self._state = bytearray(num_blocks)  # _OPEN: plain and not reserved
         self._reserved: dict[int, int] = {}  # plain block -> owner
-        self._reservations: dict[int, list[int]] = {}  # owner -> blocks, some of which may have been taken by others
+        self._reservations: dict[int, list[int]] = {}  # owner -> blocks; others may have taken some of them
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._parked: set[int] = set()
         self._num_plain = num_blocks
@@ -36,16 +36,16 @@ class FreeBlocks:
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose content may still be reused, parked ones included."""
+        """Return the number of blocks whose content may still be reused, parked ones included."""
         return len(self._cached) + len(self._parked)
 
     @property
     def has_only_parked(self) -> bool:
-        """Return whether only parked blocks are left to take."""
+        """Return whether all free blocks are parked."""
         return not self._num_plain and not self._cached
 
     def allocate(self, owner: int, after: int | None, num_expected: int) -> tuple[int, list[int]]:
-        """Allocate one block for `owner`, next to block `after` if possible. Returns it with the cached blocks
+        """Allocate one block for `owner`, next to block `after` if possible. Returns the block, with the cached blocks
         that were evicted for it.
 
         `num_expected` counts the blocks that the owner is likely to take from now on, this one included.
@@ -67,30 +67,30 @@ class FreeBlocks:
         raise InternalError("no block is free; it must be counted before it is taken")
 
     def free_plain(self, block: int) -> None:
-        """Take back block `block`, whose content is not worth keeping."""
+        """Free `block`, whose content cannot be reused."""
         self._state[block] = _OPEN
         self._num_plain += 1
 
     def free_cached(self, block: int) -> None:
-        """Take back block `block`, whose content may be reused; it is the last to be evicted."""
+        """Free `block`, whose content may be reused. It is evicted after all blocks that are cached now."""
         self._cached[block] = None
 
     def free_parked(self, block: int) -> None:
-        """Take back block `block`, which is not to be evicted."""
+        """Free `block` as a parked block, which is not evicted."""
         self._parked.add(block)
 
     def park(self, block: int) -> None:
-        """Hold a cached block back from eviction."""
+        """Protect a cached block from eviction."""
         del self._cached[block]
         self._parked.add(block)
 
     def unpark(self, block: int) -> None:
-        """Turn a parked block into a cached one, the last to be evicted."""
+        """Turn a parked block into a cached one, which is evicted after all blocks that are cached now."""
         self._parked.remove(block)
         self._cached[block] = None
 
     def revive(self, block: int) -> None:
-        """Take a cached block back into use, with its content."""
+        """Take a cached block back into use with its content."""
         if block in self._parked:
             self._parked.remove(block)
         else:
@@ -102,23 +102,23 @@ class FreeBlocks:
         self.free_plain(block)
 
     def release_reservation(self, owner: int) -> None:
-        """Drop the reservation of `owner`, which takes no more blocks."""
+        """Drop the reservation of `owner`, because it takes no more blocks."""
         for block in self._reservations.pop(owner, ()):
             if self._reserved.get(block) == owner:
                 del self._reserved[block]
                 self._state[block] = _OPEN
 
     def free_ids(self) -> set[int]:
-        """All free blocks, for integrity checks."""
+        """Return all free blocks, for integrity checks."""
         plain = {block for block, state in enumerate(self._state) if state == _OPEN}
         return plain | set(self._reserved) | set(self._cached) | self._parked
 
     def newest(self) -> list[int]:
-        """The blocks whose content may be reused, the last to be evicted first."""
+        """Return the blocks whose content may be reused. The block that would be evicted last comes first."""
         return [*self._parked, *reversed(self._cached)]
 
     def parked_ids(self) -> set[int]:
-        """The parked blocks, for integrity checks."""
+        """Return the parked blocks, for integrity checks."""
         return set(self._parked)
 
     def _claim(self, block: int) -> None:
@@ -127,7 +127,8 @@ class FreeBlocks:
         self._num_plain -= 1
 
     def _allocate_run(self, owner: int, length: int) -> int | None:
-        """The first block of the first open run of `length`, or of a shorter one; the rest gets reserved."""
+        """Return the first block of the first free run of `length`, or of a shorter run, and reserve its other
+        blocks."""
         length = min(length, self._num_plain)
         while length:
             start = self._state.find(bytes(length))
@@ -145,8 +146,8 @@ class FreeBlocks:
         self._reservations.setdefault(owner, []).extend(blocks)
 
     def _evict_run(self, owner: int, length: int) -> tuple[int, list[int]]:
-        """Evict the oldest cached block and those just below it: tails are given back before heads, so a
-        finished sequence's blocks lie downwards in order of age."""
+        """Evict the oldest cached block and the blocks just below it. A finished sequence frees its last block first,
+        so its blocks lie downwards in order of age."""
         last = next(iter(self._cached))
         first = last
         while last - first + 1 < length and first - 1 in self._cached:

@@ -1,16 +1,16 @@
-"""Parked KV of conversations, protected from eviction for a while because it will be used again soon.
+"""Parked KV of conversations: blocks protected from eviction for a while, because they will be used again soon.
 
-A client that received a tool call sends the answer later, and its next prompt begins with all tokens that were computed
-so far. Until then the blocks are free ones, like those of the prefix cache, so running requests can always use them;
-but they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when
-its time runs out, when its client releases it, or when others need the room. In the last case the user with the most
-parked blocks loses blocks: from the end of its oldest conversation.
+A client that received a tool call sends the result later, and its next prompt begins with all tokens that were computed
+so far. Until then the blocks are free, like those of the prefix cache, so running requests can always use them; but
+they are evicted last. A parked conversation is a list of block hashes. It ends when a request continues it, when its
+time runs out, when its client releases it, or when other requests need the blocks. In the last case the user with the
+most parked blocks loses blocks: from the end of its oldest conversation.
 
-A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it. This only restarts
-its time, unless the entry has a name. Its user has a budget of entries and of blocks for these; beyond it, the entry
-that expires first is removed.
+A client can also ask for a prefix to be retained. Such an entry *stays* when a request continues it. The continuation
+only restarts its time, unless the entry has a name. Each user has a limit of retained entries and of their blocks;
+beyond it, the entry that expires first is removed.
 
-This module knows hashes, users and times, but not blocks. Users share no hash, except those of prefixes that one of
+This module knows hashes, users and times, but not blocks. Users share no hash, except hashes of prefixes that one of
 them shares with a group.
 """
 
@@ -24,18 +24,19 @@ from math import inf
 from bridle.engine.request import NAMED, Retention
 from bridle.errors import InternalError
 
-#: How many conversations a user parks at most, and all users together.
+#: Maximum number of parked conversations: of one user, and of all users together.
 MAX_OF_USER, MAX_PARKED = 256, 4_096
-#: Prefixes that a user asked for and retains at most.
+#: Maximum number of prefixes that a user retains on request.
 MAX_RETAINED = 64
 
-#: A request and one of its outputs, or the name of a retained prefix and `NAMED`, or its user and its last hash.
+#: Key of an entry: (request, number of its output), (name of a retained prefix, `NAMED`), or (user, last hash).
 Key = tuple[str, int | bytes]
 
 
 @dataclass(slots=True)
 class RetainedPrefix:
-    """One conversation: the hashes of its blocks from the first on, kept for `seconds` until `until`."""
+    """One conversation: the hashes of its blocks, kept until the time `until`; `seconds` is the full time of one
+    protection."""
 
     user: str
     key: Key
@@ -47,30 +48,30 @@ class RetainedPrefix:
 
     @property
     def stays(self) -> bool:
-        """Return whether a client asked for it, so that it outlives the request that continues it."""
+        """Return whether a client asked for the entry, so that it outlives the request that continues it."""
         return self.is_named or isinstance(self.key[1], bytes)
 
     @property
     def is_named(self) -> bool:
-        """Return whether its client ends it by name, and no use prolongs it."""
+        """Return whether the entry has a name: its client ends it by that name, and no use prolongs it."""
         return self.key[1] == NAMED
 
 
 @dataclass(slots=True)
 class _User:
-    """Entries of one user, the least recently used first, and how many of them hold each hash; `asked` counts the
-    hashes of those that stay."""
+    """Entries of one user, the least recently used first, and how many of them hold each hash. `asked` counts only the
+    hashes of entries that stay."""
 
     parked: OrderedDict[Key, RetainedPrefix] = field(default_factory=OrderedDict)
     pins: Counter[bytes] = field(default_factory=Counter)
     asked: Counter[bytes] = field(default_factory=Counter)
-    ends: dict[bytes, set[Key]] = field(default_factory=dict)  # by the last hash of each
+    ends: dict[bytes, set[Key]] = field(default_factory=dict)  # keys of the entries that end with a hash
 
 
 class KVRetention:
-    """Holds at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
-    conversation that holds a hash. A user retains `max_retained` prefixes with `max_asked_blocks` blocks (None: any
-    number) on request of clients."""
+    """Protects at most `max_blocks` blocks for `seconds`. `on_pin` and `on_unpin` are called for the first and the last
+    conversation that holds a hash. A user retains at most `max_retained` prefixes with `max_asked_blocks` blocks (None:
+    any number) on request of clients."""
 
     def __init__(
         self,
@@ -87,18 +88,18 @@ class KVRetention:
         self._max_retained = max_retained
         self._max_asked_blocks = max_blocks if max_asked_blocks is None else max_asked_blocks
         self._user_of: dict[Key, str] = {}
-        self._soonest = inf  # nothing expires before
-        self._adapters: Counter[str] = Counter()  # of conversations
+        self._soonest = inf  # no entry expires before this time
+        self._adapters: Counter[str] = Counter()  # number of conversations by adapter
         self._pins: Counter[bytes] = Counter()  # users that hold each hash; each conversation has at least one
         self.num_hits = self.num_expired = self.num_given_way = 0
 
     def __len__(self) -> int:
-        """The number of parked conversations. Safe from any thread."""
+        """Return the number of parked conversations. Safe from any thread."""
         return len(self._user_of)
 
     @property
     def num_blocks(self) -> int:
-        """The number of distinct blocks that are held. Safe from any thread."""
+        """Return the number of distinct protected blocks. Safe from any thread."""
         return len(self._pins)
 
     @property
@@ -108,23 +109,24 @@ class KVRetention:
 
     @property
     def num_retained(self) -> int:
-        """The number of entries that clients asked for. Safe from any thread."""
+        """Return the number of entries that clients asked for. Safe from any thread."""
         return sum(isinstance(mark, bytes) or mark == NAMED for _, mark in list(self._user_of))
 
     def close(self) -> None:
-        """Release everything and park nothing from now on."""
+        """Release all entries, and park nothing from now on."""
         self.max_blocks = 0
         self.clear()
 
-    # -- coming ------------------------------------------------------------------------------------------
+    # -- adding entries ----------------------------------------------------------------------------------
 
     def park(self, user: str, key: Key, adapter: str | None, digests: Sequence[bytes], now: float) -> None:
-        """Park these blocks. Conversations of the user that they continue need no entry of their own any more."""
+        """Park these blocks. Earlier conversations of the user that `digests` continue are dropped."""
         if self.seconds > 0:
             self._add(RetainedPrefix(user, key, adapter, list(digests), now + self.seconds, self.seconds))
 
     def retain(self, user: str, adapter: str | None, digests: Sequence[bytes], wish: Retention, now: float) -> int:
-        """Retain these blocks as a client asked for. Returns how many are retained; the budgets may allow fewer."""
+        """Retain these blocks on request of a client. Returns how many are retained; the user's limits may allow
+        fewer."""
         if not digests or not self._max_retained:
             return 0
         key: Key = (wish.name, NAMED) if wish.name else (user, digests[-1])
@@ -176,10 +178,10 @@ class KVRetention:
         self._note_given_way(entry)
         self.drop(entry.key)
 
-    # -- going -------------------------------------------------------------------------------------------
+    # -- using and releasing entries ---------------------------------------------------------------------
 
     def claim(self, user: str, digests: Iterable[bytes], request_id: str = "") -> bool:
-        """Record that a request uses these blocks, or continues the parked conversation of another request, which ends
+        """Record that a request uses these blocks, or continues the parked conversation of another request. This ends
         the parking. Returns whether anything was parked."""
         continued = self._continued_by(user, digests, request_id)
         for key in continued:
@@ -189,7 +191,7 @@ class KVRetention:
         return bool(continued)
 
     def renew(self, user: str, digests: Iterable[bytes], now: float, request_id: str = "") -> None:
-        """Restart the time of blocks from which a waiting request will continue."""
+        """Restart the time of parked blocks from which a waiting request will continue."""
         for key in self._continued_by(user, digests, request_id):
             known = self.users[user]
             entry = known.parked[key]
@@ -198,13 +200,14 @@ class KVRetention:
                 entry.until = max(entry.until, now + entry.seconds)
 
     def release(self, request_id: str) -> None:
-        """Release the parked outputs of a request, or a retained prefix by its name; unknown ones are ignored."""
+        """Release the parked outputs of a request, or a retained prefix by its name. Unknown ids and names are
+        ignored."""
         for key in [key for key in self._user_of if key[0] == request_id and not isinstance(key[1], bytes)]:
             self.drop(key)
 
     def expire(self, now: float, is_known: Callable[[str], bool] = lambda adapter: True) -> float | None:
-        """Release entries that have ended by `now` or whose adapter was removed. Returns the time at which the next one
-        expires, None if nothing is parked."""
+        """Release entries that have ended by `now` or whose adapter was removed. Returns the time at which the next
+        entry expires, or None if there is none."""
         if now >= self._soonest:
             entries = [self._entry(key) for key in self._user_of]
             for entry in entries:
@@ -222,7 +225,7 @@ class KVRetention:
         return self.users[self._user_of[key]].parked[key]
 
     def evict_oldest(self) -> None:
-        """Release one block of one user: the last one of the oldest conversation of the user that parks most."""
+        """Release one block: the last one of the oldest conversation of the user with the most parked blocks."""
         if not self.users:
             raise InternalError("a parked block is to be given up although none is parked")
         known = max(self.users.values(), key=lambda each: len(each.pins))
@@ -234,21 +237,21 @@ class KVRetention:
         self._shorten(known, entry, max(len(entry.digests) - num_blocks, 0))
 
     def lose(self, digest: bytes) -> None:
-        """Record that the block of this hash is being rewritten, so that the blocks after it cannot be used any
-        more."""
+        """Record that the block of this hash is being rewritten. Blocks after it in any conversation are released,
+        because they cannot be used any more."""
         for known in [each for each in self.users.values() if digest in each.pins]:
             for entry in [each for each in known.parked.values() if digest in each.digests]:
                 self._shorten(known, entry, entry.digests.index(digest))
 
     def drop(self, key: Key) -> None:
-        """Release one conversation; unknown keys are ignored."""
+        """Release the conversation with this key; unknown keys are ignored."""
         user = self._user_of.get(key)
         if user is not None:
             known = self.users[user]
             self._shorten(known, known.parked[key], 0)
 
     def clear(self) -> None:
-        """Release everything."""
+        """Release all conversations."""
         for key in list(self._user_of):
             self.drop(key)
 
@@ -257,7 +260,7 @@ class KVRetention:
         entry.has_given_way = True
 
     def _shorten(self, known: _User, entry: RetainedPrefix, length: int) -> None:
-        """Keep the first `length` blocks of a conversation; if none is left, the parking ends."""
+        """Keep the first `length` blocks of a conversation. If none is left, the conversation is dropped."""
         ends = known.ends[entry.digests[-1]]
         ends.discard(entry.key)
         if not ends:
@@ -274,7 +277,7 @@ class KVRetention:
             known.asked[digest] -= 1
             if not known.asked[digest]:
                 del known.asked[digest]
-        for digest in reversed(cut):  # the end is evicted first
+        for digest in reversed(cut):  # released last to first, so that the end is evicted first
             known.pins[digest] -= 1
             if not known.pins[digest]:
                 del known.pins[digest]
@@ -289,10 +292,10 @@ class KVRetention:
             if not self._adapters[adapter]:
                 del self._adapters[adapter]
 
-    # -- looking in --------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------
 
     def digests(self) -> set[bytes]:
-        """All hashes that are held, for integrity checks."""
+        """Return all protected hashes, for integrity checks."""
         return set(self._pins)
 
     def check_integrity(self) -> None:
@@ -317,7 +320,7 @@ class KVRetention:
             raise InternalError("parked KV expires before it is looked at")
 
     def _continued_by(self, user: str, digests: Iterable[bytes], request_id: str = "") -> list[Key]:
-        """The conversations of a user that end at one of these hashes, or that a request has parked, the oldest
+        """Return the conversations of a user that end at one of these hashes or that the request has parked, the oldest
         first."""
         known = self.users.get(user)
         if known is None:
@@ -327,10 +330,10 @@ class KVRetention:
 
 
 def _first(known: _User, stays: bool = False) -> RetainedPrefix:
-    """Return the entry of a user to give up first: the next to expire, of those that stay if `stays`."""
+    """Return the user's entry to release first: the next one to expire, among those that stay if `stays`."""
     return min((each for each in known.parked.values() if each.stays or not stays), key=lambda each: each.until)
 
 
 def _replaces(entry: RetainedPrefix, older: RetainedPrefix) -> bool:
-    """Return whether `entry`, which continues an older one, makes it needless."""
+    """Return whether `entry`, which continues `older`, makes `older` superfluous."""
     return not older.stays or (entry.stays and not older.is_named and older.until <= entry.until)

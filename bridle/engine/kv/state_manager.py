@@ -1,18 +1,18 @@
 """Slots for the recurrent states of sequences: shared by reference counts, copied on write, kept under block hashes.
 
-A slot holds the state of all recurrent layers after some number of tokens. A state cannot be cut, so copies are made in
-passing. Within a prompt these are: every `state_every` tokens, its last full block, and the place where it leaves a
-chain of cached blocks (a junction). A sequence that decodes makes a copy at each block that it fills. A copy is
-*frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen state, and a sequence that is
-rewound continues from the nearest.
+A slot holds the state of all recurrent layers after some number of tokens. A state cannot be truncated, so copies are
+made while tokens are computed. Within a prompt, copies are made every `state_every` tokens, at its last full block, and
+where it leaves a chain of cached blocks (a junction). A sequence that decodes makes a copy at each block that it fills.
+A copy is *frozen* under the hash of the KV block where it ends. A prefix match ends at a frozen state, and a sequence
+that is rewound continues from the nearest earlier one.
 
-Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and nothing else does. 2. Every
-slot is free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
+Rules that hold at all times: 1. A slot is written only if one sequence refers to it, and no hash does. 2. Every slot is
+free or referenced, by sequences and at most one hash. 3. A frozen slot is never written.
 
-When slots run out, frozen states are evicted. First come those within prompts and answers, then those at junctions and
-at the ends of prompts and sequences. Those of retained conversations come last. Of each class the least recently used
-goes first. A store may keep what is evicted (`on_evict`), except copies within answers: there are many, and few are
-used again. This module only counts, and holds no states.
+When slots run out, frozen states are evicted: first those within prompts and answers, then those at junctions and at
+the ends of prompts and sequences, last those of retained conversations. Within each class the least recently used state
+is evicted first. A store may keep evicted states (`on_evict`), except copies within answers: there are many, and few
+are used again. This module only counts slots; the states are in the backend.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import RecurrentSlots, SavedSlot, SaveKind
 from bridle.errors import InternalError
 
-#: A copy of the state is kept every so many tokens of a prompt.
+#: Number of prompt tokens between two copies of the state.
 STATE_EVERY = 512
 #: The classes of frozen states, in the order of their eviction.
 _PASSING, _KEPT, _PINNED = range(3)
 
 
 class StateManager:
-    """Owns `num_slots` slots; without any, the model has no recurrent layers. `is_pinned` says whether a retained
+    """Owns `num_slots` slots; 0 if the model has no recurrent layers. `is_pinned` returns whether a retained
     conversation holds a hash."""
 
     def __init__(
@@ -49,37 +49,38 @@ class StateManager:
         self._frozen: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._kinds: dict[bytes, SaveKind] = {}
-        self._tenant_of: dict[bytes, str] = {}  # of frozen states
+        self._tenant_of: dict[bytes, str] = {}  # tenants of frozen states
         self._loading: set[int] = set()  # slots that a store is filling
-        self.on_evict: Callable[[int, bytes, str], object] | None = None  # slot, hash, tenant; before it is reused
+        # called with slot, hash and tenant before a slot is reused
+        self.on_evict: Callable[[int, bytes, str], object] | None = None
         self.num_published = 0
         self._order: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._class_of: dict[bytes, int] = {}
         self._copies: list[StateCopy] = []
-        self.num_rewound_tokens = 0  # computed again because no state was kept where a sequence was rewound to
+        self.num_rewound_tokens = 0  # computed again for lack of a state at the rewound position
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
+        """Return the number of slots without a state."""
         return len(self._free)
 
     @property
     def num_frozen(self) -> int:
-        """States that are kept under a hash."""
+        """Return the number of states that are kept under a hash."""
         return len(self._frozen)
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._frozen
 
-    # -- needs -------------------------------------------------------------------------------------------
+    # -- needed slots ------------------------------------------------------------------------------------
 
     def can_write(self, seq: Sequence) -> bool:
-        """Return whether `seq` has a slot to itself."""
+        """Return whether `seq` has a slot that nothing else refers to."""
         state = seq.kv.recurrent
         return state is not None and state.slot >= 0 and self._is_exclusive(state.slot)
 
     def has_room(self, seq: Sequence) -> bool:
-        """Return whether `seq` has a slot to itself or can get one."""
+        """Return whether `seq` has a slot that nothing else refers to, or can get one."""
         state = seq.kv.recurrent
         slot = -1 if state is None else state.slot
         if slot >= 0 and (self._is_exclusive(slot) or self._is_only_frozen_beside(slot)):
@@ -90,13 +91,14 @@ class StateManager:
         return self._num_refs[slot] == 1
 
     def _is_only_frozen_beside(self, slot: int) -> bool:
-        """Return whether one sequence and a hash refer to the slot."""
+        """Return whether exactly one sequence and one hash refer to the slot."""
         return self._num_refs[slot] == 2 and slot in self._hash_of
 
-    # -- taking and giving back --------------------------------------------------------------------------
+    # -- allocation and release --------------------------------------------------------------------------
 
     def admit(self, seq: Sequence, digest: bytes | None, position: int, junction: int) -> None:
-        """Let `seq` continue from the state that is frozen under `digest`, after `position` tokens; None for none."""
+        """Let `seq` continue from the state frozen under `digest`, after `position` tokens. With None, `seq` starts
+        without a state."""
         seq.kv.recurrent = state = RecurrentSlots(junction=junction)
         if digest is not None:
             self._share(state, self._frozen[digest], position)
@@ -107,7 +109,7 @@ class StateManager:
         state.slot, state.position = slot, position
 
     def make_writable(self, seq: Sequence) -> None:
-        """Give `seq` a slot to itself, with its state; `has_room` says whether this is possible."""
+        """Give `seq` a slot of its own, with its state. `has_room` must be true."""
         state = _state_of(seq)
         old = state.slot
         if old >= 0 and self._is_exclusive(old):
@@ -122,12 +124,12 @@ class StateManager:
             self._release(old)
 
     def take_copies(self) -> list[StateCopy]:
-        """Return the copies since the last call: those for the plan under way."""
+        """Return the state copies of the plan under way, which were made since the last call."""
         copies, self._copies = self._copies, []
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """`child` refers to the state of `parent`; nothing is copied until one of them computes."""
+        """Make `child` refer to the state of `parent`. The state is copied only when one of the two computes."""
         origin = _state_of(parent)
         child.kv.recurrent = state = RecurrentSlots(position=origin.position, tail=origin.tail)
         if origin.slot >= 0:
@@ -137,7 +139,7 @@ class StateManager:
             self._num_refs[origin.base.slot] += 1
 
     def free(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Take the state of `seq`, which ends or waits. The copy at its last full block stays."""
+        """Release the state of `seq`, which ends or waits. The copy at its last full block stays."""
         state = seq.kv.recurrent
         if state is None:
             return
@@ -172,8 +174,8 @@ class StateManager:
     # -- rewinding ---------------------------------------------------------------------------------------
 
     def settle(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Make the state of `seq` one of its first `num_computed` tokens. If it has none of these, the nearest one from
-        before takes its place, and what follows counts as not computed. `hashes` are those of its computed blocks."""
+        """Make the state of `seq` the state of its first `num_computed` tokens. If there is no such state, use the
+        nearest earlier one; tokens after it count as not computed. `hashes` are those of its computed blocks."""
         state, kv = _state_of(seq), seq.kv
         self._harvest(seq, hashes)
         if state.position == kv.num_computed:
@@ -187,7 +189,7 @@ class StateManager:
             self._num_refs[slot] += 1
             state.slot = slot
         elif old >= 0 and self._is_exclusive(old):
-            old = -1  # it is written anew from the first token on
+            old = -1  # the state is computed again from the first token on
         else:
             state.slot = -1
         if old >= 0:
@@ -195,7 +197,7 @@ class StateManager:
         self._drop_base(state)
 
     def _nearest(self, state: RecurrentSlots, hashes: Seq[bytes], most: int) -> tuple[int, int]:
-        """Return slot and position of the newest state of at most `most` tokens; (-1, 0) if there is none."""
+        """Return slot and position of the newest state of at most `most` tokens; (-1, 0) if there is no state."""
         slot, position = -1, 0
         if state.base is not None and state.base.position <= most:
             slot, position = state.base.slot, state.base.position
@@ -205,13 +207,13 @@ class StateManager:
         return slot, position
 
     def last_frozen(self, hashes: Seq[bytes]) -> int:
-        """Return how many of these blocks, from the first on, end with a state; 0 if none does."""
+        """Return how many of these blocks, from the first on, end with a frozen state; 0 if none does."""
         return next((number for number in range(len(hashes), 0, -1) if hashes[number - 1] in self._frozen), 0)
 
-    # -- saving ------------------------------------------------------------------------------------------
+    # -- copies ------------------------------------------------------------------------------------------
 
     def plan(self, seq: Sequence, row: PlanRow, end: int) -> None:
-        """Write the slot of the state, and the copies to make of it, into the planned row of `seq`. Tokens from
+        """Write the state's slot, and the copies to make of the state, into the planned row of `seq`. Tokens from
         position `end` on are draft tokens. If no slot is free, no further copy is planned."""
         state = _state_of(seq)
         row.state = state.slot
@@ -225,11 +227,11 @@ class StateManager:
         state.position = row.start + row.num_scheduled
 
     def _wanted(self, seq: Sequence, state: RecurrentSlots, row: PlanRow, end: int) -> list[tuple[int, SaveKind]]:
-        """Return the copies that the row should make, the most useful ones first."""
+        """Return the state copies that the row should make, the most useful ones first."""
         size, start = self._block_size, row.start
         wanted = [(end, SaveKind.BASE)] if row.start + row.num_scheduled > end else []
         if start // size == end // size:
-            return wanted  # it fills no block: true for most decodes
+            return wanted  # the row fills no block: true for most decode steps
         places = {num // size * size: SaveKind.PROMPT for num in (seq.num_prompt, seq.num_prompt - 1)}
         places[state.junction] = SaveKind.JUNCTION
         places.setdefault(end // size * size, SaveKind.TAIL)
@@ -239,8 +241,8 @@ class StateManager:
         return wanted + sorted(inside, key=lambda each: -each[1])
 
     def _spare(self) -> int | None:
-        """Return a slot for a copy: a free one, or that of a frozen state that may give way to it; None if there is
-        none."""
+        """Return a slot for a copy: a free slot, or the slot of a frozen state that can be evicted for the copy. None
+        if there is none."""
         if not self._free:
             digest = self._oldest((_PASSING, _KEPT))
             if digest is None:
@@ -249,7 +251,7 @@ class StateManager:
         return self._take()
 
     def publish(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Keep the copies that were made while the tokens of `seq` up to `num_computed` were computed."""
+        """Freeze the copies that were made while the tokens of `seq` up to `num_computed` were computed."""
         self._harvest(seq, hashes)
 
     def has_news(self, seq: Sequence) -> bool:
@@ -258,9 +260,9 @@ class StateManager:
         return bool(state.pending) or state.base is not None or state.position != seq.kv.num_computed
 
     def _harvest(self, seq: Sequence, hashes: Seq[bytes]) -> None:
-        """Freeze the copies of the last step, as far as they are of computed tokens."""
+        """Freeze the copies of the last step whose tokens were computed."""
         state = _state_of(seq)
-        for save in state.pending:  # by position
+        for save in state.pending:  # ordered by position
             number = save.position // self._block_size
             if save.position > seq.kv.num_computed:
                 self._release(save.slot)
@@ -289,7 +291,7 @@ class StateManager:
         self._file(digest)
 
     def _file(self, digest: bytes) -> None:
-        """Put a frozen state at the end of its class."""
+        """Put a frozen state at the end of its eviction class."""
         old = self._class_of.get(digest)
         if old is not None:
             del self._order[old][digest]
@@ -298,7 +300,7 @@ class StateManager:
         self._order[new][digest] = None
 
     def on_pin_change(self, digest: bytes) -> None:
-        """Note that a retained conversation holds this hash now, or that none does any more."""
+        """Note that the first retained conversation now holds this hash, or that the last one released it."""
         if digest in self._frozen:
             self._file(digest)
 
@@ -319,7 +321,7 @@ class StateManager:
         self._release(slot)
 
     def forget_content(self) -> None:
-        """All states are lost (the executor was reset). No sequence may have one."""
+        """Forget all states, because the executor was reset. No sequence may have a state."""
         for digest in list(self._frozen):
             self._unfreeze(digest)
         self._copies.clear()
@@ -327,19 +329,19 @@ class StateManager:
     # -- states that a store reads and writes ------------------------------------------------------------
 
     def lasting(self, digest: bytes) -> int | None:
-        """Return the slot of a frozen state that is worth storing; None if there is none, or only one within an
-        answer."""
+        """Return the slot of a frozen state that is worth storing. None if there is no such state, or if it lies within
+        an answer."""
         return None if self._kinds.get(digest, SaveKind.TAIL) is SaveKind.TAIL else self._frozen[digest]
 
     def take_slot(self) -> int | None:
-        """Return a slot to fill from a store, for `end_load`; None if none can be had without evicting what is
-        retained."""
+        """Return a slot to fill from a store, for `end_load`. None if only states of retained conversations could be
+        evicted for it."""
         if (slot := self._spare()) is not None:
             self._loading.add(slot)
         return slot
 
     def end_load(self, slot: int, digest: bytes | None, tenant: str) -> None:
-        """Keep the state that a slot was filled with under its hash; None if it was not."""
+        """Freeze the state that was loaded into a slot under its hash; None if loading failed."""
         self._loading.remove(slot)
         if digest is None:
             self._release(slot)
@@ -349,7 +351,7 @@ class StateManager:
     # -- checks ------------------------------------------------------------------------------------------
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `InternalError` if any rule of this module is broken for these (all live) sequences."""
+        """Raise `InternalError` if these sequences, which must be all live ones, break a rule of this module."""
         refs = Counter([*self._frozen.values(), *self._loading])
         for seq in sequences:
             if (state := seq.kv.recurrent) is not None:

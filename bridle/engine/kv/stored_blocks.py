@@ -1,12 +1,12 @@
-"""Blocks of the prefix cache in a store below memory: written when they are evicted or a client retains them, found
-before a prompt is computed.
+"""Blocks of the prefix cache in a store below memory. They are written when they are evicted or when a client retains
+them, and looked up before a prompt is computed.
 
-A block is copied before it is reused, so the store never sees later content. A waiting sequence whose next blocks are
-stored is given room for them, waits until they are read, and then finds them in the prefix cache like any others. Steps
-do not wait for it. Blocks that are being read are referenced by their `_Loading` alone, so no sequence reads or writes
-them.
+A block is copied before it is reused, so the store never sees later content. If the next blocks of a waiting sequence
+are stored, room for them is allocated and the sequence waits until they are read. It then finds them in the prefix
+cache. Steps do not wait for reads. Blocks that are being read are referenced only by their `_Loading`, so no sequence
+reads or writes them.
 
-In a model with recurrent layers, blocks are of use only up to a state. States are stored under a key that is derived
+In a model with recurrent layers, blocks can be used only up to a state. States are stored under a key that is derived
 from the hash of the block where they end, and each read ends with a state.
 """
 
@@ -25,13 +25,15 @@ from bridle.engine.sequence import Sequence
 from bridle.kv_store import BlockStore, Load, LoadedBlock, Snapshot
 from bridle.kv_store.records import Buffer, bytes_of, state_key, tenant_tag
 
-#: How many loads run at once.
+#: Maximum number of loads at the same time.
 MAX_LOADS = 4
-#: Most blocks of a load while others are computed. A step that begins a load copies what gives way to it.
+#: Maximum number of blocks of a load while other sequences are computed. A step that begins a load also copies the
+#: blocks that the load evicts.
 MAX_BUSY_BLOCKS = 32
-#: For how many seconds an engine that closes writes what is in memory.
+#: Maximum number of seconds in which a closing engine writes the contents of memory to the store.
 SAVE_SECONDS = 10.0
-#: Seconds after which an engine without work begins to write what is in memory; entries at once, and the pause between.
+#: Seconds without work after which an engine begins to write the contents of memory to the store. Below: number of
+#: entries per write, and seconds between writes.
 IDLE_SECONDS = 5.0
 _IDLE_ENTRIES, _IDLE_PAUSE = 8, 0.02
 
@@ -46,36 +48,36 @@ class _Entry(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Parts that a sequence lacks and the store has: the blocks `digests` after the blocks `held` of the prefix cache,
-    and the recurrent state at the end of block `state`."""
+    """Parts of a sequence that memory lacks and the store has: the blocks `digests` after the blocks `held` of the
+    prefix cache, and the recurrent state at the end of block `state`."""
 
     held: list[bytes]
     digests: list[bytes]
     state: bytes | None = None
 
     def first(self, num_blocks: int) -> _Missing:
-        """Return the same, or less if there are more blocks."""
+        """Return at most `num_blocks` of the missing blocks; without the state if blocks are left out."""
         return self if len(self.digests) <= num_blocks else _Missing(self.held, self.digests[:num_blocks])
 
     @property
     def keys(self) -> list[bytes]:
-        """Keys in the store, in the order in which they are read."""
+        """Return the keys in the store, in the order in which they are read."""
         return self.digests if self.state is None else [*self.digests, state_key(self.state)]
 
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """Reads of stored blocks in progress: their parts and users, the blocks before them, the blocks and the state slot
-    that they fill, and the sequences that wait for them."""
+    """Reads of stored blocks in progress: the missing parts and their owners, the blocks before them, the blocks and
+    the state slot that the reads fill, and the sequences that wait."""
 
-    owners: list[str]  # of the parts with the keys `missing.keys`
+    owners: list[str]  # tenants of the parts with the keys `missing.keys`
     missing: _Missing
     held: list[int]
     blocks: list[int]
     slot: int | None
     load: Load
     waiting: list[Sequence] = field(default_factory=list)
-    is_stale: bool = False  # what they follow was lost meanwhile
+    is_stale: bool = False  # the blocks before the missing ones were lost meanwhile
 
 
 class StoredBlocks:
@@ -85,7 +87,7 @@ class StoredBlocks:
         self._blocks, self._store, self._device = blocks, store, device
         self.loads: list[_Loading] = []
         self._loading: dict[bytes, _Loading] = {}
-        self._num_saved = 0  # blocks and states that had been published when all of them were offered
+        self._num_saved = 0  # blocks and states that had been published when all entries had been offered
         self._idle_since: float | None = None
         self.num_restored_tokens = 0
         blocks.on_evict, blocks.on_retain = self._offer_block, self._offer_retained
@@ -109,11 +111,11 @@ class StoredBlocks:
         return _Entry(state_key(digest), tenant_tag(tenant), device.state_bytes, partial(device.read_state, slot))
 
     def _offer_block(self, block: int, digest: bytes, tenant: str) -> None:
-        """Copy a block that is about to be reused."""
+        """Offer a block to the store before the block is reused."""
         self._store.offer(*self._block_entry(block, digest, tenant))
 
     def _offer_state(self, slot: int, digest: bytes, tenant: str) -> None:
-        """Copy a state that is about to be evicted."""
+        """Offer a state to the store before the state is evicted."""
         self._store.offer(*self._state_entry(slot, digest, tenant))
 
     def _offer_retained(self, block: int, digest: bytes, tenant: str) -> None:
@@ -122,8 +124,8 @@ class StoredBlocks:
             self._offer_state(slot, digest, tenant)
 
     def _unsaved(self) -> Iterator[_Entry]:
-        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, if the store lacks
-        them. The most recently used come first."""
+        """Yield the blocks of the prefix cache that no sequence uses, and the states at their ends, unless the store
+        has them. The most recently used ones come first."""
         has, states = self._store.has, self._blocks.states
         for block, digest, tenant in self._blocks.idle_hashed():
             if not has(digest):
@@ -132,13 +134,13 @@ class StoredBlocks:
                 yield self._state_entry(slot, digest, tenant)
 
     def _save(self) -> None:
-        """Write the contents of memory, for at most `SAVE_SECONDS` and as far as the store has room. The engine
-        computes nothing any more, so it writes it itself."""
+        """Write the contents of memory, for at most `SAVE_SECONDS` and as far as the store has room. This runs in the
+        engine's thread, because the engine no longer computes."""
         deadline, num_bytes = time.monotonic() + SAVE_SECONDS, 0
         for entry in chain(self._unsaved(), self._unsaved_on_host()):
             num_bytes += entry.num_bytes
             if time.monotonic() >= deadline or num_bytes > self._store.store.limit // 2:
-                break  # more would push out what was written first
+                break  # writing more would evict what was written first
             self._store.write(entry.key, entry.tenant, bytes_of(entry.copy(), entry.num_bytes))
 
     def _unsaved_on_host(self) -> Iterator[_Entry]:
@@ -149,8 +151,8 @@ class StoredBlocks:
                 yield _Entry(key, tenant, len(block), partial(as_it_is, block))
 
     def rest(self, now: float) -> float | None:
-        """Write some entries of the memory if the engine has been idle for long enough, so that they outlive a crash.
-        Returns the seconds until the next call; None if there is nothing to write."""
+        """Write some entries of memory if the engine has been idle for long enough, so that they survive a crash.
+        Returns the seconds until the next call, or None if there is nothing to write."""
         if self._num_saved == self._num_published or not self._store.is_lasting:
             return None
         if self._idle_since is None:
@@ -165,7 +167,7 @@ class StoredBlocks:
         return self._blocks.num_published + self._blocks.states.num_published
 
     def _save_some(self) -> bool:
-        """Offer some entries of the memory. Returns whether all of it is stored or was offered."""
+        """Offer some entries of memory. Returns whether all entries are stored or were offered."""
         for number, entry in enumerate(self._unsaved()):
             if number == _IDLE_ENTRIES or not self._store.has_room(entry.num_bytes):
                 return False
@@ -177,7 +179,7 @@ class StoredBlocks:
 
     def begin_step(self, next_in_line: Iterable[Sequence], is_busy: bool) -> None:
         """Publish the finished reads, and begin to read the blocks that the next sequences in line lack. `is_busy` says
-        whether others are computed meanwhile."""
+        whether other sequences are computed meanwhile."""
         self._idle_since = None
         if self.loads:
             self._finish_loads()
@@ -188,7 +190,8 @@ class StoredBlocks:
                 break
 
     def _look_up(self, seq: Sequence, is_busy: bool) -> bool:
-        """Search the blocks that `seq` lacks. Returns False if it has to be done later, for lack of room."""
+        """Search the store for blocks that `seq` lacks. Returns False if this must be repeated later, for lack of
+        room."""
         missing = self._find(seq)
         if missing.keys and (loading := self._loading.get(missing.keys[0])) is not None:
             loading.waiting.append(seq)
@@ -201,7 +204,7 @@ class StoredBlocks:
         return True
 
     def _find(self, seq: Sequence) -> _Missing:
-        """Return the blocks that memory lacks of the longest beginning of `seq` that it can have with the store."""
+        """Return the stored parts that extend the beginning of `seq` in memory as far as possible."""
         num_held = self._blocks.match_blocks(seq)
         digests = seq.kv.block_hashes[: seq.max_reusable // self._blocks.block_size]
         num_found = num_held + self._store.count_present(digests[num_held:])
@@ -211,7 +214,7 @@ class StoredBlocks:
         return self._find_state(digests[:num_found], num_held)
 
     def _find_state(self, digests: list[bytes], num_held: int) -> _Missing:
-        """Return the entries that lead to the last state at the end of one of these blocks."""
+        """Return the entries that lead to the last stored state at the end of one of these blocks."""
         states, has = self._blocks.states, self._store.has
         for number in range(len(digests), 0, -1):
             last = digests[number - 1]
@@ -221,7 +224,7 @@ class StoredBlocks:
         return _Missing([], [])
 
     def _begin_load(self, seq: Sequence, missing: _Missing, is_busy: bool) -> bool:
-        """Begin to read missing blocks if there is room for them. Returns whether there is."""
+        """Begin to read missing blocks if there is room for them. Returns whether there was room."""
         blocks, device, slot = self._blocks, self._device, None
         if len(self.loads) >= MAX_LOADS or blocks.num_missing(seq) > blocks.num_free:
             return False
@@ -254,10 +257,10 @@ class StoredBlocks:
             is_whole = loading.load.num_loaded == len(loading.missing.keys)
             for seq in loading.waiting:
                 seq.queue.awaits_kv = False
-                seq.kv.is_looked_up |= not is_whole  # what cannot be read is not tried for ever
+                seq.kv.is_looked_up |= not is_whole  # blocks that cannot be read are not tried again
 
     def _publish(self, loading: _Loading, num_loaded: int) -> None:
-        """Add the finished reads to the prefix cache: the first `num_loaded` entries."""
+        """Add the blocks of finished reads to the prefix cache: the first `num_loaded` entries."""
         missing, loaded = loading.missing, loading.blocks[:num_loaded]
         for block, digest, owner in zip(loaded, missing.digests, loading.owners, strict=False):
             self._blocks.publish_block(block, digest, owner)
@@ -267,7 +270,7 @@ class StoredBlocks:
         self._blocks.release([*loading.held, *loading.blocks])
         self.num_restored_tokens += len(loaded) * self._blocks.block_size
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- state and shutdown ------------------------------------------------------------------------------
 
     @property
     def is_loading(self) -> bool:
@@ -275,21 +278,21 @@ class StoredBlocks:
         return bool(self.loads)
 
     def forget_content(self) -> None:
-        """All KV is lost. Record that the blocks in progress do not follow other blocks any more."""
+        """Record that all KV is lost, so that the blocks being read do not follow other blocks any more."""
         for loading in self.loads:
             loading.is_stale = True
 
     def close(self) -> None:
-        """End the threads of the store, and write the contents of memory."""
+        """End the store's threads, and write the contents of memory."""
         self._store.stop()
         self._save()
         self._store.close()
 
     def counts(self) -> dict[str, int]:
-        """Counters for the engine's statistics. Safe from any thread."""
+        """Return the counters for the engine's statistics. Safe from any thread."""
         return {"num_restored_tokens": self.num_restored_tokens, **self._store.counts()}
 
 
 def as_it_is(block: Buffer) -> Buffer:
-    """Return the stored bytes, which are encoded already."""
+    """Return the stored bytes unchanged, because they are already encoded."""
     return block

@@ -1,9 +1,9 @@
-"""KV of whole sequences in a store, for a backend that keeps KV by sequence. It is written when a sequence ends, and
+"""KV of whole sequences in a store, for a backend that keeps KV by sequence. KV is written when a sequence ends, and
 read when another one begins with the same tokens.
 
 The store has the KV of a sequence in pieces, and a record of its tokens. Each block has a pointer to this record, under
 the hash of all tokens up to the block's end. A new sequence follows the last pointer that it finds, compares its tokens
-with those of the record, and reads the KV. KV of recurrent layers cannot be cut. Then only the last block has a
+with those of the record, and reads the KV. KV of recurrent layers cannot be truncated. Then only the last block has a
 pointer, and the new sequence has to begin with all tokens of the old one.
 """
 
@@ -24,12 +24,12 @@ from bridle.engine.sequence import Sequence
 from bridle.kv_store import BlockStore, LoadedBlock
 from bridle.kv_store.records import Buffer, tenant_tag
 
-#: Bytes of a piece.
+#: Bytes of one piece of KV.
 PIECE_BYTES = 4 << 20
-#: At least so many tokens are worth storing beyond those that are stored.
+#: Minimum number of tokens, beyond those already stored, that are worth storing.
 _LEAST_TOKENS = 16
 _POINTER = struct.Struct("<16sQ")  # key of the record of a sequence, and its size
-_SIZE = struct.Struct("<Q")  # bytes of the KV; the tokens follow
+_SIZE = struct.Struct("<Q")  # bytes of the KV, before the tokens
 
 
 class _Record(NamedTuple):
@@ -56,7 +56,7 @@ class StoredSequences:
     # -- writing -----------------------------------------------------------------------------------------
 
     def end(self, seq: Sequence) -> None:
-        """Store the KV of a sequence that has ended, unless most of it is stored."""
+        """Store the KV of a sequence that has ended, unless most of it is already stored."""
         tokens = array("i", seq.tokens[: seq.kv.num_computed])
         hashes = list(self._hashes(seq, len(tokens)))
         num_stored = next((number for number in range(len(hashes), 0, -1) if self._follow(hashes[number - 1])), 0)
@@ -68,7 +68,7 @@ class StoredSequences:
             self._write(seq, tokens, self._states.read(seq.id), new)
 
     def _write(self, seq: Sequence, tokens: array[int], state: Buffer, ends: list[bytes]) -> None:
-        """Offer a sequence: its pieces first, so that a pointer is never there before its target."""
+        """Offer a sequence to the store: its pieces first, so that no pointer exists before its target."""
         tenant, data = tenant_tag(seq.request.tenant), memoryview(state)
         key = blake2b(ends[-1] + tokens.tobytes(), digest_size=16, person=b"bridle-kv-seq").digest()
         record = _SIZE.pack(len(data)) + tokens.tobytes()
@@ -82,12 +82,12 @@ class StoredSequences:
     # -- reading -----------------------------------------------------------------------------------------
 
     def free(self, seq_ids: list[int]) -> None:
-        """Let the backend forget sequences that have ended."""
+        """Make the backend forget sequences that have ended."""
         self._states.free(seq_ids)
 
     def begin(self, seq: Sequence) -> int:
-        """Let the backend begin an admitted sequence with the longest stored beginning of its tokens. Returns how many
-        tokens that are."""
+        """Begin an admitted sequence in the backend with the longest stored beginning of its tokens. Returns the number
+        of these tokens."""
         if not _is_plain(seq) or seq.kv.num_mirrored_tokens:
             return 0
         for digest in reversed(list(self._hashes(seq, seq.max_reusable))):
@@ -115,8 +115,8 @@ class StoredSequences:
         return length
 
     def _follow(self, digest: bytes) -> _Record | None:
-        """Return the record to which the pointer at the end of a block leads. A pointer that leads nowhere is
-        dropped."""
+        """Return the record to which the pointer at the end of a block leads, or None. A pointer to a missing record is
+        removed."""
         name = _pointer(digest)
         pointer = self._read(name, _POINTER.size)
         if pointer is None:
@@ -142,24 +142,24 @@ class StoredSequences:
             digest = block_hash(digest, seq.tokens[start : start + size])
             yield digest
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- statistics and shutdown -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the threads of the store, once all that was offered is written."""
+        """End the store's threads, once all offered entries are written."""
         self._store.close()
 
     def counts(self) -> dict[str, int]:
-        """Counters for the engine's statistics. Safe from any thread."""
+        """Return the counters for the engine's statistics. Safe from any thread."""
         return {"num_restored_tokens": self.num_restored_tokens, **self._store.counts()}
 
 
 def _is_plain(seq: Sequence) -> bool:
-    """Return whether the KV of a sequence follows from its tokens and its adapter."""
+    """Return whether the tokens and the adapter of a sequence determine its KV."""
     return not seq.runs and seq.vectors is None
 
 
 def _pieces(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield where each piece begins, and the piece."""
+    """Yield each piece, with the position where it begins."""
     for at in range(0, len(data), PIECE_BYTES):
         yield at, data[at : at + PIECE_BYTES]
 

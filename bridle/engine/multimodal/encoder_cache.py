@@ -1,9 +1,9 @@
-"""Decides which features of images stay on the model's device, and has a thread compute missing ones.
+"""Decides which features of images stay on the model's device, and computes missing ones in a thread.
 
-Features have a limit in bytes; the least recently used are evicted first. Features of the running step stay until the
-next one begins. If there is no room for the most urgent missing image, features of less urgent sequences are evicted,
-so that sequences never block each other. The device (`MediaDevice`) encodes and stores. It may be in another process.
-After its loss, needed features are encoded again.
+Features have a limit in bytes; the least recently used are evicted first. Features that a step uses stay until the next
+step begins. If there is no room for the most urgent missing image, features of less urgent sequences are evicted, so
+that sequences never block each other. The device (`MediaDevice`) encodes images and stores features. It may be in
+another process. After its loss, needed features are encoded again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bridle.errors import BridleError, InternalError, Overloaded, ShardUnavailab
 
 _log = logging.getLogger(__name__)
 
-#: What the pictures of requests that are not over may take together, as the numbers that a model reads.
+#: Maximum number of bytes of all images of unfinished requests, as arrays for the encoder.
 MAX_HELD_BYTES = 1 << 30
-#: Pause before a device that could not be reached is tried again, in seconds.
+#: Pause before the next attempt to use a device that could not be reached, in seconds.
 AWAY_SECONDS = 0.2
 
 
 class EncoderCache:
     """Implements `bridle.engine.interfaces.MediaStore` over a device. `on_change` is called, by a thread of the pool,
-    when an image is there or failed."""
+    when an image was encoded or has failed."""
 
     def __init__(self, device: MediaDevice) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -42,8 +42,8 @@ class EncoderCache:
         self._placed: OrderedDict[bytes, int] = OrderedDict()  # bytes on the device; least recently used first
         self._wanted: list[bytes] = []  # the most urgent first
         self._pinned: set[bytes] = set()
-        self._failures: dict[bytes, BridleError] = {}  # not told yet
-        self._failed: set[bytes] = set()  # of those in use
+        self._failures: dict[bytes, BridleError] = {}  # not reported yet
+        self._failed: set[bytes] = set()  # failed media of live requests
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._num_encoded = self._num_found = 0
@@ -52,8 +52,8 @@ class EncoderCache:
     # -- for the engine ------------------------------------------------------------------------------------------
 
     def check(self, media: Sequence[MultiModalItem]) -> None:
-        """Check an image. Raises `Overloaded` if the images of unfinished requests would take too much memory
-        together."""
+        """Raise the device's errors for these images. Raises `Overloaded` if the images of unfinished requests would
+        together take too much memory."""
         with self._changed:
             held = sum(medium.num_bytes for medium in self._known.values())
             new = sum(medium.num_bytes for medium in media if medium.key not in self._known)
@@ -112,10 +112,10 @@ class EncoderCache:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    # -- with the lock held --------------------------------------------------------------------------------------
+    # -- called with the lock held -------------------------------------------------------------------------------
 
     def _note_loss(self) -> None:
-        """Forget the features of a device that was lost and is available again."""
+        """Forget all features if the device was lost and is available again."""
         if self._epoch != self._device.epoch:
             self._epoch = self._device.epoch
             self._placed.clear()
@@ -131,13 +131,13 @@ class EncoderCache:
             self._pinned.discard(key)
 
     def _has_room(self, size: int) -> bool:
-        """Return whether `size` bytes fit next to pinned items. An item that is too large for the cache is accepted
-        if it is alone."""
+        """Return whether `size` bytes fit on the device next to the features of this step. Features that are too large
+        for the device's limit are accepted if they are alone."""
         kept = sum(self._placed[key] for key in self._pinned)
         return not self._pinned or kept + size <= self._device.max_bytes
 
     def _leavers(self, size: int) -> list[bytes]:
-        """Remove as many images from the books as needed for `size` bytes."""
+        """Remove features from the records until `size` bytes fit. Returns their keys."""
         used, leavers = sum(self._placed.values()), []
         for key in list(self._placed):
             if used + size <= self._device.max_bytes:
@@ -148,7 +148,7 @@ class EncoderCache:
         return leavers
 
     def _next(self) -> list[MultiModalItem]:
-        """Return the most urgent image that can be encoded now, with others to encode together with it."""
+        """Return the most urgent image that can be encoded now, with other images to encode in the same call."""
         self._note_loss()
         media = [self._known[key] for key in self._wanted if self._is_missing(key)]
         if not media or not self._has_room(self._device.num_bytes(media[0])):
@@ -188,7 +188,7 @@ class EncoderCache:
                 for key in leavers:
                     self._device.drop(key)
                 errors = self._encode_all(media)
-            except ShardUnavailable:  # no fault of the picture: it stays wanted
+            except ShardUnavailable:  # the picture is not at fault: it is encoded later
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, AWAY_SECONDS)
                 continue
@@ -199,18 +199,18 @@ class EncoderCache:
             self.on_change()
 
     def _encode_all(self, media: Sequence[MultiModalItem]) -> list[BridleError | None]:
-        """Encode images, together if there are several. Returns for each the reason why it failed, if it did."""
+        """Encode images, together if there are several. Returns for each image the error if it failed, else None."""
         if self._batched is not None and len(media) > 1:
             try:
                 self._batched.encode_all(media)
-            except Exception as fault:  # of which of them, or of their number, is not known
+            except Exception as fault:  # the cause may be one of the images, or their number
                 _log.info("%d images are encoded one by one: %s: %s", len(media), type(fault).__name__, fault)
             else:
                 return [None] * len(media)
         return [self._encode(medium) for medium in media]
 
     def _encode(self, medium: MultiModalItem) -> BridleError | None:
-        """Encode one image. Returns the reason if it failed."""
+        """Encode one image. Returns the error if it failed, else None."""
         try:
             self._device.encode(medium)
         except ShardUnavailable:

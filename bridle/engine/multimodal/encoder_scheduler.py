@@ -2,8 +2,8 @@
 
 Encoding an image takes far longer than a step, so it runs in parallel to steps, in a `MediaStore`. Only images in the
 next chunk of a sequence are requested: images in the prefix cache are not encoded again. A chunk ends before an image
-that is not ready. A sequence whose next token belongs to one skips the step. While no request has images, all of this
-costs nothing.
+that is not ready. A sequence whose next token belongs to such an image skips the step. While no request has images,
+this module does no work.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from bridle.errors import BridleError, InvalidRequest, UnsupportedFeature
 
 
 class EncoderScheduler:
-    """Asks `store` (None: a text-only model) for the images of the next step; a step has `window` tokens at most,
-    `prompt_window` of them of prompts."""
+    """Asks `store` (None: a text-only model) for the images of the next step. A step computes at most `window` tokens,
+    at most `prompt_window` of them of prompts."""
 
     def __init__(self, store: MediaStore | None = None, window: int = 1, prompt_window: int | None = None) -> None:
         self._store = store
         self._window = window
         self._prompt_window = window if prompt_window is None else prompt_window
-        #: Live requests by the key of a medium. While there are none, no step is looked at.
+        #: Live requests by the key of a medium. While it is empty, steps need no work for images.
         self.num_users: Counter[bytes] = Counter()
         self._ready: set[bytes] = set()
-        self.crowded_out: set[int] = set()  # sequences whose next picture found no room with the others
-        self._made_room_at = 0  # the last step in which such a one came first
+        self.crowded_out: set[int] = set()  # sequences whose next image did not fit into a step
+        self._made_room_at = 0  # the last step in which such a sequence came first
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> None:
-        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for an image that never can
-        be. Safe from any thread."""
+        """Raise `UnsupportedFeature` if no images can be encoded here, and `InvalidRequest` for an image that can never
+        be encoded. Safe from any thread."""
         if self._store is None:
             raise UnsupportedFeature("this model is served for text only", "media")
         self._store.check(request.media)
@@ -61,13 +61,13 @@ class EncoderScheduler:
 
     def open(self, request: Request) -> None:
         """Record that a request with images begins."""
-        assert self._store is not None  # else it was refused
+        assert self._store is not None  # `check` has refused such requests otherwise
         for medium in request.media:
             self._store.open(medium)
             self.num_users[medium.key] += 1
 
     def leave(self, request: Request) -> None:
-        """Record that a request that had begun has ended."""
+        """Record that a request with images has ended."""
         assert self._store is not None
         for medium in request.media:
             self._store.leave(medium.key)
@@ -76,11 +76,11 @@ class EncoderScheduler:
                 del self.num_users[medium.key]
 
     def take_failures(self) -> Mapping[bytes, BridleError]:
-        """Media in use that cannot be encoded, and why; each is returned once."""
+        """Return the media in use that cannot be encoded, each once, with the error."""
         return self._store.take_failures() if self.num_users and self._store is not None else {}
 
     def counts(self) -> Mapping[str, Any]:
-        """Counts about images for the statistics. Safe from any thread."""
+        """Return the counts about images for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
@@ -97,8 +97,8 @@ class EncoderScheduler:
         waiting: Iterable[Sequence],
         cached: Callable[[Sequence], int],
     ) -> None:
-        """Request the images of the next step; sequences without theirs skip it. `cached` returns how much of a
-        waiting sequence, such as those of `next_in_line`, need not be computed."""
+        """Request the images of the next step. Sequences without ready images skip the step. `cached` returns how many
+        tokens of a waiting sequence need not be computed."""
         assert self._store is not None
         starts: dict[int, int] = {}
         wanted: dict[bytes, None] = {}
@@ -117,8 +117,8 @@ class EncoderScheduler:
                 seq.queue.awaits_media = begin is None or self._reach(seq, begin) <= begin
 
     def max_computable(self, seq: Sequence) -> int:
-        """Return how many tokens of `seq`, which has images, may be computed by the end of this step: up to the
-        first whose features are missing."""
+        """Return how many tokens of `seq`, which has images, may be computed by the end of this step: all before the
+        first token whose features are missing."""
         return self._reach(seq, seq.kv.num_computed)
 
     def _reach(self, seq: Sequence, start: int) -> int:
@@ -127,11 +127,11 @@ class EncoderScheduler:
                 return max(min(run.position, seq.target), start)
         return seq.target
 
-    # -- pictures whose rows see each other ----------------------------------------------------------------------
+    # -- images whose rows attend to each other ------------------------------------------------------------------
 
     def next_starved(self, ready: Iterable[Sequence], step: int) -> Sequence | None:
-        """Return a sequence whose image had too little room, which gets as much of this step as it needs. This
-        happens in every second step, so that the others continue."""
+        """Return a sequence whose image did not fit into a step, and which gets as much of this step as it needs. This
+        happens at most in every second step, so that other sequences continue."""
         if step < self._made_room_at + 2:
             return None
         first = next((seq for seq in ready if seq.id in self.crowded_out), None)
@@ -141,7 +141,7 @@ class EncoderScheduler:
         return first
 
     def uncut(self, seq: Sequence, num_tokens: int, most: int) -> int:
-        """Return how many tokens to compute in place of `num_tokens`, so that no image with mutual attention is split.
+        """Return how many tokens to compute instead of `num_tokens`, so that no image with mutual attention is split.
         The result is at most `most`. It is 0 if such an image is next and does not fit into this step."""
         start = seq.kv.num_computed
         whole = align_to_item(seq.runs, start, start + num_tokens) - start

@@ -1,10 +1,10 @@
-"""Media of requests: images as the values that a model's tower reads, and the prompt positions of their features. The
-same holds for sounds and videos.
+"""Media of requests: images as the values that a model's encoder reads, and the prompt positions of their features.
+Audio and video are handled like images.
 
-A `MultiModalItem` is one image, made ready for a model. A `PlaceholderRange` maps rows of it to positions of a prompt;
+A `MultiModalItem` is one image, prepared for a model. A `PlaceholderRange` maps rows of it to positions of a prompt;
 one image may have several ranges. The tokens at these positions are placeholders. Their KV depends on the image, so
-code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text. Plain data,
-without reading or encoding.
+code that compares tokens must also compare ranges (`marks`). A placeholder's id outside of a range is text. This module
+has plain data only, and neither reads nor encodes images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class MediaArray:
-    """Input of a tower: `data` has the elements of `shape`, row-major, in numpy's type `dtype`."""
+    """Input of an encoder: `data` has the elements of `shape`, row-major, in numpy's type `dtype`."""
 
     name: str
     dtype: str
@@ -29,9 +29,8 @@ class MediaArray:
 
 @dataclass(frozen=True, slots=True)
 class MultiModalItem:
-    """One image. Equal keys mean equal arrays; they are unforgeable, and differ between tenants. Its features have
-    `num_rows` rows. `pictures` are the keys of the images of a whole prompt, in order; without them it is encoded as
-    one."""
+    """One image. Equal keys mean equal arrays; keys are unforgeable, and differ between tenants. The image's features
+    have `num_rows` rows. `pictures` is set for an item that is a whole prompt: the keys of its images, in order."""
 
     key: bytes
     arrays: tuple[MediaArray, ...]
@@ -68,9 +67,10 @@ class PlaceholderRange:
 
 Runs = tuple[PlaceholderRange, ...]
 
-#: The first array of a medium that is a whole prompt: the ids of its tokens. Behind it come the pixels of its pictures.
+#: Name of the first array of an item that is a whole prompt: its token ids. The arrays after it have the pixels of its
+#: images.
 PROMPT_IDS = "input_ids"
-#: The array of a medium that has the token of each of its rows, where some are marker tokens.
+#: Name of the array that has the token of each row, for items in which some rows are marker tokens.
 ROW_TOKENS = "row_tokens"
 
 
@@ -82,8 +82,8 @@ class MultiModalInputs:
     runs: Runs = ()
 
     def of(self, tenant: str) -> MultiModalInputs:
-        """Return the same inputs with keys of a tenant. Otherwise a fast answer would reveal that another tenant has
-        sent the image."""
+        """Return the same inputs with keys that depend on the tenant. Otherwise a fast answer would reveal that another
+        tenant has sent the same image."""
         if not tenant:
             return self
         salt = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=32).digest()
@@ -112,18 +112,18 @@ def marks(runs: Runs, start: int, end: int) -> bytes:
 
 
 def before(runs: Runs, num_tokens: int) -> Runs:
-    """The runs within the first `num_tokens` tokens."""
+    """Return the ranges within the first `num_tokens` tokens."""
     return runs if not runs or runs[-1].end <= num_tokens else tuple(run for run in runs if run.end <= num_tokens)
 
 
 def splits(runs: Runs, num_tokens: int) -> bool:
-    """Return whether the first `num_tokens` tokens end inside a run."""
+    """Return whether the first `num_tokens` tokens end inside a range."""
     return any(run.position < num_tokens < run.end for run in runs)
 
 
 def align_to_item(runs: Runs, start: int, end: int) -> int:
-    """Return the end of a chunk from `start` to `end` that cuts no run with mutual attention. The chunk ends before
-    such a run; if it begins at the run or within it, it ends after the run."""
+    """Return the end of a chunk from `start` to `end` that splits no range with mutual attention. The chunk ends before
+    such a range. If the chunk begins at the range or within it, the chunk ends after it."""
     for run in runs:
         if run.is_mutual and run.position < end < run.end:
             return run.position if run.position > start else run.end
@@ -136,7 +136,7 @@ def is_whole(runs: Runs, num_prompt: int) -> bool:
 
 
 def check_media(media: Iterable[MultiModalItem], runs: Runs, num_prompt: int) -> None:
-    """Raise `InvalidRequest` unless runs are in order, within the prompt and within their media."""
+    """Raise `InvalidRequest` unless ranges are in order, within the prompt, and within the rows of their media."""
     rows = {medium.key: medium.num_rows for medium in media}
     last = 0
     for run in runs:

@@ -1,1 +1,1 @@
-"""From results of a step to events: tokens, text, stop strings, trace records."""
+"""Conversion of the results of a step to events: tokens, text, stop strings, trace records."""

@@ -1,11 +1,11 @@
-"""Aligned sampling: texts under a constraint with the probabilities that the model gives them among the allowed ones.
+"""Aligned sampling: texts under a constraint, with the model's own probabilities among the allowed texts.
 
-A mask alone distorts: a token keeps its full probability although almost everything after it may be forbidden. So each
-output keeps a trie of the probability mass that is left below the tokens that it has tried (ASAp, Park et al., arXiv
-2405.21047). A token is sampled by its probability times the known remaining share of its continuations. If the
-remaining share turns out to be smaller, the output continues with a probability equal to the ratio of the two shares,
-and otherwise begins again. Then every attempt that is kept has the exact distribution. After the last restart, the
-output continues in any case. This module knows no tokenizer and no engine.
+A mask alone distorts probabilities: a token keeps its full probability although almost everything after it may be
+forbidden. So each output keeps a trie of the probability mass that is left below the tokens that it has tried (ASAp,
+Park et al., arXiv 2405.21047). A token is sampled by its probability times the known remaining share of its
+continuations. If the remaining share turns out to be smaller, the output continues with a probability equal to the
+ratio of the two shares, and otherwise begins again. Every kept attempt then has the exact distribution. After the last
+restart, the output continues in any case. This module knows no tokenizer and no engine.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: The most nodes of a trie. A full one stays as it is, and its output begins again no more.
+#: Maximum number of nodes of a trie. A full trie no longer changes, and its output is not restarted again.
 MAX_NODES = 1 << 14
-#: The logit addend of a token below which nothing is left. It is finite, so that the token still counts as allowed.
+#: Logit bias of a token whose continuations are all forbidden. It is finite, so that the token still counts as allowed.
 _LEAST = -80.0
 
 
 @dataclass(slots=True)
 class MassNode:
-    """A tried beginning. `chance` is the probability of its last token. `left` is the share of its continuations that
-    may be allowed. `kept` is the share that the mask kept for the next token (None: not known yet)."""
+    """A beginning that was tried. `chance` is the probability of its last token. `left` is the share of its
+    continuations that may be allowed. `kept` is the share that the mask kept for the next token (None: not known
+    yet)."""
 
     chance: float = 1.0
     left: float = 1.0
@@ -31,7 +32,7 @@ class MassNode:
     children: dict[int, MassNode] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Compute `left` from the known next tokens."""
+        """Compute `left` from the children, the next tokens that were tried."""
         if self.kept is not None:
             removed = math.fsum(child.chance * (1.0 - child.left) for child in self.children.values())
             self.left = max(self.kept - removed, 0.0)
@@ -39,8 +40,8 @@ class MassNode:
 
 @dataclass(slots=True)
 class AlignedSampling:
-    """The trie of one output and the path of its text: node i follows i tokens. `random(number)` gives a number from 0
-    to 1 for each check."""
+    """The trie of one output and the path of its text: node i follows i tokens. `random(number)` returns a number from
+    0 to 1 for each check."""
 
     random: Callable[[int], float]
     restarts_left: int
@@ -50,18 +51,18 @@ class AlignedSampling:
     must_restart: bool = False
 
     def fork(self, random: Callable[[int], float]) -> AlignedSampling:
-        """Return the state of a fork, which knows nothing of earlier tries."""
+        """Return the state of a fork, which does not know earlier attempts."""
         return AlignedSampling(random, self.restarts_left, [MassNode() for _ in self.path], len(self.path))
 
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """Return the addends of the next token's logits: the logarithm of the mass that is left below each tried
-        one."""
+        """Return the biases of the next token's logits: for each tried token, the logarithm of the mass that is left
+        below it."""
         tried = self.path[-1].children.items()
         return tuple((token, max(math.log(max(child.left, 1e-300)), _LEAST)) for token, child in tried)
 
     def advance(self, token: int, chance: float, kept: float) -> bool:
         """Record the next token, of probability `chance`, where the mask kept the probability `kept`. Returns whether
-        the output continues; if not, it `must_restart`."""
+        the output continues; if not, `must_restart` is set."""
         node = self.path[-1]
         before, node.kept = node.left, kept
         for each in reversed(self.path):
@@ -81,11 +82,11 @@ class AlignedSampling:
         return True
 
     def restart(self) -> None:
-        """Begin again."""
+        """Begin the text again from its first token."""
         self.restarts_left -= 1
         self.must_restart = False
         self.truncate(0)
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first tokens of the text."""
+        """Keep only the first `num_tokens` tokens of the text."""
         del self.path[num_tokens + 1 :]

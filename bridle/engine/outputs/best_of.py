@@ -1,8 +1,8 @@
 """Ends outputs that can no longer be among the best ones of their request.
 
 Outputs are compared by their mean log-probability. The sum of log-probabilities only falls, so the best mean that an
-output can still reach is its present sum over the most tokens that it may have. Once enough finished outputs are better
-than that, the output is ended. The returned outputs are the same as without.
+output can still reach is its present sum over its maximum number of tokens. Once enough finished outputs have a better
+mean, the output is ended. The returned outputs are the same as without this module.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bridle.engine.sampling.sample_planner import Outputs
 from bridle.engine.sequence import Sequence
 from bridle.outputs import BY_ITSELF, Event, Finished, FinishReason, Forked, Rewind, TokenEvent
 
-#: Sums are not exact; only outputs that are worse by more than this are ended.
+#: Sums of floats are not exact, so only outputs that are worse by more than this are ended.
 _MARGIN = 1e-6
 
 
 @dataclass(slots=True)
 class Contest:
-    """The log-probabilities of a request's outputs by index, and the means of those that are complete, worst first."""
+    """The log-probabilities of a request's outputs by index, and the means of complete outputs, worst first."""
 
     num_wanted: int
     scores: dict[int, list[float]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Contest:
 
 
 class BestOf:
-    """The contests of live requests whose `keep_best` is less than their number of outputs."""
+    """The contests of live requests that return fewer outputs (`keep_best`) than they generate."""
 
     def __init__(self, progress: OutputProcessor, outputs: Mapping[str, Outputs]) -> None:
         self._progress = progress
@@ -65,12 +65,12 @@ class BestOf:
         self.live: dict[str, Contest] = {}
 
     def open(self, request: Request) -> None:
-        """Begin the contest of a request, if it has one."""
+        """Begin the contest of a request, if it keeps fewer outputs than it generates."""
         if 0 < request.sampling.keep_best < request.sampling.n:
             self.live[request.id] = Contest(request.sampling.keep_best)
 
     def end_losers(self, events: Iterable[Event]) -> None:
-        """Record the events of a step, and end the outputs that have lost."""
+        """Record the events of a step, and end the outputs that cannot be among the best any more."""
         for event in list(events):
             if (contest := self.live.get(event.request_id)) is not None:
                 contest.add(event)

@@ -1,4 +1,4 @@
-"""Decides about a run of forced tokens that is less likely than a request allows."""
+"""Handles a run of forced tokens that is less likely than a request allows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from bridle.errors import ControllerError
 
 
 def apply_floor(seq: Sequence, progress: OutputProcessor) -> bool:
-    """Apply the request's action to the output if a run is below its floor. Returns whether other tokens follow than
-    those that were sampled in this step."""
+    """Apply the request's action to an output with a run below its floor. Returns whether the tokens sampled in this
+    step are replaced by other tokens."""
     run, seq.output.unlikely = seq.output.unlikely, None
     meter, action = seq.output.meter, seq.sampling.on_constraint_floor
     assert run is not None and meter is not None
@@ -33,11 +33,11 @@ def _refusal(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> Contro
 
 
 def _rewind(seq: Sequence, run: ForcedRun, progress: OutputProcessor) -> None:
-    """Take back the run with the token before it, which is not sampled there again."""
+    """Roll back the run and the token before it, which is banned at its position."""
     output, position = seq.output, run.start - 1
     token, num_tokens = seq.tokens[position], len(seq.tokens) - position
     assert output.meter is not None
-    output.ending = None  # it may have waited for this score
+    output.ending = None  # the ending may have waited for this score
     progress.rewind(seq, num_tokens)
     output.meter.usage.rewound_runs += 1
     output.bans.setdefault(position, set()).add(token)

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field, replace
 from bridle.constraint_usage import ConstraintUsage, ForcedText
 from bridle.engine.interfaces import TextDecoder
 
-#: How often an output takes another way because of an unlikely run. Later runs are only counted.
+#: Maximum number of times that an output is rolled back because of an unlikely run. Later unlikely runs are only
+#: counted.
 MAX_FLOOR_REWINDS = 32
 
 
 @dataclass(slots=True)
 class ForcedRun:
-    """The tokens from position `start` on, of which the first `num_scored` have the log-probability `logprob`."""
+    """The forced tokens from position `start` on. The first `num_scored` of them have the log-probability `logprob`
+    together."""
 
     start: int
     tokens: tuple[int, ...] = ()
@@ -30,14 +32,15 @@ class ForcedRun:
 
     @property
     def end(self) -> int:
-        """The position after the last token."""
+        """Return the position after the last token."""
         return self.start + len(self.tokens)
 
 
 @dataclass(slots=True)
 class ConstraintMeter:
-    """The figures of one output so far. `floor` is the least log-probability of a run that is not counted as a failure.
-    Positions count all tokens of the sequence. `num_chosen` tokens of an option are still to come."""
+    """The figures of one output so far. `floor` is the minimum log-probability of a run; a run below it counts as a
+    failure. Positions count all tokens of the sequence. `num_chosen` tokens of a sampled option are still to be
+    appended."""
 
     floor: float | None = None
     usage: ConstraintUsage = field(default_factory=ConstraintUsage)
@@ -46,7 +49,7 @@ class ConstraintMeter:
     is_given_up: bool = False
 
     def copy(self) -> ConstraintMeter:
-        """The state of a fork, which counts only its own sampled tokens."""
+        """Return the state for a fork, which counts only its own sampled tokens."""
         runs = [replace(run) for run in self.runs]
         return ConstraintMeter(self.floor, ConstraintUsage(), runs, self.num_chosen, self.is_given_up)
 
@@ -65,7 +68,7 @@ class ConstraintMeter:
             self.runs.append(ForcedRun(position, (token,)))
 
     def add_score(self, position: int, logprob: float) -> ForcedRun | None:
-        """Record the log-probability of a token. Returns the run that is known now to be below the floor."""
+        """Record the log-probability of a token. Returns the run if this score shows that it is below the floor."""
         run = next((run for run in reversed(self.runs) if run.start <= position), None)
         if run is None or position != run.start + run.num_scored or position >= run.end:
             return None
@@ -84,7 +87,7 @@ class ConstraintMeter:
         return not self.is_given_up and self.usage.rewound_runs < MAX_FLOOR_REWINDS
 
     def report(self, decoder: TextDecoder | None, tokens: Sequence[int], start: int) -> ConstraintUsage:
-        """The figures of the complete output, which are the `tokens` from `start` on."""
+        """Return the figures of the complete output, which consists of the `tokens` from `start` on."""
         scored = [run for run in self.runs if run.num_scored == len(run.tokens)]
         least = min(scored, key=lambda run: run.logprob, default=None)
         usage = replace(self.usage, forced_runs=len(scored), runs_below_floor=sum(run.is_below for run in scored))
@@ -96,7 +99,7 @@ class ConstraintMeter:
 
 
 def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun) -> str:
-    """The text of a run among the `tokens` of its sequence."""
+    """Return the text of a run of forced tokens among the `tokens` of its sequence."""
     if decoder is None:
         return ""
     state = decoder.open(tokens[max(run.start - 1, 0) : run.start], False)
@@ -104,7 +107,7 @@ def run_text(decoder: TextDecoder | None, tokens: Sequence[int], run: ForcedRun)
 
 
 def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) -> int:
-    """Count the tokens from `start` on that the tokenizer would not write at their place of the same text."""
+    """Count the tokens from `start` on that the tokenizer would not produce at the same position of the same text."""
     lead = tokens[max(start - 1, 0) : start]  # some tokenizers treat the beginning of a text differently
     placed, text = _placed(decoder, lead, tokens[start:])
     written, _ = _placed(decoder, lead, decoder.tokens_of(text))
@@ -112,7 +115,7 @@ def num_noncanonical(decoder: TextDecoder, tokens: Sequence[int], start: int) ->
 
 
 def _placed(decoder: TextDecoder, lead: Sequence[int], tokens: Sequence[int]) -> tuple[set[tuple[int, int, int]], str]:
-    """The tokens, each with the place where it ends and its number among those that end there; and their text."""
+    """Return the tokens, each with its end in the text and its number among tokens with the same end; and the text."""
     state, parts, end, same = decoder.open(lead, False), list[str](), 0, 0
     found = set[tuple[int, int, int]]()
     for token in tokens:

@@ -1,4 +1,4 @@
-"""The visible text of an output that first spells the end of its prompt again (see `sampling.token_healing`)."""
+"""The visible text of an output that first repeats the removed end of its prompt (see `sampling.token_healing`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class HealedText:
     def __init__(self, state: TextState, num_chars: int, num_known: int = 0) -> None:
         self._state = state
         self._num_chars = num_chars
-        self._num_known = num_known  # characters that came, hidden ones included
+        self._num_known = num_known  # characters so far, hidden ones included
 
     @property
     def is_waiting(self) -> bool:
@@ -19,21 +19,21 @@ class HealedText:
         return self._state.is_waiting
 
     def push(self, token: int) -> str:
-        """Append a token; returns the visible characters that became certain."""
+        """Append a token. Returns the visible characters that became certain."""
         return self._shown(self._state.push(token))
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back; returns how many visible characters disappear."""
+        """Roll back the last tokens. Returns how many visible characters disappear."""
         num_before = self._num_visible
         self._num_known -= self._state.rewind(num_tokens)
         return num_before - self._num_visible
 
     def flush(self) -> str:
-        """End the text; returns the rest of it."""
+        """End the text. Returns its remaining visible characters."""
         return self._shown(self._state.flush())
 
     def copy(self) -> HealedText:
-        """An independent text in the same state."""
+        """Return an independent text in the same state."""
         return HealedText(self._state.copy(), self._num_chars, self._num_known)
 
     @property

@@ -1,8 +1,8 @@
 """Applies the results of a step to the sequences, and creates the events that report them.
 
 It appends sampled and forced tokens, rolls tokens back, checks the stopping criteria, fills in log-probabilities and
-ends outputs. All changes to a sequence's tokens go through here, so the counts are kept here. This module knows nothing
-of controllers and devices.
+ends outputs. All changes to a sequence's tokens are made here, so the counts are kept here. This module does not know
+controllers or devices.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from bridle.outputs import (
 )
 
 _NO_TEXT = Released("")
-#: Endings that come at once, even if the client still lacks scores.
+#: Reasons that end an output at once, even if the client still waits for scores.
 _ABRUPT = frozenset({FinishReason.ERROR, FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.OUTRANKED})
 
 
 class OutputProcessor:
     """Changes sequences and collects the events of the step under way.
 
-    `on_finish(seq, event)` gets each `Finished` event; the engine decides when to send it.
+    `on_finish(seq, event)` receives each `Finished` event; the engine decides when to send it.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class OutputProcessor:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def begin(self, seq: Sequence) -> None:
-        """Begin a sequence whose prompt is final. Tokens that another engine generated for it give no events, since the
-        client has them."""
+        """Begin a sequence whose prompt is final. Tokens that another engine generated for it give no events, because
+        the client already has them."""
         seq.output.usage.prompt_tokens = seq.num_prompt
         self._statistics.num_prompt_tokens += seq.num_prompt
         if seq.sampling.measures_constraint:
@@ -89,7 +89,7 @@ class OutputProcessor:
                 seq.output.text.num_told = len(seq.request.generated)
 
     def _open_text(self, seq: Sequence) -> None:
-        """Start the text of a sequence that has generated nothing yet."""
+        """Start the text of a sequence that has not generated any token yet."""
         if self._decoder is None or not (seq.request.detokenize or seq.request.guard):
             return
         state, healing = self._decoder.open(seq.tokens, seq.sampling.skip_special_tokens), seq.request.healing
@@ -102,7 +102,7 @@ class OutputProcessor:
         )
 
     def append(self, seq: Sequence, token: int, logprob: Logprob | None = None, *, forced: bool) -> bool:
-        """Append one token; returns whether it ends the output."""
+        """Append one token. Returns whether it ends the output."""
         output, wants_logprobs = seq.output, seq.sampling.logprobs is not None
         is_scored = not forced and (logprob is not None or not wants_logprobs)
         seq.tokens.append(token)
@@ -143,8 +143,8 @@ class OutputProcessor:
         return self._check_stop(seq, stop) or (hit is not None and self.policing.end_by(seq, hit))
 
     def append_plain(self, seq: Sequence, token: int, logprob: Logprob | None) -> bool:
-        """Append a sampled token to a sequence without trace and meter. Most tokens of most servers come this way, so
-        it has to be quick. Returns False if other tokens are to be sampled instead."""
+        """Append a sampled token to a sequence without trace and meter. This is the path of most tokens, so it must be
+        fast. Returns False if other tokens are to be sampled instead."""
         output, text = seq.output, seq.output.text
         if seq.sampling.logprobs is not None or not output.prompt_sent or (text is not None and not text.is_plain):
             self.append(seq, token, logprob, forced=False)
@@ -179,7 +179,7 @@ class OutputProcessor:
             seq.output.meter.usage.add_removed(draw.taken)
 
     def spell(self, seq: Sequence, run: ForcedRun) -> str:
-        """The text of a run of forced tokens."""
+        """Return the text of a run of forced tokens."""
         return run_text(self._decoder, seq.tokens, run)
 
     def count_replaced(self, seq: Sequence) -> None:
@@ -189,14 +189,14 @@ class OutputProcessor:
         self._statistics.num_rewound_tokens += 1
 
     def count_drafts(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Count the drafts of one step, and those of them that were sampled."""
+        """Count the draft tokens of one step, and those of them that were accepted."""
         seq.output.usage.drafted_tokens += num_drafted
         seq.output.usage.accepted_tokens += num_right
         self._statistics.num_drafted_tokens += num_drafted
         self._statistics.num_accepted_tokens += num_right
 
     def rewind(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back the last `num_tokens` tokens, prompt tokens too if there are not enough others."""
+        """Roll back the last `num_tokens` tokens. If the output has fewer tokens, prompt tokens are rolled back too."""
         if num_tokens == 0:
             return
         output = seq.output
@@ -231,7 +231,7 @@ class OutputProcessor:
             self.events.append(Rewind(seq.request.id, seq.index, num_told, num_chars))
 
     def restart(self, seq: Sequence) -> None:
-        """Take the whole output back, so that its text begins again."""
+        """Roll back the whole output, so that its text begins again."""
         assert seq.output.aligned is not None
         seq.output.ending, num_tokens = None, seq.num_generated
         self.rewind(seq, num_tokens)
@@ -239,13 +239,14 @@ class OutputProcessor:
         self.policing.note_change(seq, num_tokens)
 
     def force(self, seq: Sequence, tokens: Iterable[int]) -> bool:
-        """Append tokens that were not sampled, up to one that ends the output. If a policy replaces a part of the
-        text, the rest still follows. Returns False, and drops the rest, if other tokens are to be sampled."""
+        """Append tokens that were not sampled, up to one that ends the output. If a policy replaces a part of the text,
+        the remaining tokens still follow. If other tokens are to be sampled, drop the remaining tokens and return
+        False."""
         waiting, num_spelled, num_retries = deque(tokens), 0, seq.output.num_retries
         while waiting:
             if num_spelled:
                 num_spelled -= 1
-            else:  # however many matches there are among them, all of them are one attempt
+            else:  # several matches among these tokens count as one attempt
                 seq.output.num_retries = min(seq.output.num_retries, num_retries)
             has_ended = self.append(seq, waiting.popleft(), forced=True)
             if seq.output.num_banned:
@@ -290,7 +291,8 @@ class OutputProcessor:
         return logprob.spelled(self._decoder.token_text)
 
     def note_prompt(self, seq: Sequence) -> None:
-        """Report to the client, once, that the prompt was computed, unless its scores are still missing."""
+        """Report to the client, once, that the prompt was computed. Does nothing while scores of the prompt are
+        missing."""
         wants_scores = seq.sampling.prompt_logprobs is not None
         if seq.output.prompt_sent or (wants_scores and seq.output.num_scored < seq.num_prompt):
             return
@@ -317,9 +319,9 @@ class OutputProcessor:
             self._send_all(seq)
 
     def note_progress(self, sequences: Iterable[Sequence]) -> None:
-        """Report the progress of prompts that a step has computed in part."""
+        """Report the progress of prompts of which a step has computed a part."""
         for seq in sequences:
-            is_begun = seq.kv.num_computed > 0  # else it was preempted meanwhile
+            is_begun = seq.kv.num_computed > 0  # False if the sequence was preempted meanwhile
             if is_begun and not (seq.output.prompt_sent or seq.is_finished):
                 num_cached = seq.kv.num_cached
                 num_computed = max(min(seq.kv.num_computed, seq.num_prompt) - num_cached, 0)
@@ -334,14 +336,14 @@ class OutputProcessor:
             self.events.append(event)
 
     def _send_all(self, seq: Sequence) -> None:
-        """Send the tokens that were held back, without scores."""
+        """Send all tokens that were held back, without scores."""
         while seq.output.unsent:
             self._send(seq, seq.output.unsent.pop(0), None)
 
     # -- endings -----------------------------------------------------------------------------------------
 
     def _check_stop(self, seq: Sequence, stop_string: str | None) -> bool:
-        """End the output if its newest token completes it; returns whether it does."""
+        """End the output if its newest token completes it. Returns whether it does."""
         if seq.tokens[-1] in seq.stop_ids:
             self.finish(seq, FinishReason.STOP, seq.tokens[-1])
         elif stop_string is not None:
@@ -353,7 +355,8 @@ class OutputProcessor:
         return True
 
     def _check_criteria(self, seq: Sequence) -> bool:
-        """End the output if one of the user's own criteria says so, or fails: that ends its request, not the engine."""
+        """End the output if one of the user's own criteria says so. A criterion that raises ends its request, not the
+        engine."""
         for criterion in seq.request.stopping:
             try:
                 stop = criterion(seq.tokens, seq.num_prompt)
@@ -369,7 +372,7 @@ class OutputProcessor:
     def finish(
         self, seq: Sequence, reason: FinishReason, stop: int | str | None = None, error: BridleError | None = None
     ) -> None:
-        """End the output: now, or once the scores that the client asked for are known."""
+        """End the output: now, or once the scores are known that the client asked for."""
         if seq.is_finished:
             return
         guard = seq.request.guard
@@ -403,7 +406,7 @@ class OutputProcessor:
         self._on_finish(seq, event)
 
     def drop_held(self, seq: Sequence, num_tokens: int) -> None:
-        """Roll back the last `num_tokens` held tokens, and the text of the others."""
+        """Roll back the last `num_tokens` held tokens, and the text of the other held tokens."""
         output = seq.output
         kept = len(output.held) - num_tokens
         if seq.trace is not None:
@@ -415,12 +418,12 @@ class OutputProcessor:
         self._statistics.num_rewound_tokens += num_tokens
 
     def embed(self, seq: Sequence, vector: array[float]) -> None:
-        """Send the vector of a computed prompt, and end the output, whose request asked only for that."""
+        """Send the vector of a computed prompt, and end the output, because its request asks only for the vector."""
         self.events.append(Embedded(seq.request.id, seq.index, vector))
         self.finish(seq, FinishReason.STOP)
 
     def finish_when_scored(self, seq: Sequence) -> None:
-        """End an output that waited only for its scores."""
+        """End an output that waited only for its scores, if they are complete."""
         if seq.output.ending is not None and not seq.wants_scores:
             reason, stop = seq.output.ending
             self.finish(seq, reason, stop)
@@ -430,7 +433,7 @@ class OutputProcessor:
         self.finish(seq, FinishReason.ERROR, error=error)
 
     def fail_by_controller(self, seq: Sequence, error: BridleError) -> None:
-        """End the output with the error of its controller."""
+        """End the output with its controller's error."""
         guard = seq.request.guard
         self.fail(seq, error if guard is None else guard.clean_error(error))
 
@@ -449,7 +452,7 @@ class OutputProcessor:
         self.events.append(Forked(child.request.id, child.index, parent.index, num_told, text))
 
     def take_events(self) -> list[Event]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         events = self.events.copy()
         self.events.clear()
         return events

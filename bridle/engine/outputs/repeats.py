@@ -1,4 +1,5 @@
-"""Parts of a text that must not come twice, such as calls of tools: each becomes a stop string once it is complete."""
+"""Parts of a text that must not be repeated, such as tool calls. Each part becomes a stop string once it is
+complete."""
 
 from __future__ import annotations
 
@@ -6,29 +7,29 @@ from dataclasses import dataclass, field
 
 from bridle.engine.request import RepeatMarks
 
-#: What is remembered of one output: so many parts, each of at most so many characters.
+#: Limits for one output: number of remembered parts, and characters of each part.
 MAX_PARTS, MAX_CHARS = 64, 16_384
 
 
 @dataclass(slots=True)
 class Repeats:
-    """The parts that an output has so far, each with the place where it ends."""
+    """The complete parts of an output so far, each with the position where it ends."""
 
     marks: RepeatMarks
     parts: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that would end the output."""
+        """Return the texts that would end the output."""
         return tuple(text for _, text in self.parts)
 
     def changes(self, recent: str) -> bool:
-        """Return whether one of the marks is among the latest characters."""
+        """Return whether a mark that completes or resets parts is among the latest characters."""
         return self.marks.closing in recent or bool(self.marks.restart and self.marks.restart in recent)
 
     def add(self, tail: str, base: int, num_new: int) -> None:
-        """Record the parts that the last `num_new` characters complete. `tail` is the end of the text, which begins at
-        `base`."""
+        """Record the parts that the last `num_new` characters complete. `tail` is the end of the text, and begins at
+        position `base`."""
         marks = self.marks
         if marks.restart and tail.find(marks.restart, max(len(tail) - num_new - len(marks.restart) + 1, 0)) >= 0:
             self.parts.clear()
@@ -44,5 +45,5 @@ class Repeats:
         self.parts = [part for part in self.parts if part[0] <= num_chars]
 
     def copy(self) -> Repeats:
-        """An independent copy, for a fork."""
+        """Return an independent copy, for a fork."""
         return Repeats(self.marks, self.parts.copy())

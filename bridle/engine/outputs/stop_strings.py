@@ -1,8 +1,8 @@
-"""The text of one output: finds stop strings and banned phrases, and holds text back that might still become one.
+"""The text of one output: finds stop strings and banned phrases, and holds back text that may still become one of them.
 
-It sits between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string is held
-until the next tokens decide. A rewind removes held text first, and reports how much of the released text disappears.
-This module knows nothing of wire formats.
+This text lies between the detokenizer (`TextState`) and the events. Text that could be the beginning of a stop string
+is held until the next tokens decide. A rewind removes held text first, and reports how much of the released text
+disappears. This module does not know wire formats.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bridle.engine.guardrails.guardrails import GuardrailMatch, TextRule
 from bridle.engine.interfaces import TextState
 from bridle.engine.outputs.repeats import MAX_CHARS, Repeats
 
-#: The reason of an end that came because a part of the text came a second time.
+#: Stop reason of an output that repeated a part of its text.
 REPEATED = "repeated"
 
 
 class Released(NamedTuple):
-    """The effect of one token on the text: `text` is released now, `stop` is the stop string that it completes.
+    """The effect of one token on the text. `text` is released now; `stop` is the stop string that the token completes.
 
     `num_taken` counts characters released earlier that turn out to belong to the stop string. This is possible only
     after a rewind changed the text after them. `num_banned` counts the last tokens to remove, because the text has a
-    banned phrase or a match `hit` of an operator's rule; nothing is released then. A `hit` without them ends the
+    banned phrase or a match `hit` of an operator's rule; nothing is released then. A `hit` with `num_banned` 0 ends the
     output.
     """
 
@@ -55,25 +55,26 @@ class OutputText:
         self._repeats = repeats
         self._banned = tuple(banned)
         self._include_stop = include_stop
-        self.may_go = bool(banned) or watch is not None  # so tokens are told only once none of their text has to go
+        # if True, tokens are sent only once none of their text may be removed
+        self.may_go = bool(banned) or watch is not None
         self._renew_stops()
         self._pieces: list[str] = []  # characters that became certain with each token
         self._num_chars = 0
         self._num_released = 0
-        self._is_closed = False  # a stop string ended it
+        self._is_closed = False  # True once a stop string ended the text
         self.closed_by = "", ""  # name and version of the policy that changed its end
-        # Of each token where the text ends after it, whether it was forced, and whether it ends inside of a character;
-        # kept only where tokens may have to go.
+        # For each token: where the text ends after it, whether it was forced, and whether it ends inside a character.
+        # Kept only if tokens may have to be removed.
         self._ends: list[int] = []
         self._forced: list[bool] = []
         self._is_cut: list[bool] = []
-        self.num_told = 0  # tokens that the client knows, which do not go
-        self.goes_by_last = False  # a banned phrase goes by its last token that was sampled, not by its first
+        self.num_told = 0  # tokens that were sent to the client and stay
+        self.goes_by_last = False  # ban a phrase's last sampled token, not its first
 
     @property
     def num_settled(self) -> int:
-        """Return how many tokens have all of their text released, with no suffix that could become a stop string or
-        a banned phrase if the later tokens were removed."""
+        """Return how many tokens have all of their text released. No end of this text could become a stop string or a
+        banned phrase if the later tokens were removed."""
         count = bisect_right(self._ends, self._num_released)
         while self.num_told < count < len(self._ends) and self._partial_match(self._until(self._ends[count - 1])):
             count -= 1
@@ -85,7 +86,7 @@ class OutputText:
         return count
 
     def split(self, hidden: str, num_after: int, num_tokens: int) -> list[str]:
-        """Split `hidden`, text that is released but not sent, into the text of each of the next `num_tokens` tokens and
+        """Split `hidden`, which is released but unsent text, into the text of each of the next `num_tokens` tokens and
         the text after them. `num_after` released characters follow `hidden`."""
         start = self._num_released - num_after - len(hidden)
         ends = self._ends[self.num_told : self.num_told + num_tokens]
@@ -94,7 +95,7 @@ class OutputText:
         return [hidden[begin:stop] for begin, stop in pairwise(places)]
 
     def push(self, token: int, forced: bool = False) -> Released:
-        """Append a token. A token that was `forced` stays, even if it completes a banned phrase."""
+        """Append a token. A `forced` token stays, even if it completes a banned phrase."""
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
@@ -104,7 +105,7 @@ class OutputText:
             self._is_cut.append(self._state.is_waiting)
         hit = None if self._watch is None else self._watch.push(piece)
         if hit is not None and hit.is_replaced and self._num_until(hit.end) is None:
-            hit = None  # it is found again with the rest of that character
+            hit = None  # the match is found again with the remaining bytes of that character
         if hit is not None and isinstance(hit.rule, TextRule):
             return Released("", num_banned=self._num_hit(hit), hit=hit)
         if self._window:
@@ -114,7 +115,7 @@ class OutputText:
         return Released(piece, hit=hit)
 
     def push_plain(self, token: int) -> str:
-        """Append a token to a text that `is_plain`. Returns the text that is released."""
+        """Append a token to a text that `is_plain`. Returns the released text."""
         piece = self._state.push(token)
         self._pieces.append(piece)
         self._num_chars += len(piece)
@@ -122,7 +123,7 @@ class OutputText:
         return piece
 
     def _num_hit(self, hit: GuardrailMatch) -> int:
-        """Return how many tokens a match removes. If other tokens are to be sampled, the first removed token is a
+        """Return how many tokens a match removes. If other tokens are to be sampled, the first removed token must be a
         sampled one, if there is any. If the match is replaced, no character may be split."""
         first = first_token(self._ends, hit.start, self.num_told)
         while hit.is_replaced and first > self.num_told and self._is_cut[first - 1]:
@@ -137,8 +138,8 @@ class OutputText:
         return not self._forced[-num_tokens]
 
     def around(self, hit: GuardrailMatch, num_tokens: int) -> tuple[str, str, int]:
-        """Return the text before a match in the last `num_tokens` tokens, the text after it in the tokens in which
-        it ends, and the number of tokens after those."""
+        """Return the text before a match in the last `num_tokens` tokens, the text after the match in its last tokens,
+        and the number of tokens after those."""
         assert self._watch is not None
         begin = self._ends[-num_tokens - 1] if num_tokens < len(self._ends) else 0
         num_until = self._num_until(hit.end) or len(self._ends)
@@ -146,14 +147,14 @@ class OutputText:
         return self._watch.slice(begin, hit.start), behind, len(self._ends) - num_until
 
     def _num_until(self, end: int) -> int | None:
-        """Return how many tokens contain the text up to `end` without splitting a character; None if the last one
-        would."""
+        """Return how many tokens contain the text up to `end` without splitting a character; None if the last token
+        would split one."""
         first = bisect_left(self._ends, end)
         return next((at + 1 for at in range(first, len(self._ends)) if not self._is_cut[at]), None)
 
     def close(self, hidden: str) -> tuple[int, str] | None:
-        """End the text, so that possible matches count. Returns the number of tokens to remove, and the text that
-        replaces these and all `hidden` text; None if nothing is removed."""
+        """End the text, so that possible matches count as matches. Returns the number of tokens to remove, and the text
+        that replaces them and all `hidden` text. None if nothing is removed."""
         hit = None if self._watch is None else self._watch.pending(self._num_chars)
         if self._watch is None or hit is None or hit.start >= self._num_chars:
             return None
@@ -170,7 +171,7 @@ class OutputText:
     def rewind(self, num_tokens: int, num_unsent: int = 0) -> int:
         """Roll back tokens. Returns the number of released characters that disappear.
 
-        The last `num_unsent` released characters never left the engine; those among them that stay are held again.
+        The last `num_unsent` released characters were not sent to the client. Those of them that stay are held again.
         """
         if num_tokens == 0:
             return 0
@@ -188,7 +189,8 @@ class OutputText:
         return visible - self._num_released
 
     def flush(self) -> str:
-        """End the output; returns the text that was still held, or nothing if a stop string ended it."""
+        """End the output. Returns the text that was still held, or an empty string if a stop string ended the
+        output."""
         if self._is_closed:
             return ""
         tail = self._state.flush()
@@ -200,11 +202,11 @@ class OutputText:
         return self._tail(num_held) if num_held else ""
 
     def released_text(self, num_unsent: int = 0) -> str:
-        """All text released so far, but for the last `num_unsent` characters of it."""
+        """Return all text released so far, except its last `num_unsent` characters."""
         return "".join(self._pieces)[: self._num_released - num_unsent]
 
     def copy(self) -> OutputText:
-        """An independent copy, for a fork."""
+        """Return an independent copy, for a fork."""
         watch = None if self._watch is None else self._watch.copy()
         repeats = None if self._repeats is None else self._repeats.copy()
         twin = OutputText(self._state.copy(), self._own_stop, self._include_stop, self._banned, watch, repeats)
@@ -238,49 +240,50 @@ class OutputText:
         return Released(tail[start:end])
 
     def _renew_stops(self) -> None:
-        """Determine the stop strings that end the text now, and how many characters of it have to be searched."""
+        """Compute the stop strings that end the text now, and the number of characters to search for them."""
         parts = () if self._repeats is None else self._repeats.texts
         marks = () if self._repeats is None else self._repeats.marks
         self._stop = (*self._own_stop, *parts)
         self._window = max(map(len, (*self._stop, *self._banned, *marks)), default=0)
-        #: Whether text is released as it comes, because nothing is looked for in it.
+        #: Whether text is released at once, because it is not searched for anything.
         self.is_plain = not self._window and not self.may_go
 
     def _note_part(self, repeats: Repeats, num_new: int) -> None:
-        """Remember a part that is complete, so that it does not come again."""
+        """Remember a part that is complete, so that its repetition ends the output."""
         if repeats.changes(self._tail(num_new + self._window)):
             tail = self._tail(num_new + MAX_CHARS)
             repeats.add(tail, self._num_chars - len(tail), num_new)
             self._renew_stops()
 
     def _cut(self, tail: str, base: int, end: int, stop: str) -> Released:
-        """End the text `end` characters into `tail`."""
+        """End the text after the first `end` characters of `tail`."""
         start = self._num_released - base
         self._num_chars = self._num_released = base + end
         self._is_closed = True
         return Released(tail[start:end], stop, max(start - end, 0))
 
     def _num_banned(self, tail: str, base: int, new_from: int) -> int:
-        """Return how many tokens to remove so that no banned phrase ends in the new text, 0 for none. The first of
-        them is one of the phrase that was sampled; a phrase that was forced as a whole stays."""
+        """Return how many tokens to remove so that no banned phrase ends in the new text; 0 if none does. The first
+        removed token is a sampled one of the phrase. A phrase that was forced as a whole stays."""
         most = 0
         for phrase in self._banned:
             start = tail.find(phrase, max(new_from - len(phrase) + 1, 0))
             if start < 0:
                 continue
-            token = max(bisect_right(self._ends, base + start), self.num_told)  # the first that ends after the start
+            # the first token that ends after the phrase's start
+            token = max(bisect_right(self._ends, base + start), self.num_told)
             drawn = [at for at in range(token, len(self._ends)) if not self._forced[at]]
             if drawn:
                 most = max(most, len(self._ends) - drawn[-1 if self.goes_by_last else 0])
         return most
 
     def num_since_drawn(self) -> int:
-        """Return how many tokens are removed with the last sampled and unsent token; 0 if there is none."""
+        """Return the number of tokens from the last sampled, unsent token to the end; 0 if there is no such token."""
         drawn = [at for at in range(self.num_told, len(self._ends)) if not self._forced[at]]
         return len(self._ends) - drawn[-1] if drawn else 0
 
     def _partial_match(self, tail: str) -> int:
-        """Length of the longest end of `tail` that begins a stop string or a banned phrase."""
+        """Return the length of the longest end of `tail` that begins a stop string or a banned phrase."""
         best = 0
         for stop in (*self._stop, *self._banned):
             for length in range(min(len(stop) - 1, len(tail)), best, -1):
@@ -296,7 +299,7 @@ class OutputText:
         return tail[: len(tail) - num_after]
 
     def _tail(self, num_chars: int) -> str:
-        """The last `num_chars` characters (fewer if there are not as many)."""
+        """Return the last `num_chars` characters, or the whole text if it is shorter."""
         if num_chars <= 0:
             return ""
         parts: list[str] = []
@@ -310,7 +313,7 @@ class OutputText:
 
 
 def _find_first(texts: Sequence[str], tail: str, new_from: int) -> tuple[int, str] | None:
-    """Find the text that begins first among those that end in the new text."""
+    """Return end and text of the first beginning match among the `texts` that end in the new text."""
     found: tuple[int, str] | None = None
     for text in texts:
         start = tail.find(text, max(new_from - len(text) + 1, 0))

@@ -1,7 +1,7 @@
 """Creates the records of traced outputs when their events happen.
 
-A sequence that is not traced has no `TraceState`, and callers check that alone. So this module
-is not called for it. It knows nothing of formats and files.
+An untraced sequence has no `TraceState`. Callers check this, so this module costs such sequences nothing. It does not
+know formats and files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from bridle.outputs import TOKEN_KINDS, Finished, Traced
 
 
 class TraceRecorder:
-    """Records the events of outputs that have a `TraceState`; all methods are for those. `emit` gets the events.
+    """Records the events of outputs that have a `TraceState`. All methods are for traced outputs only. `emit` receives
+    the events.
 
-    `num_live` requests are traced now, and have `num_live_records`; the engine reports its steps only while there is
-    one. `num_records` were ever made, and `num_cut` were not, because a request or all of them had too many.
+    `num_live` requests are traced now, and have `num_live_records`. The engine reports its steps only while a request
+    is traced. `num_records` is the number of records made so far. `num_cut` records were dropped, because one request
+    or all requests had too many.
     """
 
     def __init__(self, emit: Callable[[Traced], None], decoder: TextDecoder | None) -> None:
@@ -31,7 +33,7 @@ class TraceRecorder:
         self._decoder = decoder
         self.num_live = 0
         self.num_live_records = self.num_cut = 0
-        self._num_over = 0  # records of requests that have ended
+        self._num_over = 0  # records of ended requests
         self._step = 0
         self._cost: traces.Cost | None = None
 
@@ -42,17 +44,17 @@ class TraceRecorder:
     # -- requests and steps ------------------------------------------------------------------------------
 
     def begin(self, seq: Output) -> None:
-        """Trace the first sequence of a request."""
+        """Begin to trace the first sequence of a request."""
         self.num_live += 1
         seq.trace = TraceState(TraceBudget(), seq.request.controller_name)
 
     def begin_step(self, step: int) -> None:
-        """Record that a step begins: forced tokens of its beginning cost no forward pass."""
+        """Record that a step begins. Tokens forced before its forward pass have no cost."""
         self._step, self._cost = step, None
 
     def compute(self, scheduled: Sequence[Scheduled], num_tokens: int, times: Sequence[float]) -> None:
-        """Record the work of a step and its times: before and after forward, after control, after sampling. This is the
-        cost of its tokens."""
+        """Record the work of a step and its times: before and after forward, after control, after sampling. These are
+        the cost of the step's tokens."""
         began, computed, steered, sampled = times
         self._cost = traces.Cost(len(scheduled), num_tokens, computed - began, steered - computed, sampled - steered)
         for item in scheduled:
@@ -62,8 +64,8 @@ class TraceRecorder:
                 continue
             start, end = item.row.start, item.end
             if end - start == 1 and start >= trace.num_seen and end == len(seq.tokens):
-                trace.num_seen = end  # the usual case: the record of the token that is sampled says it all
-            elif not seq.is_finished:  # its controller may have failed meanwhile
+                trace.num_seen = end  # the usual case: the record of the sampled token is enough
+            elif not seq.is_finished:  # the output may have failed meanwhile
                 self._chunk(item, trace)
 
     def _chunk(self, item: Scheduled, trace: TraceState) -> None:
@@ -78,7 +80,7 @@ class TraceRecorder:
     # -- tokens ------------------------------------------------------------------------------------------
 
     def drawn(self, seq: Output, row: SampleRow, result: StepResult, number: int, *, is_draft: bool) -> None:
-        """Record the distribution of the next token."""
+        """Record the distribution from which the next token is sampled."""
         _traced(seq).drawn = row.bias, is_draft, result.draws, number
 
     def token(self, seq: Output, token: int, text: str, *, forced: bool) -> None:
@@ -88,7 +90,7 @@ class TraceRecorder:
             return
         decoder = self._decoder if request.detokenize else None
         at = len(seq.tokens) - seq.num_prompt - 1
-        made: traces.Later  # one flat tuple, so that there is little for the collector of garbage to go through
+        made: traces.Later  # one flat tuple, which costs the garbage collector little
         if forced:
             made = _forced_token, decoder, index, self._step, at, token, text, trace.by, trace.answered
         else:
@@ -98,7 +100,7 @@ class TraceRecorder:
         self._emit(Traced(request.id, index, made))
 
     def replaced(self, seq: Output, token: int) -> None:
-        """Record a sampled token whose place a splice takes."""
+        """Record a sampled token that a splice replaces."""
         trace = _traced(seq)
         _, _, draws, number = trace.drawn
         draw = _draw_of(self._decoder if seq.request.detokenize else None, draws, number)
@@ -112,7 +114,7 @@ class TraceRecorder:
         self._add(seq, traces.RewindRecord(seq.index, self._step, num_tokens, num_chars, num_prompt, trace.by))
 
     def prompt(self, seq: Output) -> None:
-        """Record that the prompt is computed."""
+        """Record that the prompt was computed."""
         if not self._has_room(_traced(seq).room):
             return
         decoder = self._decoder if seq.request.detokenize else None
@@ -144,7 +146,7 @@ class TraceRecorder:
     # -- controllers -------------------------------------------------------------------------------------
 
     def opened(self, seq: Output) -> None:
-        """Record the meaning of the controllers' names."""
+        """Record which modules the controllers' names stand for."""
         pool = seq.control.pool
         _traced(seq).modules = pool.modules_of(seq.request) if pool is not None else ()
 
@@ -172,7 +174,7 @@ class TraceRecorder:
         return [traces.LogRecord(seq.index, self._step, answer.log), *wrote] if answer.log else wrote
 
     def held(self, seq: Output, decision: Decision | None, now: float) -> None:
-        """Record one more step in which the controller holds the output: by its decision, or because it is late."""
+        """Record one more step in which the controller holds up the output: by its decision, or because it is late."""
         trace = _traced(seq)
         if trace.wait is None:
             names = () if decision is None else tuple(name for name, _ in decision.waits_for or ())
@@ -181,7 +183,7 @@ class TraceRecorder:
         trace.wait.seconds = now - trace.waits_since
 
     def resumed(self, seq: Output, now: float) -> None:
-        """Record the wait that has ended, if there was one."""
+        """Record the end of the output's wait, if it waited."""
         trace = _traced(seq)
         if trace.wait is not None:
             trace.wait.seconds = now - trace.waits_since
@@ -199,7 +201,7 @@ class TraceRecorder:
             self._emit(Traced(seq.request.id, seq.index, record))
 
     def _has_room(self, room: TraceBudget) -> bool:
-        """Reserve room for one more record. Returns whether there is any."""
+        """Reserve room for one more record. Returns whether there was room."""
         if room.num_records >= room.most_records or self.num_live_records >= traces.MAX_LIVE_RECORDS:
             self._cut(room)
             return False
@@ -215,7 +217,7 @@ class TraceRecorder:
         return self._decoder.token_text(token) if self._decoder is not None and seq.request.detokenize else ""
 
 
-# -- records that are made when they are read: a step only notes what they are made of ------------------------
+# -- records are made when they are read; a step only notes their parts ------------------------------------
 
 
 def _prompt(
