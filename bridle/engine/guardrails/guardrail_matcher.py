@@ -177,8 +177,8 @@ class GuardrailMatcher:
 
 
 def _twins(rules: Sequence[TextRule]) -> dict[int, int]:
-    """Map each rule for normalized text that equals a rule for the text as seen, apart from the reading: number to
-    number."""
+    """Map the number of each rule for folded text to the number of its twin, if there is one: the same rule for text as
+    seen."""
     seen = {rule: number for number, rule in enumerate(rules) if rule.reading == "seen"}
     pairs = ((number, seen.get(replace(rule, reading="seen"), number)) for number, rule in enumerate(rules))
     return {number: twin for number, twin in pairs if twin < number}

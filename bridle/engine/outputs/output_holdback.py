@@ -86,8 +86,8 @@ def find_alternative(seq: Sequence) -> bool:
     """Return whether another continuation may exist after bans left no token to sample.
 
     Bans on the first token of a phrase may forbid too much. So these bans are removed, and until text is released,
-    phrases are banned at their last token, which excludes no other text. If no token is left even then, the token
-    before this position is banned.
+    phrases are banned at their last token, which excludes no other text. If no token is left even then, the last
+    sampled token before this position is banned.
     """
     text, meter = seq.output.text, seq.output.meter
     if not seq.output.bans.get(len(seq.tokens)):

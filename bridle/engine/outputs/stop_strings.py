@@ -313,7 +313,8 @@ class OutputText:
 
 
 def _find_first(texts: Sequence[str], tail: str, new_from: int) -> tuple[int, str] | None:
-    """Return end and text of the first beginning match among the `texts` that end in the new text."""
+    """Return start and text of the match that begins first, among the `texts` that end in the new text; None without a
+    match."""
     found: tuple[int, str] | None = None
     for text in texts:
         start = tail.find(text, max(new_from - len(text) + 1, 0))

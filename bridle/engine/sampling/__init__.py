@@ -1,1 +1,1 @@
-"""From decisions and logits to sampled tokens: the rows from which tokens are sampled."""
+"""Sampling: from decisions and logits to sampled tokens, by rows that each sample one token."""

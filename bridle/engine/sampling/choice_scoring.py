@@ -1,9 +1,9 @@
 """Choices: scores whole options after a prompt, and continues each output with the option that it samples.
 
-When the prompt is computed, its last logits row scores how the options begin. The rest is scored by *probes*: forks of
-the sequence that share its KV, hold the tokens of an option, and sample nothing. All of them are computed in the next
-steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each samples an option, whose
-tokens are forced. Options of one token each need no probe, and no further step.
+When the prompt is computed, its last logits row scores the first tokens of the options. Their other tokens are scored
+by *probes*: forks of the sequence that share its KV, hold the tokens of an option, and sample nothing. All probes are
+computed in the next steps, as many at a time as a step takes sequences. Meanwhile the outputs wait. Then each output
+samples an option, whose tokens are forced. Options of one token each need no probe, and no further step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridle.errors import BridleError
 from bridle.outputs import OPTIONS, FinishReason, Logprob, Stored
 from bridle.sampling import SamplingParams
 
-#: Sampling parameters that restrict single tokens, which options as a whole cannot follow.
+#: Sampling parameters that restrict single tokens; a choice of whole options cannot apply them.
 RESTRICTING = (
     "logit_bias",
     "bad_words_ids",
@@ -35,7 +35,7 @@ RESTRICTING = (
     "watermark",
     "aligned",
 )
-#: Keeps draws of options apart from forks.
+#: Keeps the random keys of choices apart from those of forks.
 _ORDINAL = 1 << 40
 
 
@@ -46,19 +46,20 @@ class PendingChoice:
     options: Options
     trie: TokenTrie
     owners: list[Sequence]
-    num_tokens: int  # of the prompt, which the options follow
-    sampling: SamplingParams | None = None  # the controller's, in place of those of the owners
+    num_tokens: int  # tokens of the prompt, before the options
+    sampling: SamplingParams | None = None  # the controller's parameters, in place of the owners' parameters
     probes: dict[int, tuple[Sequence, Probe]] = field(default_factory=dict)
-    unbegun: list[Probe] = field(default_factory=list)  # probes that there was no room for
-    take: Callable[[Sequence, Tokens], None] | None = None  # continues an owner by its option; None: it is forced
+    unbegun: list[Probe] = field(default_factory=list)  # probes that did not fit into the executor yet
+    # continues an owner with its option; None: the option is forced
+    take: Callable[[Sequence, Tokens], None] | None = None
 
 
-#: For each score of a batch that belongs to a choice: the node that it is for.
+#: For each score of a batch that belongs to a choice: the choice and the trie node that is scored.
 Wanted = list[tuple[PendingChoice, int]]
 
 
 class ChoiceScorer:
-    """Begins choices while rows are planned, and ends them when everything is scored."""
+    """Begins choices while rows are planned, and ends a choice when all its options are scored."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ChoiceScorer:
         new_id: Callable[[], int],
         max_probes: int | None = None,
     ) -> None:
-        self._max_probes = max_probes  # of a backend with a fixed number of sequences; None: no limit
+        self._max_probes = max_probes  # limit of a backend with a fixed number of sequences; None: no limit
         self._scheduler = scheduler
         self._steering = steering
         self._progress = progress
@@ -78,13 +79,13 @@ class ChoiceScorer:
 
     @property
     def probe_ids(self) -> set[int]:
-        """The ids of the probes, which are queued and belong to no output."""
+        """Return the ids of the probes. Probes are queued, but belong to no output."""
         return set(self._by_probe)
 
     # -- before sampling ---------------------------------------------------------------------------------
 
     def begin(self, item: Scheduled, owners: list[Sequence], options: Options, batch: SampleBatch) -> Wanted:
-        """Begin a choice after the last token of a row. Returns the nodes of the scores that are added to `batch`."""
+        """Begin a choice after the last token of a row. Returns the nodes for which scores are added to `batch`."""
         trie = TokenTrie(options.tokens)
         answer = item.seq.control.answer
         choice = PendingChoice(options, trie, owners, item.end, answer.branches[0].sampling if answer else None)
@@ -103,7 +104,8 @@ class ChoiceScorer:
         take: Callable[[Sequence, Tokens], None],
     ) -> None:
         """Begin a choice after the last token of `parent`, among options whose first tokens have known
-        log-probabilities and are all different. One of them at least has more tokens. `take` continues each owner."""
+        log-probabilities and are all different. At least one option must have more tokens. `take` continues each owner
+        with its option."""
         trie = TokenTrie(tuple(options))
         trie.logprobs = {trie.children[0][tokens[0]]: logprob for tokens, logprob in options.items()}
         choice = PendingChoice(Options(tuple(options)), trie, owners, len(parent.tokens), sampling, take=take)
@@ -117,8 +119,8 @@ class ChoiceScorer:
         self._begin_probes(choice, parent)
 
     def _begin_probes(self, choice: PendingChoice, parent: Sequence) -> None:
-        """Fork as many of the probes that have not begun as there is room for. A parent that was preempted has no KV
-        to share, so its probes are computed from their first token."""
+        """Fork the waiting probes for which there is room. A parent that was preempted has no KV to share, so its
+        probes are computed from their first token."""
         num_free = len(choice.unbegun) if self._max_probes is None else self._max_probes - len(self._by_probe)
         if not choice.unbegun or num_free < 1:
             return
@@ -144,10 +146,10 @@ class ChoiceScorer:
             self._by_probe[seq.id] = choice
 
     def score(self, item: Scheduled, batch: SampleBatch) -> Wanted:
-        """Add the scores that can be read from a probe's row."""
+        """Add the scores that a probe's row gives to `batch`."""
         choice = self._by_probe[item.seq.id]
         probe, wanted = choice.probes[item.seq.id][1], Wanted()
-        first = max(item.seq.output.num_scored, item.row.start + 1)  # what a preemption repeats is known
+        first = max(item.seq.output.num_scored, item.row.start + 1)  # scores of recomputed tokens are known
         for depth in range(first - choice.num_tokens, item.end - choice.num_tokens + 1):
             node = probe.nodes.get(depth)
             if node is not None:
@@ -156,7 +158,7 @@ class ChoiceScorer:
         return wanted
 
     def undo(self, owner: Sequence) -> None:
-        """Forget the choice that began in a failed step; it begins again with its row."""
+        """Forget the choice of `owner` that began in a failed step. It begins again with its row."""
         choice = self._by_owner.get(owner.id)
         if choice is not None:
             self._drop_probes(choice)
@@ -167,7 +169,7 @@ class ChoiceScorer:
     # -- after sampling ----------------------------------------------------------------------------------
 
     def take(self, wanted: Wanted, scores: list[list[Logprob]], scheduled: list[Scheduled]) -> None:
-        """Record the scores of a step, and end the choices that have all of theirs."""
+        """Record the scores of a step, and end the choices whose scores are complete."""
         for (choice, node), (score,) in zip(wanted, scores, strict=True):
             choice.trie.logprobs[node] = score.logprob
         touched = dict.fromkeys(choice for choice, _ in wanted)
@@ -184,7 +186,7 @@ class ChoiceScorer:
         self._begin_more()
 
     def _begin_more(self) -> None:
-        """Give the room of probes that ended to those that have not begun, oldest choice first."""
+        """Begin waiting probes in place of probes that ended, oldest choice first."""
         if self._max_probes is not None:
             for choice in dict.fromkeys(self._by_owner.values()):
                 self._begin_probes(choice, choice.owners[0])
@@ -219,7 +221,7 @@ class ChoiceScorer:
                 self._begin_more()
 
     def fail(self, probe: Sequence, error: BridleError | None) -> None:
-        """End the outputs whose probe failed, with its error."""
+        """End the outputs whose probe failed, with the probe's error."""
         choice = self._by_probe.pop(probe.id, None)
         if choice is None:
             return
@@ -243,15 +245,15 @@ class ChoiceScorer:
 
 
 def can_choose(seq: Sequence, options: Options) -> bool:
-    """Return whether `seq` can choose among these options of its controller now. They must fit, and be scored: no
-    policy reads the text, and no single tokens are restricted."""
+    """Return whether `seq` can choose among its controller's options now. They must fit into the output, no policy may
+    apply to its text, and no parameter may restrict single tokens."""
     if len(seq.tokens) + options.longest > seq.max_len:
         return False
     return seq.request.guard is None and not any(getattr(seq.sampling, name) for name in RESTRICTING)
 
 
 def _ask(choice: PendingChoice, seq_id: int, row: int, node: int, batch: SampleBatch) -> Wanted:
-    """Request the log-probabilities of all edges after `node`, which logits row `row` predicts."""
+    """Request the log-probabilities of all edges after `node`. Logits row `row` predicts these tokens."""
     edges = choice.trie.children[node]
     batch.scores += [ScoreRun(seq_id, row, (token,)) for token in edges]
     return [(choice, child) for child in edges.values()]

@@ -1,9 +1,9 @@
-"""Lookahead: the text that a mask forces after a token counts when that token is chosen.
+"""Lookahead: a token is chosen with regard to the text that a mask forces after it.
 
-A mask may allow a likely token after which the grammar leaves only one way on, and the model may find that way
-improbable. For a request with `lookahead` a second row of the step gives the best allowed tokens. If something is
-forced after one of them, the candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The
-sampled candidate enters the output like any sampled token, and its controller forces the rest.
+A mask may allow a likely token after which the grammar forces text that the model finds improbable. For a request with
+`lookahead`, a second row of the step gives the best allowed tokens. If tokens are forced after one of them, the
+candidates are options of a choice, which `ChoiceScorer` scores in one packed step. The sampled candidate enters the
+output like any sampled token, and its controller forces the tokens after it.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from bridle.engine.sequence import Sequence
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
-#: The most tokens that are compared by what is forced after them.
+#: Maximum number of candidates that are compared by the tokens forced after them.
 NUM_CANDIDATES = 8
 _LOOK = SamplingParams(temperature=0.0, logprobs=NUM_CANDIDATES, logprobs_mode="processed")
 
 
 def looks_ahead(branches: Vector[Branch]) -> bool:
-    """Return whether a sequence with these branches samples its next token with regard to the tokens that are forced
-    after it."""
+    """Return whether a sequence with these branches chooses its next token with regard to the tokens forced after
+    it."""
     first = branches[0]
     is_drawn = first.sample and first.mask is not None and not first.splices
     return is_drawn and all(branch is first for branch in branches)
 
 
 def candidate_row(row: SampleRow) -> SampleRow:
-    """Return the row that gives the best tokens under mask and bias, from the logits from which `row` samples."""
+    """Return a row that gives the best tokens under the mask and bias of `row`, from the same logits."""
     bias = (*row.sampling.logit_bias.items(), *row.bias)
     return replace(row, sampling=_LOOK, bias=bias, mu=None, num_traced=0)
 
 
 def options_with_forced(seq: Sequence, candidates: Logprob | None) -> dict[Tokens, float]:
     """Return the candidates, each with the tokens that are forced after it, and the log-probability of the candidate
-    alone. There are none if nothing is forced after any."""
+    alone. The result is empty if no token is forced after any candidate."""
     pool, room = seq.control.pool, seq.max_len - len(seq.tokens) - 1
     if candidates is None or pool is None or room <= 0 or not seq.kv.block_table:
         return {}

@@ -11,7 +11,7 @@ _UNIT = 1 << 64
 
 
 def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """The probabilities of the options among themselves; a temperature of 0 gives the best one all."""
+    """Return the probabilities of the options relative to each other. With temperature 0 the best option gets all."""
     best = max(scores)
     if temperature <= 0.0:
         first = scores.index(best)
@@ -22,7 +22,7 @@ def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[flo
 
 
 def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) -> int:
-    """The number of the option that `random`, below 2**64, selects: by temperature, top_k, top_p and min_p."""
+    """Return the number of the option that `random`, below 2**64, selects by temperature, top_k, top_p and min_p."""
     chances = probabilities(scores, sampling.temperature)
     order = sorted(range(len(chances)), key=lambda number: -chances[number])
     kept = _kept(order, chances, sampling)
@@ -35,7 +35,7 @@ def draw_option(scores: Sequence[float], sampling: SamplingParams, random: int) 
 
 
 def _kept(order: list[int], chances: list[float], sampling: SamplingParams) -> list[int]:
-    """Those of `order`, best first, that may be sampled."""
+    """Return the options of `order`, best first, that may be sampled."""
     most = sampling.top_k if sampling.top_k > 0 else len(order)
     least = sampling.min_p * chances[order[0]]
     kept, total = list[int](), 0.0

@@ -1,7 +1,7 @@
-"""Ids of a model without a token: those behind the vocabulary, if logits are longer, and gaps in it.
+"""Token ids without a token: ids past the vocabulary, if a model's logits are longer, and gaps in the vocabulary.
 
-A model reads them in prompts, and they are never sampled. This module knows no tokenizer;
-`bridle.serving.models.vocab_checks` finds them.
+A model accepts these ids in prompts, and they are never sampled. This module knows no tokenizer;
+`bridle.serving.models.vocab_checks` finds the ids.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bridle.engine.control.decision import mask_allows
 
 @dataclass(frozen=True, slots=True)
 class PaddedVocab:
-    """`spans` are the ranges of such ids, in order: the first id of each, and one past its last."""
+    """`spans` are the ranges of ids without a token, in order: the first id of each range, and one past its last."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, tokens: Iterable[int]) -> PaddedVocab:
-        """Build from ids in any order."""
+        """Return the spans of ids that may be in any order."""
         spans: list[tuple[int, int]] = []
         for token in sorted(set(tokens)):
             first = spans.pop()[0] if spans and spans[-1][1] == token else token
@@ -31,19 +31,19 @@ class PaddedVocab:
 
     @classmethod
     def from_bounds(cls, bounds: Sequence[int]) -> PaddedVocab:
-        """Build from the result of `bounds`. Raises `ValueError` for invalid bounds."""
+        """Return the spans from the flat list that `bounds` gives. Raises `ValueError` for invalid bounds."""
         if len(bounds) % 2 or any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(f"{len(bounds)} numbers are not pairs of bounds of ids")
         return cls(tuple(zip(bounds[::2], bounds[1::2], strict=True)))
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Return the first and last bounds of all spans as one flat list."""
+        """Return the bounds of all spans as one flat list: first id, one past the last, and so on."""
         return tuple(chain.from_iterable(self.spans))
 
     @property
     def end(self) -> int:
-        """Return one more than the last of these ids; 0 if there are none."""
+        """Return one more than the last id without a token; 0 if there are none."""
         return self.spans[-1][1] if self.spans else 0
 
     def __bool__(self) -> bool:
@@ -57,7 +57,7 @@ class PaddedVocab:
         return chain.from_iterable(range(*span) for span in self.spans)
 
     def among(self, tokens: Iterable[int]) -> set[int]:
-        """Return those of `tokens` that are among these ids."""
+        """Return those of `tokens` that are ids without a token."""
         return set(self).intersection(tokens) if self.spans else set()
 
     def end_of(self, vocab_size: int) -> int:
@@ -65,15 +65,16 @@ class PaddedVocab:
         return self.spans[-1][0] if self.spans and self.end >= vocab_size else vocab_size
 
     def resized(self, vocab_size: int, known: int) -> PaddedVocab:
-        """Return the ids for a model with `vocab_size` ids, of which only the first `known` are described here."""
+        """Return the ids without a token for a model with `vocab_size` ids. Ids from `known` on have no token."""
         return PaddedVocab.of(chain((token for token in self if token < known), range(known, vocab_size)))
 
     def bar(self, mask: bytes, vocab_size: int) -> bool:
-        """Return whether `mask` allows only these ids below `vocab_size` (padding bits do not count)."""
+        """Return whether `mask` allows only ids without a token, among ids below `vocab_size` (padding bits do not
+        count)."""
         allowed = mask.lstrip(b"\0")
         first = 8 * (len(mask) - len(allowed))
         if any(mask_allows(mask, token) and token not in self for token in range(first, min(first + 8, vocab_size))):
-            return False  # what nearly every mask is known by
+            return False  # this already decides nearly every mask
         bits = int.from_bytes(mask, "little") & ((1 << vocab_size) - 1)
         for first, end in self.spans:
             bits &= ~(((1 << (end - first)) - 1) << first)

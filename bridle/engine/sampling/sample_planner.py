@@ -1,9 +1,9 @@
 """Plans the rows that are sampled for each branch, and applies the sampled tokens.
 
-A sequence whose last token was computed owns a logits row. Its controller's decision, if there is one, says how it
-continues. One branch samples or splices; several fork it, and all rows of a fork name the same logits row. `branch`
-runs before sampling and may create sequences, `commit` applies the results, and `undo` removes the forks of a failed
-step.
+A sequence whose last token was computed owns a logits row. Its controller's decision, if there is one, says how the
+sequence continues. One branch samples or splices; several branches fork the sequence, and all rows of a fork name the
+same logits row. `branch` runs before sampling and may create sequences, `commit` applies the results, and `undo`
+removes the forks of a failed step.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from bridle.errors import BridleError, ControllerError, InvalidRequest
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
-#: Accepted drafts, and the number of those that were guessed.
+#: Accepted draft tokens, and how many of them were guessed.
 _Accepted = tuple[AcceptedDrafts, int]
 
 
 @dataclass(slots=True)
 class Outputs:
-    """The outputs of one request: the live ones by sequence id, and the number of all."""
+    """The outputs of one request: live ones by sequence id, and the number of outputs created so far."""
 
     sequences: dict[int, Sequence]
     num_created: int = 1
@@ -60,16 +60,16 @@ class PlannedSamples:
 
     batch: SampleBatch
     draws: list[AnyDraw] = field(default_factory=list)
-    looks_ahead: bool = False  # whether a draw has candidates of which what is forced after them counts
+    looks_ahead: bool = False  # whether a candidate's forced tokens affect a draw
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
     spread: list[Sequence] = field(default_factory=list)  # sequences that got forks for their request's n outputs
     choices: Wanted = field(default_factory=list)  # what the last scores of the batch are for
     choosing: list[Sequence] = field(default_factory=list)  # sequences that begin a choice
-    embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # whose logits row is wanted as it was
+    embeds: list[tuple[Sequence, int]] = field(default_factory=list)  # with the logits row of the wanted vector
 
 
 class SamplePlanner:
-    """Turns decisions into sampling rows and forks, and results into tokens."""
+    """Turns decisions into sampling rows and forks, and results into sampled tokens."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class SamplePlanner:
                 draws.is_plain
                 and not (item.drafts or seq.output.bans)
                 and (seq.control.pool is None or (seq.control.just_draws and not seq.probes))
-            ):  # nearly all, so it has to be quick
+            ):  # true for nearly all sequences, so this path has to be quick
                 item.sample_row = len(rows)
                 out.draws.append(item)
                 rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, draws.num_draws))
@@ -128,8 +128,7 @@ class SamplePlanner:
             self._draw_one(seq, branches[0], item, out)
             return
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
-        num_own = len(branches)
-        if spreads:  # a single forced splice needs no row, and was applied before
+        if spreads:  # a single forced splice needs no row; it is already applied
             branches *= seq.sampling.n
         if not branches or (len(branches) > 1 and not self._may_have(seq, len(branches))):
             return
@@ -173,13 +172,13 @@ class SamplePlanner:
         rows.append(SampleRow(seq.id, item.last_logit, seq.sampling, seq.key, number, mask, bias))
 
     def _is_simple(self, seq: Sequence, branch: Branch, item: Scheduled) -> bool:
-        """Return whether a controlled sequence samples from one row, as it does in nearly all steps but its first."""
+        """Return whether a controlled sequence samples from one row, as in nearly all steps but its first."""
         answer = seq.control.answer
         has_more = item.drafts or seq.sampling.lookahead or answer is None or answer.options is not None
         return branch.sample and seq.draws.was_forked and not has_more
 
     def _may_have(self, seq: Sequence, num_branches: int) -> bool:
-        """Return whether the request may have `num_branches - 1` more outputs; if not, the sequence fails."""
+        """Return whether the request may have `num_branches - 1` more outputs. If not, the sequence fails."""
         total = self._outputs[seq.request.id].num_created + num_branches - 1
         limit = max(self._max_outputs, seq.sampling.n)
         if total > limit:
@@ -220,9 +219,10 @@ class SamplePlanner:
     def commit(
         self, scheduled: list[Scheduled], out: PlannedSamples, result: StepResult, vectors: Vectors[array[float]] = ()
     ) -> None:
-        """Apply the results: scores first, then new outputs, then tokens; `vectors` are those of `out.embeds`."""
+        """Apply the results: scores first, then new outputs, then tokens. `vectors` are the vectors for
+        `out.embeds`."""
         num_known = len(result.scores) - len(out.choices)
-        changed = set[int]()  # sequences that take another way than the sampled one
+        changed = set[int]()  # sequences that continue with other tokens than the sampled one
         runs = zip(out.batch.scores[:num_known], result.scores[:num_known], strict=True)
         self._note_scores(scheduled, {run.seq_id: values for run, values in runs}, changed)
         for (seq, _), vector in zip(out.embeds, vectors, strict=True):
@@ -236,8 +236,8 @@ class SamplePlanner:
             self.choices.take(out.choices, result.scores[num_known:], scheduled)
 
     def _note_scores(self, scheduled: list[Scheduled], scores: Mapping[int, list[Logprob]], changed: set[int]) -> None:
-        """Record computed prompts and the log-probabilities of known tokens, and end the outputs that these rule
-        out."""
+        """Record computed prompts and the log-probabilities of known tokens. End outputs that are waiting only for
+        these, or that they rule out."""
         for item in scheduled:
             seq = item.seq
             if (seq.output.prompt_sent and seq.output.unlikely is None and not scores) or seq.is_finished:
@@ -253,7 +253,7 @@ class SamplePlanner:
                 self._apply_floor(seq, changed)
 
     def _take_draws(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> dict[int, _Accepted]:
-        """Apply the sampled tokens. Returns the accepted drafts by sequence."""
+        """Apply the sampled tokens. Returns the accepted draft tokens by sequence id."""
         accepted: dict[int, _Accepted] = {}
         for draw in out.draws:
             seq, row = draw.seq, draw.sample_row
@@ -306,14 +306,14 @@ class SamplePlanner:
                 self._scheduler.commit_drafts(item, right.num_tokens, num_drafted, right.num_drawn)
 
     def _is_kept(self, seq: Sequence, result: StepResult, row: int) -> bool:
-        """Return whether an output that has to follow the model's distribution continues with its token."""
+        """Return whether an output with aligned sampling keeps its sampled token."""
         odds, token = result.draws[row] if result.draws else None, result.tokens[row]
         if seq.output.aligned is None or odds is None or token < 0:
             return True
         return seq.output.aligned.advance(token, math.exp(odds.before.logprob), 1.0 - odds.taken)
 
     def _restart(self, seq: Sequence, changed: set[int]) -> None:
-        """Begin an output again if it has to."""
+        """Restart an output whose aligned sampling requires it."""
         if seq.is_finished or seq.output.aligned is None or not seq.output.aligned.must_restart:
             return
         changed.add(seq.id)
@@ -322,7 +322,8 @@ class SamplePlanner:
         self._steering.report(seq)
 
     def _look_ahead(self, out: PlannedSamples, result: StepResult, changed: set[int]) -> set[int]:
-        """Begin the choices of tokens after which something is forced. Returns the sequences that wait for them."""
+        """Begin choices for sampled tokens whose candidates have forced tokens after them. Returns the ids of the
+        sequences that wait for a choice."""
         by_row: dict[int, list[PlannedDraw]] = {}
         for draw in out.draws:
             if isinstance(draw, PlannedDraw) and draw.look is not None and draw.seq.id not in changed:
@@ -344,15 +345,15 @@ class SamplePlanner:
         return waiting
 
     def _accept_candidate(self, draws: Mapping[int, PlannedDraw], seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Apply a token that was sampled with regard to the tokens after it. A wanted log-probability is computed
-        later."""
+        """Apply a token that was chosen with regard to the tokens forced after it. If its log-probability is wanted, it
+        is computed later."""
         self._accept(draws[seq.id], tokens[0], None)
         if not seq.is_finished:
             seq.clamp_computed()
 
     def _apply_floor(self, seq: Sequence, changed: set[int]) -> None:
         """Act on an unlikely run of forced tokens. `changed` gets the sequences that continue with other tokens than
-        the sampled ones. A controller that is late is waited for, because it still computes with these tokens."""
+        the sampled ones. If a controller is late, wait for it first, because it still computes with the old tokens."""
         if seq.output.unlikely is None or seq.control.awaits_answer or not apply_floor(seq, self._progress):
             return
         changed.add(seq.id)
@@ -410,13 +411,13 @@ def draws_next(item: Scheduled) -> bool:
 
 
 def score_run(item: Scheduled) -> ScoreRun | None:
-    """Return the known tokens whose log-probabilities can be read from this row's logits."""
+    """Return the known tokens whose log-probabilities can be read from this row's logits, or None."""
     seq = item.seq
     first = max(seq.output.num_scored, item.row.start + 1)
     last = min(item.end + 1, seq.num_to_score)
     if first >= last:
         return None
-    logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first of them
+    logits_start = item.last_logit + first - item.end  # position `first - 1` predicts the first known token
     num_top = max(seq.sampling.prompt_logprobs or 0, seq.sampling.logprobs or 0)
     return ScoreRun(seq.id, logits_start, tuple(seq.tokens[first:last]), num_top)
 
@@ -445,5 +446,5 @@ def _nothing_left(seq: Sequence) -> BridleError:
 
 
 def _is_draftable(branch: Branch) -> bool:
-    """Return whether drafts that were computed after the branch may be right."""
+    """Return whether draft tokens that were computed after the branch can be right."""
     return not branch.splices and branch.control_vectors is None

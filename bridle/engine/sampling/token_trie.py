@@ -1,4 +1,4 @@
-"""A trie of the token sequences among which one is chosen: each edge is scored once, however many sequences share it.
+"""A trie of the token sequences among which one is chosen. Sequences share edges, and each edge is scored once.
 
 Node 0 is the root. A *probe* is a path of tokens that must go through the model, so that its logits rows score the
 edges after each of its nodes. Edges of the root need no probe: the end of the prompt predicts them. This module knows
@@ -12,20 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Tokens = tuple[int, ...]
-#: What is left of a probability that its longer options have used up by rounding.
+#: Minimum probability that an option keeps after its longer options are subtracted, because of rounding.
 _LEAST = 1e-12
 
 
 @dataclass(slots=True)
 class Probe:
-    """Tokens from the root to a node, and the nodes on the way whose edges this probe scores, by their depth."""
+    """Tokens from the root to a node. `nodes` are the nodes on the path whose edges this probe scores, by depth."""
 
     tokens: Tokens
     nodes: dict[int, int] = field(default_factory=dict)
 
 
 class TokenTrie:
-    """The trie of `options`, none of which is empty. `logprobs[node]` is that of the edge to a node, once known."""
+    """The trie of `options`, none of which is empty. `logprobs[node]` is the log-probability of the edge to a node,
+    once known."""
 
     def __init__(self, options: Sequence[Tokens]) -> None:
         self.children: list[dict[int, int]] = [{}]
@@ -46,7 +47,7 @@ class TokenTrie:
         return node
 
     def probes(self) -> list[Probe]:
-        """The fewest paths whose nodes cover every edge that does not begin at the root."""
+        """Return the smallest set of paths whose nodes cover every edge that does not begin at the root."""
         made: list[Probe] = []
         covered: set[int] = set()
         for node, edges in enumerate(self.children):
@@ -66,16 +67,16 @@ class TokenTrie:
         return path[::-1]
 
     def scores(self) -> list[float]:
-        """The log-probability of each option: that the text begins with its tokens, and with those of no longer
-        option. Without the second part, an option would always be likelier than those that it begins."""
+        """Return the log-probability of each option: that the text begins with its tokens, and with those of no longer
+        option. Without the second condition, an option would always be likelier than the options that it begins."""
         totals = [0.0] * len(self.children)
-        for node in range(1, len(self.children)):  # parents come first
+        for node in range(1, len(self.children)):  # parents come before their children
             totals[node] = totals[self._parents[node]] + self.logprobs[node]
         longer = self._longer()
         return [totals[node] + _without(longer[node] - totals[node]) for node in self.ends]
 
     def _longer(self) -> list[float]:
-        """For each node, the log-probability of all options below it, counted from the root."""
+        """Return, for each node, the log-probability of all options below it, counted from the root."""
         totals, ends = [0.0] * len(self.children), set(self.ends)
         for node in range(1, len(self.children)):
             totals[node] = totals[self._parents[node]] + self.logprobs[node]
@@ -87,11 +88,11 @@ class TokenTrie:
 
 
 def _sum(one: float, other: float) -> float:
-    """The logarithm of the sum of two probabilities."""
+    """Return the logarithm of the sum of two probabilities that are given as logarithms."""
     high, low = max(one, other), min(one, other)
     return high if low == -math.inf else high + math.log1p(math.exp(low - high))
 
 
 def _without(share: float) -> float:
-    """The logarithm of 1 minus a share that is given as a logarithm."""
+    """Return the logarithm of 1 minus a probability that is given as a logarithm."""
     return math.log(max(1.0 - math.exp(share), _LEAST)) if share > -math.inf else 0.0

@@ -1,12 +1,12 @@
 """Decides which waiting sequences are admitted, in which order, and when.
 
-The order is by level, but no level waits for ever. Within a level the order is that of urgency, so that tenants share
-there. Between levels, the one comes first whose oldest member is due first: a level is worth a number of seconds of
+The order is by level, but no level waits for ever. Within a level the order is by urgency, so that tenants share the
+level. Between levels, the level whose oldest member is due first comes first: a level is worth a number of seconds of
 waiting. So a request of a higher level may overtake one of a lower level, but only if it came at most that much later.
-A sequence that is admitted before others of a higher level gets that level, so that these do not preempt it at once.
+A sequence that is admitted before sequences of a higher level gets that level, so that they do not preempt it at once.
 
 A prompt delays every running stream. So it may have to wait: until enough prompts wait together, or until the streams
-have run long enough without a delay. `PrefillGate` decides this, and only counts.
+have run long enough without a delay. `PrefillGate` decides this, and only counts steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def admission_order(waiting: Sequence[TokenSequence], seconds: float) -> list[To
 
 
 def overtaken_levels(order: Sequence[TokenSequence]) -> list[int]:
-    """For each place in the order, the highest level (the smallest number) among the sequences that are ready there or
-    after it."""
+    """Return, for each position in the order, the highest level (the smallest number) among the ready sequences from
+    there on."""
     ready = [seq.queue.level if seq.is_ready else _NOBODY for seq in reversed(order)]
     return list(accumulate(ready, min))[::-1]
 
@@ -39,8 +39,8 @@ _NOBODY = 1 << 30
 
 
 def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tuple[float, int, TokenSequence]]:
-    """Return each member with the date at which its level would be due if it were the first. The dates are
-    increasing, which merging needs."""
+    """Return each member with the time at which its level would be due if the member were the first. The times are
+    increasing, because merging needs sorted input."""
     ages = (seq.queue.queued_at or 0.0 for seq in reversed(members))
     oldest = reversed(list(accumulate(ages, min)))
     dates: Iterable[float] = (level * seconds + since for since in oldest)
@@ -48,15 +48,15 @@ def _dated(level: int, members: list[TokenSequence], seconds: float) -> list[tup
 
 
 class PrefillGate:
-    """Let prompts into a step if nothing decodes, or if `ratio` times as many prompts are queued as sequences decode.
-    Let them in as well after `max_steps` decoding steps in a row without a prompt."""
+    """Admits prompts to a step if nothing decodes, or if `ratio` times as many prompts are queued as sequences decode.
+    Also admits prompts after `max_steps` decoding steps in a row without a prompt."""
 
     def __init__(self, ratio: float = 0.0, max_steps: int = 0) -> None:
         self.ratio = ratio
         self.max_steps = max_steps
-        #: Whether no prompt ever waits, so that nothing need be counted.
+        #: Whether prompts never wait, so that steps need not be counted.
         self.is_always_open = ratio == 0 or max_steps == 0
-        self._num_steps = 0  # of decoding alone, in a row
+        self._num_steps = 0  # steps of decoding alone, in a row
 
     def is_open(self, num_queued: int, num_decoding: int) -> bool:
         """Return whether queued prompts may be admitted now."""

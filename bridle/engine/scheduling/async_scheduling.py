@@ -1,6 +1,6 @@
 """Overlapped steps: a step is planned and computed before the tokens of the previous one are known.
 
-This is the order of a step over an `AsyncExecutor`, whose device continues working while the engine does other things:
+A step over an `AsyncExecutor`, whose device continues to compute while the engine does other work, has this order:
 
     draw(k)                       its masks are there
     plan(k+1), forward(k+1)       the tokens of k have names: the device has them
@@ -8,13 +8,12 @@ This is the order of a step over an `AsyncExecutor`, whose device continues work
     collect(k+1), branch(k+1)     what controllers answer, up to the end of forward(k+1) and a grace
     draw(k+1)
 
-Nothing of this changes an output. A row whose sequence turns out to have ended, or to continue after other tokens than
-were planned, was computed in vain. The valid part of its KV is kept, and the rest is written again. Blocks that such a
-sequence gives back are written by later steps only, and the device does its work in order. Blocks are hashed once their
-tokens are known.
+This order never changes an output. A row is computed in vain if its sequence has ended, or continues after other tokens
+than were planned. The valid part of its KV is kept, and the remaining KV is written again. Blocks that such a sequence
+releases are written only by later steps, and the device works in order. Blocks are hashed once their tokens are known.
 
-Some steps wait for the tokens before them: those of sequences that may have several at once, because they have drafts
-or because their controllers spliced last time. So forced tokens that come in a row cost no further step.
+Some steps wait for the tokens before them: those of sequences that may get several tokens at once, because they have
+drafts or because their controllers spliced last time. So several forced tokens in a row cost no further step.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.verifier import AnyDraw, row_of
 from bridle.errors import InternalError
 
-#: Answers that come while the device computes are looked for this often, in seconds.
+#: Seconds between two checks for controllers' answers while the device computes.
 _LOOK = 0.0005
 
 
 @dataclass(slots=True)
 class InFlightStep:
     """A step between its plan and its tokens. `planned`, `began`, `computed` and `steered` are times of the engine's
-    clock: before planning, before and after the launch, and before sampling. `rows` are the valid ones of
-    `scheduled`."""
+    clock: before planning, before and after the launch, and before sampling. `rows` are the rows of `scheduled` that
+    are still valid."""
 
     plan: StepPlan
     scheduled: list[Scheduled]
@@ -50,15 +49,15 @@ class InFlightStep:
     computed: float = 0.0
     steered: float = 0.0
     rows: list[Scheduled] = field(default_factory=list)
-    #: Of each row: how many tokens its sequence had, those with names included, and how many of them are needed.
+    #: For each row: the number of tokens of its sequence, placeholders included, and the number of needed tokens.
     sizes: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCallbacks:
-    """Callbacks of the engine at the end of a step, in any order of steps: `conclude` counts a finished step and
-    applies its tokens; `recover` continues after a failed one; `embed` returns the vectors of a step; `wait` comes
-    before a wait for the device."""
+    """Callbacks of the engine at the end of a step. `conclude` counts a finished step and applies its tokens. `recover`
+    continues after a failed step. `embed` returns the vectors of a step. `wait` is called before the engine waits for
+    the device."""
 
     conclude: Callable[[InFlightStep, StepResult, list[array[float]], float], None]
     recover: Callable[[list[Scheduled], PlannedSamples, Exception], None]
@@ -67,7 +66,7 @@ class StepCallbacks:
 
 
 class OverlapScheduler:
-    """Runs steps in this order. At most one step has been sampled without its tokens being collected."""
+    """Runs overlapped steps. At most one step is being sampled while its tokens were not collected."""
 
     def __init__(
         self,
@@ -93,11 +92,11 @@ class OverlapScheduler:
         """Return whether a step runs whose tokens were not collected yet."""
         return self._last is not None
 
-    # -- the end of a step, with the beginning of the next -----------------------------------------------
+    # -- the end of a step, and the beginning of the next --------------------------------------------------
 
     def finish_previous_step(self) -> InFlightStep | None:
-        """Collect and apply the tokens that are being sampled. If possible, the next step is launched before. It is
-        returned, and not yet sampled."""
+        """Collect and apply the tokens that are being sampled. If possible, the next step is launched before. Returns
+        the launched step, which is not sampled yet, or None."""
         last, self._last = self._last, None
         if last is None:
             return None
@@ -135,8 +134,8 @@ class OverlapScheduler:
         )
 
     def _plan_after(self, last: InFlightStep) -> InFlightStep | None:
-        """Plan the next step with placeholders for the tokens of the last one. A sequence that ends with its token
-        is left out."""
+        """Plan the next step with placeholders for the tokens of the last one. A sequence that ends with the sampled
+        token is left out."""
         planned = self._clock()
         named: list[Sequence] = []
         for draw in last.branched.draws:
@@ -155,7 +154,7 @@ class OverlapScheduler:
         return InFlightStep(plan, scheduled, planned, PlannedSamples(SampleBatch(plan.step)), sizes=sizes)
 
     def _confirm(self, flight: InFlightStep, last: InFlightStep, result: StepResult) -> None:
-        """Record which placeholders became tokens of their sequences."""
+        """Record which placeholders became tokens of their sequences in the executor."""
         rows = {draw.seq.id: row_of(draw) for draw in last.branched.draws}
         for item, (num_tokens, _) in zip(flight.scheduled, flight.sizes, strict=True):
             row = rows.get(item.seq.id)
@@ -205,8 +204,8 @@ class OverlapScheduler:
         self._ends.conclude(flight, result, vectors, sampled)
 
     def _settle(self, flight: InFlightStep) -> None:
-        """Find the valid rows, and record that they were computed. For the others, only the part that is still right
-        counts."""
+        """Find the valid rows, and record that they were computed. For other rows, only the tokens that are still right
+        count as computed."""
         sizes = flight.sizes or [(len(item.seq.tokens), item.seq.target) for item in flight.scheduled]
         flight.rows = [
             item
@@ -220,8 +219,8 @@ class OverlapScheduler:
         self._scheduler.commit(flight.rows)
 
     def _await_answers(self, rows: list[Scheduled]) -> None:
-        """Wait for controllers while the device computes, and for a grace from then on. So a controller's time does
-        not depend on when a step was launched, and a pool can learn it."""
+        """Wait for controllers while the device computes, and then for a grace period. So a controller's time does not
+        depend on when a step was launched, and a pool can learn it."""
         due = _unanswered([item.seq for item in rows if draws_next(item)])
         if due:
             self._steering.collect_answers()

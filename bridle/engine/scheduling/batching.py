@@ -1,4 +1,4 @@
-"""The settings of continuous batching with their values: given ones, or defaults for the backend."""
+"""The settings of continuous batching: configured values, or defaults for the backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from bridle.config import EngineConfig
 from bridle.engine.interfaces import ExecutorInfo
 from bridle.errors import InvalidRequest
 
-#: How many sequences must be queued for each one that decodes: where prompts make the others pause, and where the
+#: Number of queued sequences per decoding sequence that admits prompts: if prompts are computed whole, and if the
+#: operator set `max_waiting_tokens`.
 #: operator set for how many steps prompts wait.
 _WHOLE_RATIO, _TOLD_RATIO = 0.3, 1.2
 _WAITING_STEPS = 20
@@ -17,7 +18,7 @@ _WAITING_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Bounds of a step, rules for when queued prompts get their part of it, and bounds of requests.
+    """Bounds of a step, rules for when queued prompts are admitted to it, and bounds of requests.
 
     `max_step_tokens` bounds a whole step; the other names are those of `EngineConfig`.
     """
@@ -33,11 +34,12 @@ class Batching:
     chunked_prefill: bool
 
     @classmethod
-    @lru_cache(maxsize=64)  # asked for each request
+    @lru_cache(maxsize=64)  # called for each request
     def of(cls, config: EngineConfig, info: ExecutorInfo) -> Batching:
-        """The values of `config` for a backend. Raises `InvalidRequest` with the values that do not go together."""
+        """Return the values of `config` for a backend. Raises `InvalidRequest` with the values that contradict each
+        other."""
         size = config.max_num_seqs or info.max_num_seqs
-        in_chunks = config.chunked_prefill and info.task == "generate"  # what pools needs a text whole
+        in_chunks = config.chunked_prefill and info.task == "generate"  # a pooling model computes a text in one step
         prefill = _prefill_tokens(config, info)
         total = _total_tokens(config, info)
         batching = cls(
@@ -55,8 +57,8 @@ class Batching:
         return batching
 
     def limit(self, info: ExecutorInfo) -> ExecutorInfo:
-        """The backend as an engine with these settings uses it. Limiting it again changes nothing."""
-        is_full = self.max_total_tokens == self.max_batch_total_tokens  # then the context is not what limits
+        """Return the backend's info, limited by these settings. Limiting it again changes nothing."""
+        is_full = self.max_total_tokens == self.max_batch_total_tokens  # in that case the context is not the limit
         return replace(
             info,
             num_blocks=self.max_batch_total_tokens // info.block_size,
@@ -107,8 +109,8 @@ def _num_blocks(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
-    """The longest sequence: the length that was asked for, if model and KV cache can hold it; by default the longest
-    that they can."""
+    """Return the length of the longest sequence: the configured length, if model and KV cache can hold it, else an
+    error. By default it is the longest that they can hold."""
     room = _num_blocks(config, info) * info.block_size
     wanted = config.max_total_tokens
     if wanted is None:
@@ -127,8 +129,8 @@ def _total_tokens(config: EngineConfig, info: ExecutorInfo) -> int:
 
 
 def _ratio(config: EngineConfig) -> float:
-    """The default waiting ratio. With chunked prefill a prompt disturbs the others little, so it waits only if the
-    operator set for how long."""
+    """Return the default waiting ratio. With chunked prefill a prompt disturbs decoding little, so it waits only if the
+    operator set for how many steps."""
     if config.waiting_served_ratio is not None:
         return config.waiting_served_ratio
     if config.max_waiting_tokens is not None:

@@ -1,8 +1,8 @@
 """Chooses the adapters of a step: at most a fixed number of those on the device.
 
 Sequences whose adapter is not chosen skip the step. If more adapters are ready than one step takes, the least recently
-used come first, so none starves. Sequences without an adapter may be in every step. While no request has an adapter,
-all of this costs nothing.
+used come first, so that each gets its turn. Sequences without an adapter may be in every step. While no request has an
+adapter, this module does no work.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from bridle.errors import BridleError, UnknownAdapter
 
 
 class LoRAScheduler:
-    """Chooses at most `max_adapters` adapters for a step, among those that `store` has on the device (None: all are
-    there)."""
+    """Chooses at most `max_adapters` adapters for a step, among those that `store` has on the device (None: all
+    adapters are on the device)."""
 
     def __init__(self, max_adapters: int, store: AdapterStore | None = None) -> None:
         self.max_adapters = max_adapters
         self._store = store
-        #: Adapters in use that cannot be loaded, and why; each is returned once.
+        #: Adapters in use that cannot be loaded, with the error; each is returned once.
         self.take_failures: Callable[[], Mapping[str, BridleError]] = dict if store is None else store.take_failures
-        #: Live requests by adapter. While there are none, no step needs a choice.
+        #: Live requests by adapter. While it is empty, steps need no choice.
         self.num_users: Counter[str] = Counter()
         self._chosen: dict[str, int] = {}  # the last step of each adapter in use
         self._step = 0
@@ -33,7 +33,7 @@ class LoRAScheduler:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def check(self, adapter: str) -> None:
-        """Raise `UnknownAdapter` if the adapter is no longer there. Safe from any thread."""
+        """Raise `UnknownAdapter` if the adapter no longer exists. Safe from any thread."""
         if self._store is not None:
             self._store.check_known(adapter)
 
@@ -52,7 +52,7 @@ class LoRAScheduler:
         self.num_users[adapter] += 1
 
     def leave(self, adapter: str) -> None:
-        """Record that a request for the adapter, which had begun, has ended."""
+        """Record that a request with the adapter has ended."""
         self.num_users[adapter] -= 1
         if not self.num_users[adapter]:
             del self.num_users[adapter]
@@ -61,11 +61,11 @@ class LoRAScheduler:
             self._store.leave(adapter)
 
     def counts(self) -> Mapping[str, int]:
-        """Counts about adapters for the statistics. Safe from any thread."""
+        """Return the counts about adapters for the statistics. Safe from any thread."""
         return {} if self._store is None else self._store.counts()
 
     def close(self) -> None:
-        """Stop bringing adapters to the device. Idempotent."""
+        """Stop loading adapters to the device. Idempotent."""
         if self._store is not None:
             self._store.close()
 
@@ -74,8 +74,8 @@ class LoRAScheduler:
     def begin_step(
         self, running: Iterable[Sequence], next_in_line: Iterable[Sequence], waiting: Iterable[Sequence]
     ) -> None:
-        """Choose the adapters of the next step; sequences of other adapters skip it. `next_in_line` are those of
-        `waiting` that may be admitted in that step."""
+        """Choose the adapters of the next step; sequences of other adapters skip it. `next_in_line` are the sequences
+        of `waiting` that may be admitted in that step."""
         self._step += 1
         running = list(running)
         chosen = self._choose([*_adapters(chain(running, next_in_line))])
@@ -84,7 +84,7 @@ class LoRAScheduler:
                 seq.queue.adapter_not_scheduled = seq.request.adapter not in chosen
 
     def _choose(self, wanted: list[str]) -> set[str]:
-        """Return the adapters of a step: those chosen longest ago, and among equals the most urgent."""
+        """Return the adapters of a step: those chosen longest ago, and among equals the most urgent ones."""
         if self._store is not None:
             available = self._store.begin_step(wanted)
             wanted = [key for key in wanted if key in available]

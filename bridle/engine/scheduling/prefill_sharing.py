@@ -1,17 +1,17 @@
-"""Shares the part of a step that computes prompts between the prompts that want it.
+"""Shares a step's budget of prompt tokens between the prompts that need it.
 
-Up to half of a step's prompt tokens goes to the prompts with the fewest tokens left to compute, the rest in order of
-urgency. So a short prompt does not wait for an earlier long one, and short prompts take at most half from the prompt
+Up to half of a step's prompt tokens go to the prompts with the fewest tokens left to compute, the other half in order
+of urgency. So a short prompt does not wait for an earlier long one, and short prompts take at most half from the prompt
 that is first in line. Sizes count in powers of two: prompts of about the same size keep their order of urgency, and so
 the turns of their users. A prompt of a more urgent level always comes first.
 
 A short prompt may be admitted before a longer one that waits for room in the KV cache. At most `MAX_PASSES` prompts may
-overtake one in this way.
+overtake a waiting one in this way.
 
-If prompts have a common beginning, one of them computes it. The others wait, and find it in the prefix cache. While a
-prompt waits in this way, the prompt that it waits for has its turn among the short ones.
+If prompts have a common beginning, one of them computes it. The others wait, and find it in the prefix cache. The
+prompt that they wait for then counts as a short one.
 
-This module only chooses. It takes no blocks and admits no sequence.
+This module only chooses. It allocates no blocks and admits no sequence.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from bridle.engine.kv.block_manager import BlockManager
 from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import SequenceStatus
 
-#: How many prompts may take room that another waits for, before it.
+#: Maximum number of prompts that may take room before another prompt that waits for it.
 MAX_PASSES = 64
-#: Of so many waiting prompts it is looked up how much of them is cached. Of the others only those count that are no
-#: longer than two steps, with their whole length.
+#: Maximum number of waiting prompts whose cached part is looked up. Other prompts count with their whole length, and
+#: only if it is at most two steps.
 _MAX_MATCHED = 64
 
-_Wish = tuple[Sequence, int]  # who wants how many tokens
+_Wish = tuple[Sequence, int]  # a sequence, and the number of tokens that it needs
 
 
 class PromptShares:
-    """Knows the prompts that are being computed, for one step at a time: `begin` comes first."""
+    """Knows the prompts that are being computed, for one step at a time. Call `begin` first in each step."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._begun: dict[bytes, list[Sequence]] = {}  # by the hash of their first block
-        #: Blocks that prompts which have begun will still take.
+        #: Blocks that running prompts will still allocate.
         self.num_owed = 0
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        """Record which prompts are being computed, without those that their controllers hold up."""
+        """Record which prompts are being computed, except those that wait for their controllers."""
         self._begun, self.num_owed = {}, 0
         for seq in running:
             if seq.kv.is_prefilling and not seq.is_held:
                 self.add(seq)
 
     def add(self, seq: Sequence) -> None:
-        """Record one more of them."""
+        """Record one more prompt that is being computed."""
         self.num_owed += self._blocks.blocks_for(len(seq.tokens)) - len(seq.kv.block_table)
         if seq.kv.block_hashes:
             self._begun.setdefault(seq.kv.block_hashes[0], []).append(seq)
 
     def provider(self, seq: Sequence) -> Sequence | None:
-        """Return the prompt that computes the next block that waiting `seq` lacks, if there is one."""
+        """Return the prompt that computes the next block that waiting `seq` lacks, or None."""
         number = self._blocks.missing_block(seq)
         if number is None or seq.kv.block_hashes[0] not in self._begun:
             return None
@@ -66,9 +66,11 @@ class PromptShares:
         return None
 
     def split(self, budget: int, begun: list[_Wish], order: list[Sequence]) -> dict[int, int]:
-        """Return the reserved tokens of the budget by sequence id: up to half of it, the shortest prompts first.
+        """Return the reserved tokens of the budget by sequence id: up to half of the budget, for the shortest prompts
+        first.
 
-        `begun` are running sequences and how many tokens each wants, `order` the waiting ones in order of admission.
+        `begun` are running sequences with the tokens that each needs; `order` are the waiting ones in order of
+        admission.
         """
         left, shares = budget // 2, dict[int, int]()
         room = _Room(self._blocks, self.num_owed, next((seq for seq in order if seq.is_ready), None))
@@ -87,7 +89,8 @@ class PromptShares:
         return shares
 
     def _claim(self, seq: Sequence, claimed: set[bytes]) -> bool:
-        """Add the next block of waiting `seq` to those that will be computed; returns False if it is one already."""
+        """Claim the next block of waiting `seq`, which it will compute. Returns False if the block is already
+        claimed."""
         number = self._blocks.missing_block(seq)
         if number is None:
             return True
@@ -97,7 +100,7 @@ class PromptShares:
         return is_new
 
     def _waiting(self, most: int, order: list[Sequence]) -> list[_Wish]:
-        """The waiting sequences that may be short, each with its number of missing tokens."""
+        """Return the waiting sequences that may be short, each with its number of missing tokens."""
         looked_up = [seq for seq in order[:_MAX_MATCHED] if seq.is_ready]
         wishes = [(seq, seq.target - self._blocks.match_prefix(seq)) for seq in looked_up]
         others = order[_MAX_MATCHED:]
@@ -105,7 +108,7 @@ class PromptShares:
 
 
 class _Room:
-    """The free blocks of a step, some of which are kept for the sequence that is first in line, `head`."""
+    """The free blocks of a step. Some of them are reserved for `head`, the first sequence in line."""
 
     def __init__(self, blocks: BlockManager, num_owed: int, head: Sequence | None) -> None:
         self._blocks = blocks
@@ -114,7 +117,7 @@ class _Room:
         self._kept = 0 if head is None else blocks.num_missing(head)
 
     def take(self, seq: Sequence) -> bool:
-        """Reserve room for all of `seq`. Returns whether there is enough."""
+        """Reserve room for all tokens of `seq`. Returns whether there was enough."""
         need = self._blocks.num_missing(seq)
         if need > self._left:
             return False
@@ -130,6 +133,6 @@ class _Room:
 
 
 def _shortness(wish: _Wish) -> tuple[int, int, float, int]:
-    """Sort key: by level, then by size class, then by urgency."""
+    """Return the sort key of a prompt: by level, then by size class, then by urgency."""
     seq, num_tokens = wish
     return seq.queue.level, num_tokens.bit_length(), seq.request.place, seq.id

@@ -1,12 +1,12 @@
 """Scheduling of the tokens that the next step computes.
 
 There are no phases: every ready sequence wants `tokens[num_computed:target]` computed, and gets as much of it as the
-token budget and the KV blocks allow, decodes and prompt chunks mixed. Sequences with blocks come first, and each gets
-one token before any gets a second. Then waiting ones are admitted in order of priority, place and arrival, and none
-starves (`admission_order`). If several prompts need tokens, up to half of the prompts' budget goes to the shortest
-ones, waiting ones included (`prefill_sharing`). Queued prompts may have to wait until the streams have run for a while
-(`PrefillGate`). Without chunks each prompt is computed whole, in a step without decodes. The scheduler knows nothing of
-sampling, controllers or text.
+token budget and the KV blocks allow. Decodes and prompt chunks are mixed. Sequences with blocks come first, and each
+gets one token before any gets a second. Then waiting sequences are admitted in order of priority, place and arrival,
+and none starves (`admission_order`). If several prompts need tokens, up to half of the prompts' budget goes to the
+shortest ones, waiting ones included (`prefill_sharing`). Queued prompts may have to wait until the streams have run for
+a while (`PrefillGate`). Without chunks each prompt is computed whole, in a step without decodes. The scheduler does not
+know sampling, controllers or text.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from bridle.engine.sequence_state import SequenceStatus
 from bridle.engine.spec_decode.proposers import Drafts
 from bridle.engine.spec_decode.speculation import Speculation
 
-_Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, how many tokens, block copies for it
+_Pick = tuple[Sequence, int, list[BlockCopy]]  # a sequence, its number of tokens, and block copies for it
 _Picked = dict[int, _Pick]
 _NO_COPIES: list[BlockCopy] = []
-#: A step may have so many rows of logits for the sake of drafts, even where it has few sequences.
+#: Number of logits rows that a step may have for draft tokens, even if it has few sequences.
 _DRAFTED_ROWS = 64
 
 
 @dataclass(slots=True)
 class Scheduled:
-    """One planned row, with the sequence that it belongs to. `drafts` are computed after its `end`. If the sequence
-    just gains a sampled token after it, `sample_row` is the row of the batch that samples it; -1 otherwise."""
+    """One planned row, with its sequence. `drafts` are computed after position `end`. If the sequence just gains one
+    sampled token after the row, `sample_row` is the row of the batch that samples it; -1 otherwise."""
 
     seq: Sequence
     row: PlanRow
-    last_logit: int  # the number of the logits row of its last token that is no draft
-    end: int  # position after that token
+    last_logit: int  # logits row of the last token before the drafts
+    end: int  # position after the last token before the drafts
     drafts: tuple[int, ...] = ()
     sample_row: int = -1
 
 
 class Scheduler(SequenceQueues):
-    """`schedule` makes a plan, `commit` records that it was computed."""
+    """`schedule` makes a plan; `commit` records that the plan was computed."""
 
     def __init__(
         self,
@@ -77,28 +77,28 @@ class Scheduler(SequenceQueues):
         self.max_batch_prefill_tokens = min(max_batch_prefill_tokens or max_num_batched_tokens, max_num_batched_tokens)
         self._in_chunks = chunked_prefill
         self._gate = gate or PrefillGate()
-        self._prompt_budget = 0  # what prompts may still use of the step that is being planned
-        self._shares: dict[int, int] = {}  # tokens of that step kept for sequences, by id, beyond that budget
+        self._prompt_budget = 0  # prompt tokens left in the step that is being planned
+        self._shares: dict[int, int] = {}  # tokens of the step reserved for sequences, by id
         self._prompt_shares = PromptShares(blocks)
-        self.is_paused = False  # no step is planned; written by the engine
+        self.is_paused = False  # no step is planned while this is true; written by the engine
         self._step = 0
-        self._cursor = 0  # where the next step starts if not all running sequences fitted
+        self._cursor = 0  # where the next step starts if some running sequences did not fit
 
     # -- planning ----------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The number of the step that was planned last."""
+        """Return the number of the step that was planned last."""
         return self._step
 
     @property
     def is_searching(self) -> bool:
-        """Return whether sequences are computed alone, to find the one that makes a step fail."""
+        """Return whether sequences are computed alone, to find the one that makes steps fail."""
         return bool(self._suspects)
 
     def schedule(self, has_drafts: bool = True) -> tuple[StepPlan, list[Scheduled]]:
-        """Return the next plan, and its rows with their sequences in the same order. It may contain draft tokens if
-        `has_drafts`."""
+        """Return the next plan, and its rows with their sequences in the same order. The plan contains draft tokens
+        only if `has_drafts` is true."""
         self._step += 1
         if self.blocks.states.is_used:
             for seq in self.running.values():
@@ -113,14 +113,14 @@ class Scheduler(SequenceQueues):
         picked = self._pick_suspect() if self._suspects else self._pick()
         plan = StepPlan(self._step, forks=self._forks, freed=self._freed)
         self._forks, self._freed = [], []
-        for _, _, copies in picked:  # in the order in which the blocks were taken
+        for _, _, copies in picked:  # in the order in which the blocks were allocated
             if copies:
                 plan.copies.extend(copies)
         drafts: Drafts = {}
         if self.speculation.is_used and has_drafts and not self._suspects:
             drafts = self._draft(picked, plan)
         if self.rotation.num_users:
-            picked.sort(key=_adapter)  # rows of one adapter side by side, rows without one first
+            picked.sort(key=_adapter)  # rows of one adapter are adjacent; rows without adapter come first
         scheduled = []
         num_logits = 0
         for seq, num_tokens, _ in picked:
@@ -137,7 +137,7 @@ class Scheduler(SequenceQueues):
         return plan, scheduled
 
     def _draft(self, picked: list[_Pick], plan: StepPlan) -> Drafts:
-        """Return drafts after the picked tokens, as far as the step and the free blocks have room."""
+        """Return draft tokens after the picked tokens, as far as the step and the free blocks have room."""
         num_tokens = sum(count for _, count, _ in picked)
         room = min(self.max_num_batched_tokens - num_tokens, max(self.max_num_seqs, _DRAFTED_ROWS) - len(picked))
         complete = {seq.id: (seq, count) for seq, count, _ in picked if seq.kv.num_computed + count == len(seq.tokens)}
@@ -153,7 +153,8 @@ class Scheduler(SequenceQueues):
         return drafts
 
     def _next_in_line(self) -> list[Sequence]:
-        """Return the waiting sequences for which there are seats, without those that wait for their controllers."""
+        """Return the waiting sequences for which there is room in a step, except those that wait for their
+        controllers."""
         num_seats = self.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
@@ -171,7 +172,7 @@ class Scheduler(SequenceQueues):
             sum(seq.is_ready for seq in self.waiting), sum(not seq.kv.is_prefilling for seq in ready)
         )
         if self._in_chunks:
-            ready = self._rotate(ready)  # so that nothing is kept for those that have no place in this step
+            ready = self._rotate(ready)  # so that no tokens are reserved for sequences left out of this step
             self._share_out(ready, is_open)
             budget = self._pick_running(picked, ready)
             if is_open:
@@ -185,14 +186,14 @@ class Scheduler(SequenceQueues):
         return list(picked.values())
 
     def _prefill_tokens(self, ready: list[Sequence]) -> int:
-        """Return how many tokens of prompts, and of others that lack several, a step computes. The limit spares outputs
-        that are being written, so a step for probes alone has none but its own."""
+        """Return how many tokens of prompts, and of others that lack several, a step computes. The limit protects the
+        speed of decoding outputs, so a step with only probes has no limit but its own."""
         if self._in_chunks and ready and all(seq.is_probe for seq in ready):
             return self.max_num_batched_tokens
         return self.max_batch_prefill_tokens
 
     def _share_out(self, ready: list[Sequence], is_open: bool) -> None:
-        """Keep a part of the prompts' budget for the shortest of them, if there are several."""
+        """Reserve a part of the prompts' budget for the shortest prompts, if there are several."""
         several = [seq for seq in ready if seq.kv.is_prefilling or len(seq.tokens) - seq.kv.num_computed > 1]
         begun = [(seq, num_wanted) for seq in several if (num_wanted := self._num_wanted(seq)) > 0]
         has_queue = is_open and len(self.running) < self.max_num_seqs
@@ -207,12 +208,12 @@ class Scheduler(SequenceQueues):
             self._prompt_budget = budget - sum(self._shares.values())
 
     def _num_wanted(self, seq: Sequence) -> int:
-        """Return how many tokens a running sequence could use of the prefill budget."""
+        """Return how many tokens of the prefill budget a running sequence could use."""
         end = self.media.max_computable(seq) if seq.runs else seq.target
         return end - seq.kv.num_computed - (not seq.kv.is_prefilling)
 
     def _pick_whole(self, picked: _Picked, ready: list[Sequence], is_open: bool) -> None:
-        """Pick prompts, each computed whole, or, if no prompt is to be computed now, the decoding sequences."""
+        """Pick prompts, each computed whole. If no prompt is to be computed now, pick the decoding sequences."""
         self._pick_running(picked, self._rotate([seq for seq in ready if seq.kv.is_prefilling]))
         if is_open:
             self._pick_waiting(picked, self._prompt_budget)
@@ -220,8 +221,8 @@ class Scheduler(SequenceQueues):
             self._pick_running(picked, self._rotate([seq for seq in ready if not seq.kv.is_prefilling]))
 
     def _pick_running(self, picked: _Picked, ready: list[Sequence]) -> int:
-        """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against
-        the prompts' budget. Returns the rest of the step's budget."""
+        """Give each decoding sequence a token. Its other missing tokens, and all tokens of a prompt, count against the
+        prompts' budget. Returns what is left of the step's budget."""
         budget = self.max_num_batched_tokens
         first = self.media.next_starved(ready, self._step) if self.media.crowded_out else None
         if first is not None:
@@ -240,11 +241,11 @@ class Scheduler(SequenceQueues):
             if self._shares:
                 self._prompt_budget += self._shares.pop(seq.id, 0)
             if seq.queue.status is not SequenceStatus.RUNNING:
-                continue  # preempted a moment ago
+                continue  # preempted just now, for another sequence
             if self._by_sequence:
                 self.blocks.truncate(seq)
             if budget <= 0:
-                break  # a picture that was crowded out has taken all of the step
+                break  # an image that did not fit before has taken the whole step
             end = self.media.max_computable(seq) if seq.runs else seq.target
             num_tokens = min(end - kv.num_computed, max(budget - unserved, 1))
             num_own = 0 if kv.is_prefilling else 1
@@ -263,12 +264,13 @@ class Scheduler(SequenceQueues):
         return budget
 
     def _is_plain_decode(self, seq: Sequence) -> bool:
-        """Return whether `seq`, which lacks one token, needs nothing else for it."""
+        """Return whether `seq`, which lacks one token, can be computed without any allocation or check."""
         is_open = not (seq.kv.is_prefilling or seq.runs) and seq.output.ending is None
         return is_open and seq.queue.status is SequenceStatus.RUNNING and self.blocks.can_append(seq)
 
     def _rotate(self, ready: list[Sequence]) -> list[Sequence]:
-        """Return as many of the sequences as one step takes. Each step begins where the last one ended."""
+        """Return as many of the sequences as one step takes. Each step begins after the last sequence of the previous
+        one."""
         most = min(self.max_num_seqs, self.max_num_batched_tokens)
         if len(ready) <= most:
             return ready
@@ -277,8 +279,8 @@ class Scheduler(SequenceQueues):
         return (ready + ready)[start : start + most]
 
     def _pick_waiting(self, picked: _Picked, budget: int) -> None:
-        """Admit waiting sequences in order, while there is room for all tokens of each. Only those with a share of
-        the step may overtake others."""
+        """Admit waiting sequences in order, while there is room for all tokens of each. Only sequences with reserved
+        tokens may overtake others."""
         most = self._prompt_budget + sum(self._shares.values())
         if not self.waiting or min(budget, most) <= 0 or len(self.running) >= self.max_num_seqs:
             return
@@ -290,7 +292,7 @@ class Scheduler(SequenceQueues):
             levels = overtaken_levels(queue)
         self.waiting = []
         kept: list[Sequence] = []
-        num_provided = 0  # sequences that wait until others have computed what they begin with
+        num_provided = 0  # sequences that wait for others to compute their beginning
         has_room, num_seen = True, 0
         for seq, level in zip(queue, levels, strict=False):
             is_next = has_room and self._prompt_budget > 0
@@ -317,38 +319,38 @@ class Scheduler(SequenceQueues):
         self.waiting = sorted(self.waiting + kept + queue[num_seen:], key=urgency)
 
     def _begin(self, seq: Sequence, room: int, picked: _Picked) -> int:
-        """Pick as many tokens of an admitted sequence as there is room for; returns how many."""
+        """Pick the tokens of an admitted sequence for which there is room. Returns their number."""
         num_tokens = min(seq.target - seq.kv.num_computed, room)
         if seq.runs:
             num_tokens = min(self.media.max_computable(seq) - seq.kv.num_computed, room)
             num_tokens = self.media.uncut(seq, num_tokens, room)
-        if num_tokens > 0:  # else less is cached by now than was, and a picture is needed again
+        if num_tokens > 0:  # 0 if an image is needed again, because less is cached now
             picked[seq.id] = seq, num_tokens, self.blocks.allocate(seq, seq.kv.num_computed + num_tokens)
         self._prompt_shares.add(seq)
         return num_tokens
 
     def _is_provided(self, seq: Sequence, picked: _Picked) -> bool:
-        """Return whether another sequence computes the first missing block of `seq` in this step. If queued prompts
-        wait for each other, they are computed together instead."""
+        """Return whether another sequence computes the first missing block of `seq` in this step. Queued prompts that
+        wait for each other are computed together instead."""
         if not (picked and self._in_chunks and self._gate.is_always_open):
             return False
         provider = self._prompt_shares.provider(seq)
         return provider is not None and provider.id in picked
 
     def _admit_in_turn(self, seq: Sequence, room: int, picked: _Picked, has_room: bool) -> bool:
-        """Admit `seq` if there is room for it. `has_room` says whether there was for all before it."""
+        """Admit `seq` if there is room for it. `has_room` says whether there was room for all sequences before it."""
         if not self._in_chunks and not self._fits_whole(seq, room, picked):
             return False
         return self._admit_over_suspended(seq) if has_room else self._admit(seq, self._prompt_shares.num_owed)
 
     def _fits_whole(self, seq: Sequence, budget: int, picked: Iterable[int]) -> bool:
-        """Return whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step
-        begins a step of its own."""
+        """Return whether all missing tokens of `seq` fit into the step. A sequence that is too long for any step is
+        computed in a step of its own."""
         return not picked or seq.target - self.blocks.match_prefix(seq) <= budget
 
     def _admit_over_suspended(self, seq: Sequence) -> bool:
-        """Admit `seq`, if necessary by preempting sequences whose controllers wait, because they might wait for this
-        one."""
+        """Admit `seq`. If necessary, preempt sequences whose controllers wait, because they might wait for this
+        sequence."""
         while not self._admit(seq, self._prompt_shares.num_owed):
             idle = [s for s in self.running.values() if s.control.is_suspended and self.blocks.num_exclusive(s)]
             if not idle:
@@ -358,7 +360,7 @@ class Scheduler(SequenceQueues):
         return True
 
     def _pick_suspect(self) -> list[_Pick]:
-        """After a failed step: pick one of its sequences alone, to find out which one makes the step fail."""
+        """After a failed step, pick one of its sequences alone, to find out which one makes the step fail."""
         live = [s for s in (*self.running.values(), *self.waiting) if s.id in self._suspects and s.is_ready]
         if not live:
             self._suspects.clear()
@@ -383,7 +385,7 @@ class Scheduler(SequenceQueues):
     # -- after the step ----------------------------------------------------------------------------------
 
     def commit(self, scheduled: list[Scheduled]) -> None:
-        """Record that the plan was computed: advance the counters, and offer full blocks to the prefix cache."""
+        """Record that the plan was computed: advance the counters, and add full blocks to the prefix cache."""
         size, has_states = self.blocks.block_size, self.blocks.states.is_used
         for item in scheduled:
             seq, kv = item.seq, item.seq.kv
@@ -396,13 +398,13 @@ class Scheduler(SequenceQueues):
             self._suspects.difference_update(item.seq.id for item in scheduled)
 
     def advance(self, seq: Sequence) -> None:
-        """Record that a draft was sampled: its token was computed in this step."""
+        """Record that a draft token was accepted: its KV was computed in this step."""
         seq.kv.num_computed += 1
         self.blocks.publish(seq)
 
     def commit_drafts(self, item: Scheduled, num_right: int, num_guessed: int, num_drawn: int) -> None:
-        """Drop the drafts of a row except the first `num_right`. Of the `num_guessed` uncertain drafts, `num_drawn`
-        were sampled. If all tokens are computed by now, because less was predicted than drafted, the last one is
+        """Drop the draft tokens of a row except the first `num_right`. Of the `num_guessed` uncertain ones, `num_drawn`
+        were sampled. If all tokens are computed by now, because less was predicted than drafted, the last token is
         computed again for its logits."""
         seq = item.seq
         self.speculation.guessing.learn(seq, num_guessed, num_drawn)
@@ -414,5 +416,5 @@ class Scheduler(SequenceQueues):
 
 
 def _adapter(pick: _Pick) -> str:
-    """Sort key of rows within a plan."""
+    """Return the sort key of rows within a plan: their adapter."""
     return pick[0].request.adapter or ""

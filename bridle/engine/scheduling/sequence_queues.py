@@ -1,7 +1,7 @@
-"""The running and the waiting sequences: they are added, admitted while there are blocks, and removed.
+"""Queues of running and waiting sequences: they are added, admitted while there are blocks, and removed.
 
 If blocks run out, the sequence whose preemption frees most and costs least waits again and is computed later. Forks and
-freed sequences are kept for the next plan, which reports them to the executor.
+freed sequences are recorded for the next plan, which reports them to the executor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.engine.spec_decode.speculation import Speculation
 
 
 class SequenceQueues:
-    """The sequences that hold blocks, and those that wait for them."""
+    """The sequences that hold blocks, and the sequences that wait for blocks."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class SequenceQueues:
     ) -> None:
         self.blocks, self.media, self.speculation = blocks, media, speculation
         self.stored: StoredBlocks | None = None  # the store below the prefix cache, if there is one
-        self.sequences: StoredSequences | None = None  # that of a backend which keeps KV by sequence
+        self.sequences: StoredSequences | None = None  # the store of a backend that keeps KV by sequence
         self._clock = clock
         self._by_sequence = kv == "sequences"
         self.running: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []  # ordered by urgency
         self.num_preemptions = 0
-        self.num_cached_tokens = 0  # of prompts, found in the prefix cache
-        self._suspects: set[int] = set()  # of a failed step
+        self.num_cached_tokens = 0  # prompt tokens found in the prefix cache
+        self._suspects: set[int] = set()  # sequences of a failed step
         self._forks: list[ForkRow] = []
         self._freed: list[int] = []
         self._in_order = True  # whether `running` goes from most to least urgent
@@ -56,10 +56,10 @@ class SequenceQueues:
         insort(self.waiting, seq, key=urgency)
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Run `child`, which was just forked from the running `parent`: they share blocks, and the next plan tells the
-        executor."""
+        """Run `child`, which was just forked from the running `parent`. They share blocks, and the next plan reports
+        the fork to the executor."""
         self.blocks.fork(parent, child)
-        self.blocks.truncate(child)  # the parent may hold blocks for drafts
+        self.blocks.truncate(child)  # the parent may hold blocks for draft tokens
         child.kv.num_mirrored_tokens = min(parent.kv.num_mirrored_tokens, len(child.tokens))
         child.kv.num_mirrored_blocks = min(parent.kv.num_mirrored_blocks, len(child.kv.block_table))
         self._forks.append(ForkRow(parent.id, child.id, child.kv.num_mirrored_tokens, child.kv.num_mirrored_blocks))
@@ -67,7 +67,8 @@ class SequenceQueues:
         self._in_order = False
 
     def remove(self, seq: Sequence, parks: bool = False) -> None:
-        """Remove a sequence that has ended; its blocks are free at once. Their KV may stay parked."""
+        """Remove a sequence that has ended. Its blocks are free at once; with `parks`, their KV is protected from
+        eviction."""
         if parks:
             self.blocks.park(seq, self._clock())
         if seq.request.retains and not seq.index:
@@ -79,7 +80,7 @@ class SequenceQueues:
         elif seq.queue.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
         self.blocks.free(seq)
-        if self.speculation.is_used:  # else nothing is kept
+        if self.speculation.is_used:  # otherwise the speculation has no state of the sequence
             self.speculation.guessing.forget(seq)
         self._suspects.discard(seq.id)
         self.media.crowded_out.discard(seq.id)
@@ -87,9 +88,10 @@ class SequenceQueues:
         seq.queue.status = SequenceStatus.FINISHED
 
     def on_rewind(self, seq: Sequence) -> None:
-        """Free the blocks past the end of a sequence whose tokens were cut.
+        """Free the blocks past the end of a sequence whose tokens were rolled back.
 
-        A backend that keeps KV by sequence frees it only with the next row, so there the blocks stay counted.
+        A backend that keeps KV by sequence frees it only with the next row, so for such a backend the blocks stay
+        counted.
         """
         if not self._by_sequence:
             self.blocks.truncate(seq)
@@ -116,8 +118,8 @@ class SequenceQueues:
         return True
 
     def _restore(self, seq: Sequence, sequences: StoredSequences) -> None:
-        """Let an admitted sequence begin with KV from the store, which may be none. Sequences that ended before leave
-        room first, unless the sequence was forked in this step."""
+        """Let an admitted sequence begin with KV from the store, if the store has any. The backend first forgets ended
+        sequences, unless `seq` was forked in this step."""
         kin = {seq_id for fork in self._forks for seq_id in (fork.parent, fork.child)}
         sequences.free([seq_id for seq_id in self._freed if seq_id not in kin])
         self._freed = [seq_id for seq_id in self._freed if seq_id in kin]
@@ -133,7 +135,7 @@ class SequenceQueues:
     # -- making room -------------------------------------------------------------------------------------
 
     def _make_room(self, seq: Sequence, num_tokens: int, picked: Iterable[int]) -> int:
-        """Preempt others until `num_tokens` of `seq`, or at least some, find blocks; returns how many do."""
+        """Preempt other sequences until `num_tokens` of `seq`, or at least some, have blocks. Returns how many have."""
         while True:
             missing = self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) - self.blocks.num_free
             if missing <= 0 and self.blocks.has_state_for(seq):
@@ -144,7 +146,7 @@ class SequenceQueues:
             self.preempt(victim)
 
     def _shorten(self, seq: Sequence, num_tokens: int) -> int:
-        """Return how many of `num_tokens` the free blocks can hold; none without a slot for the recurrent state."""
+        """Return how many of `num_tokens` the free blocks can hold; 0 without a slot for the recurrent state."""
         if not self.blocks.has_state_for(seq):
             return 0
         while num_tokens and self.blocks.num_needed(seq, seq.kv.num_computed + num_tokens) > self.blocks.num_free:
@@ -154,8 +156,8 @@ class SequenceQueues:
         return whole if whole <= num_tokens else 0
 
     def _victim(self, seq: Sequence, picked: Iterable[int]) -> Sequence | None:
-        """Return the sequence to preempt for `seq`. It has to free a block. Sequences that wait for their controller
-        come first, then the newest."""
+        """Return the sequence to preempt for `seq`. Its preemption must free a block. Sequences that wait for their
+        controllers come first, then the newest ones."""
         taken = set(picked)
         others = [s for s in self.running.values() if s is not seq and s.id not in taken]
         if not others:
@@ -163,10 +165,10 @@ class SequenceQueues:
         return max(others, key=lambda s: (self.blocks.num_exclusive(s) > 0, s.is_held, urgency(s)))
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a running sequence's blocks. It waits, and is computed again later, mostly from the cache."""
+        """Release a running sequence's blocks. It waits, and is computed again later, mostly from the prefix cache."""
         del self.running[seq.id]
         self.blocks.free(seq)
-        if self.speculation.is_used:  # else nothing is kept
+        if self.speculation.is_used:  # otherwise the speculation has no state of the sequence
             self.speculation.guessing.forget(seq)
         self.media.crowded_out.discard(seq.id)
         seq.kv.forget()
@@ -177,7 +179,7 @@ class SequenceQueues:
         self.num_preemptions += 1
 
     def reset(self, suspects: Iterable[Sequence] = ()) -> None:
-        """Put all running sequences back to waiting, because the executor lost its state. Each is sent again.
+        """Make all running sequences wait, because the executor lost its state. Each is sent to the executor again.
 
         `suspects` are then computed one at a time until each has passed a step.
         """
@@ -193,5 +195,5 @@ class SequenceQueues:
 
 
 def urgency(seq: Sequence) -> tuple[int, float, int]:
-    """Sort key: sequences with smaller keys run first."""
+    """Return the sort key of sequences: sequences with smaller keys run first."""
     return seq.queue.level, seq.request.place, seq.id

@@ -4,9 +4,9 @@ Only these values pass between the scheduler and an `Executor`. They can be prin
 over a wire; they hold no tensors and no references to engine objects. Every message carries its step number, so that
 stale ones can be recognized and dropped.
 
-The executor keeps a *mirror* of each sequence: its token list (penalties need it) and its block table. A plan row sends
-only the changes. Hundreds of rows are created in every step, so for speed they are not frozen, but they must not be
-changed. A plan is applied in this order: forks, freed, copies, state copies, rows.
+The executor keeps a copy, or *mirror*, of each sequence: its token list, needed for penalties, and its block table. A
+plan row sends only the changes. Plans are not frozen, because hundreds of rows are created in every step and this is
+faster, but they must not be changed. A plan is applied in this order: forks, freed, copies, state copies, rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bridle.traces import Draw
 
 @dataclass(frozen=True, slots=True)
 class ForkRow:
-    """`child` starts as a copy of `parent`'s mirror, cut to `num_tokens` tokens and `num_blocks` blocks."""
+    """`child` starts as a copy of `parent` in the executor, truncated to `num_tokens` tokens and `num_blocks`
+    blocks."""
 
     parent: int
     child: int
@@ -42,8 +43,8 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """Copy the recurrent state in slot `source` to slot `target`, all layers. All copies of a plan are read before any
-    is written, and before any row of the plan writes."""
+    """Copy the recurrent state in slot `source` to slot `target`, all layers. All sources of a plan are read before any
+    target is written, and before any row of the plan writes."""
 
     source: int
     target: int
@@ -58,8 +59,8 @@ class StateSave:
 
 
 def placeholder_for_row(row: int) -> int:
-    """Return the placeholder in a plan for the token that row `row` of the last batch samples; the function is its
-    own inverse."""
+    """Return the placeholder in a plan for the token that row `row` of the last batch samples. The function is its own
+    inverse."""
     return -1 - row
 
 
@@ -68,21 +69,22 @@ class PlanRow:
     """Compute `num_scheduled` tokens of one sequence, from position `start` on.
 
     The executor's copy of the sequence first keeps `num_kept` tokens and appends `new_tokens`, keeps `num_kept_blocks`
-    blocks and appends `new_blocks`. KV before `start` is valid. KV at or after it is rewritten, so a backend that keeps
-    KV by sequence truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A step's
-    logits rows are numbered in row order.
+    blocks and appends `new_blocks`. KV before `start` is valid. KV at or after `start` is rewritten, so a backend that
+    keeps KV by sequence truncates to `start`. The last `num_logits` of the scheduled positions give logits rows. A
+    step's logits rows are numbered in row order.
 
     The last of the new tokens may be draft tokens, which the sequence does not have yet. Each is computed like any
-    other token, and the next row drops those that were not sampled. `runs` are the images among the new tokens; those
-    among tokens that are not kept are forgotten with them. A new token below 0 is a placeholder
+    other token, and the next row drops the draft tokens that were not sampled. `runs` are the images among the new
+    tokens; images among tokens that are not kept are dropped with them. A new token below 0 is a placeholder
     (`placeholder_for_row`), for asynchronous executors only.
 
     A model with recurrent layers keeps a sequence's state in slot `state`. When the row begins, it is the state after
     `start` tokens (nothing for a row that starts at 0). When the row ends, it is the state after all of its tokens,
-    drafts included. `saves` are copies to make on the way, by position. `state` is -1 for models without such layers.
+    drafts included. `saves` are copies to make while the row is computed, by position. `state` is -1 for models without
+    recurrent layers.
 
     `vectors` are the control vectors of the scheduled tokens. `probes` are keys of vectors with layers (None: the last
-    one) along which the hidden states of the positions with logits are read.
+    layer) along which the hidden states of the positions with logits are read.
     """
 
     seq_id: int
@@ -103,7 +105,7 @@ class PlanRow:
 
     @property
     def vector_keys(self) -> set[str]:
-        """The control vectors that the row names."""
+        """Return the keys of the control vectors that the row names."""
         return {key for span in self.vectors for key, _ in span.mix} | {key for key, _ in self.probes}
 
 
@@ -129,9 +131,9 @@ class StepPlan:
 
 @dataclass(slots=True)
 class SampleRow:
-    """Sample one token from logits row `logits_index`. Several rows may name the same one (a fork).
+    """Sample one token from logits row `logits_index`. Several rows may name the same logits row (a fork).
 
-    `seq_id` names the executor's copy whose tokens the penalties use: for a fresh fork its parent's. `mask` is a bit
+    `seq_id` names the executor's copy whose tokens the penalties use: the parent's for a new fork. `mask` is a bit
     row (bit i of the little-endian bit string = token i allowed, `ceil(V / 32)` 32-bit words). `bias` holds (token,
     addend) pairs, -inf forbids; it is added to `sampling.logit_bias`. The random number is a pure function of (`key`,
     `draw`). `mu` is the state of Mirostat after the sequence's last sampled token, None before the first. The mirror's
@@ -170,7 +172,7 @@ class ScoreRun:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """All tokens and scores to read off the logits of step `step`, in which `unnamed` ids do not count."""
+    """All tokens and scores to compute from the logits of step `step`. Logits of `unnamed` ids do not count."""
 
     step: int
     rows: list[SampleRow] = field(default_factory=list)
