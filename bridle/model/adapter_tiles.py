@@ -1,5 +1,5 @@
-"""The adapters of captured steps. Their tiles are at a fixed place on the device, and each step writes its own tiles
-there.
+"""The LoRA adapters of captured steps. The tiles of adapters have a fixed address on the device, and each step writes
+its own tiles to that address.
 
 A launch has the size of the largest possible step: a number of tiles, every layer that adapters may name, and ranks up
 to `MOST_RANKS`. A tile that a step does not use has no rows and a table without sites, so its programs end at once.
@@ -44,14 +44,14 @@ class AdapterTiles:
     def takes(self, segments: Sequence[Segment], num_tiles: int) -> bool:
         """Return whether captured steps with `num_tiles` tiles may have these adapters."""
         if self._kernel.fused is None:
-            return False  # one was tried that kernels did not multiply right
+            return False  # fused kernels gave wrong products for one of the adapters that were tried
         if sum(-(-segment.length // SHORT_TILE) for segment in segments) > num_tiles:
             return False
         return all(table.part_rank <= MOST_RANKS for table in self._fused.tables(segments))
 
     def write(self, num_tiles: int, segments: Sequence[Segment]) -> object:
-        """Bring the tiles of a step that is captured with `num_tiles` to the device. The result has to be kept until
-        the step is launched."""
+        """Bring the tiles of a step that is captured with `num_tiles` to the device. The caller must keep the result
+        alive until the step is launched."""
         tables = self._fused.tables(segments)
         tiles = list(tiles_of(segments, [table.values.data_ptr() for table in tables], SHORT_TILE))
         numbers = self._staging.take()[: num_tiles * _TILE].reshape(num_tiles, _TILE)
@@ -70,7 +70,7 @@ class AdapterTiles:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """Implements `Multiplier`: one product, whose segments are on the device."""
+    """Implements `Multiplier` with one product, whose segments are already on the device."""
 
     product: Product
 

@@ -1,7 +1,8 @@
-"""The adapters of a loaded model in this process: kept on the host, placed on the device, applied to a step.
+"""The LoRA adapters of a loaded model in this process: they are read to the host, copied to the device, and applied to
+a step.
 
-The caller decides which adapter is where. Reading and placing may run in other threads than computing. An adapter that
-a step has begun to use stays alive until the step is done.
+The caller decides which adapters are on the host and on the device. Reading and placing of adapters may run in other
+threads than the model's steps. An adapter that a step has begun to use stays alive until the step is done.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from bridle.threads import run_in_thread
 
 
 class ModelAdapters:
-    """Implements `bridle.lora.AdapterDevice`: both tiers of one model's adapters, by key. `kernel` is how they are
-    multiplied (None: in plain torch)."""
+    """Implements `bridle.lora.AdapterDevice`: the adapters of one model, by key, on the host and on the device.
+    `kernel` multiplies the adapters (None: plain torch does)."""
 
-    #: This process never loses what was read.
+    #: This process never loses adapters that were read, so the epoch never changes.
     epoch = 0
 
     def __init__(
@@ -48,7 +49,7 @@ class ModelAdapters:
 
     @property
     def layers(self) -> Mapping[str, LayerShape]:
-        """The layers that adapters may name."""
+        """Return the shapes of the layers that adapters may name."""
         return self._sites.layers
 
     def __contains__(self, key: str) -> bool:
@@ -68,7 +69,7 @@ class ModelAdapters:
         self.on_device[key] = run_in_thread(lambda: self._placed(adapter, layout))
 
     def _placed(self, adapter: HostAdapter, layout: AdapterLayout) -> PlacedAdapter:
-        """The adapter on the device, once its kernels were tried. Steps continue meanwhile."""
+        """Return the adapter on the device, after a trial of its kernels. Steps continue during the trial."""
         with self._side.beside():
             placed = place(adapter, layout, self._sites.places, self._dtype, self._device)
             self._kernel.prepare(placed)
@@ -97,7 +98,7 @@ class ModelAdapters:
         return AdapterStep(segments, sum(row.num_scheduled for row in rows), self._kernel) if segments else None
 
     def segments(self, rows: Sequence[PlanRow]) -> list[Segment]:
-        """The rows' tokens that have an adapter."""
+        """Return the segments of tokens that have an adapter, over all rows."""
         segments: list[Segment] = []
         start = stop = 0
         current: str | None = None
@@ -127,7 +128,7 @@ class ModelAdapters:
         return AdapterTiles(kernel, self._layout_of_all, self._dtype, num_tiles)
 
     def _layout_of_all(self, rank: int) -> AdapterLayout:
-        """An adapter of this rank in every layer."""
+        """Return the layout of an adapter of this rank in every layer."""
         shapes = {
             name: LoraShape(rank, shape.in_features, shape.out_features, 1.0) for name, shape in self.layers.items()
         }
@@ -135,7 +136,7 @@ class ModelAdapters:
 
     @contextmanager
     def on_trial(self) -> Iterator[str]:
-        """An adapter of random numbers in every layer is there inside the block; gives its key."""
+        """Keep an adapter of random values for every layer on the device inside the block; yield its key."""
         key, layout = "", self._layout_of_all(RANK_STEP)
         flat = torch.randn(layout.num_values, generator=torch.Generator().manual_seed(0))
         for block in layout.blocks.values():
@@ -150,7 +151,7 @@ class ModelAdapters:
 
 
 def check_complete(step: AdapterStep) -> None:
-    """Raise `InternalError` if the model computed a layer in some other way than by calling it: there the adapter would
-    have been left out without any sign."""
+    """Raise `InternalError` if the model computed a layer in some other way than by calling it. The adapter of such a
+    layer would be left out without an error."""
     if step.num_added != len(step.by_site):
         raise InternalError(f"{step.num_added} of the {len(step.by_site)} layers that have adapters were computed")

@@ -1,8 +1,8 @@
 """Check that the tokens a model's files add to its vocabulary have the ids that the files state. No torch.
 
-The tokenizers library numbers added tokens itself, one after the other. It starts after as many ids as the vocabulary
-has entries, and does not report this. Where a file leaves a gap, a token gets an id that the model knows as another
-one, and all texts with it are wrong. Tokens that are in the vocabulary too keep the id that they have there.
+The tokenizers library numbers added tokens itself, one after the other. The first number is the number of entries of
+the vocabulary, whatever the file states. Where a file leaves a gap, a token gets the id of another token, and all texts
+with that token are wrong. Tokens that are in the vocabulary too keep their id of the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class _Added(msgspec.Struct):
 
 def refuse_renumbered(folder: Path, backend: Any) -> None:
     """Raise `UnsupportedModel` if an added token of the folder's files has another id in `backend`, the
-    `tokenizers.Tokenizer` that was made of them. Missing tokens are no error, because their ids have no other meaning.
+    `tokenizers.Tokenizer` that was made of these files. Missing tokens are no error, because their ids have no other
+    meaning.
     """
     for file, token, stated in _stated(folder, backend):
         loaded = backend.token_to_id(token)
@@ -38,8 +39,8 @@ def refuse_renumbered(folder: Path, backend: Any) -> None:
 
 
 def _stated(folder: Path, backend: Any) -> Iterator[tuple[str, str, int]]:
-    """The files' added tokens: file, token, id. Statements of a configuration about tokens that are known without it
-    are ignored, because transformers adds only the unknown ones."""
+    """Yield (file, token, id) for each added token of the files. Entries of `tokenizer_config.json` for tokens that the
+    tokenizer already has are ignored, because transformers adds only unknown tokens."""
     known: set[str] = set()
     for entry in _items(_read(folder / "tokenizer.json").added_tokens):
         token, stated = entry.get("content"), entry.get("id")
@@ -61,8 +62,8 @@ def _items(value: Any) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> _Added:
-    """The added tokens in a file; none if there is no file. Unreadable files were refused by the loader. The largest
-    part, the vocabulary, is skipped."""
+    """Return the added tokens in a file; none if the file is missing. The loader has already refused unreadable files.
+    The largest part, the vocabulary, is skipped."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Added)
     except (OSError, msgspec.MsgspecError):

@@ -1,7 +1,7 @@
-"""Sampling on a device while its host does other things, and the placeholders of its tokens.
+"""Sampling on a device while its host does other work, and the placeholders of tokens that are being sampled.
 
-A plan may name a token that is being sampled. The executor's copy of the sequence then holds the placeholder until the
-token is received. The device replaces the placeholder with the token, from the sampler's own output.
+A plan may contain a token that is still being sampled. The executor's copy of the sequence then holds a placeholder
+until the token is received. On the device, the sampler's output replaces the placeholder.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from bridle.errors import InternalError
 from bridle.model.h2d_copies import upload_list
 from bridle.model.sequence_state import CachedRequestState
 
-#: How often a forward that is waited for is looked at, in seconds.
+#: Seconds between two checks for the end of a forward pass that is awaited.
 _LOOK = 1e-4
 
 
 class AsyncSampling:
-    """The last sampling of an executor, and its progress on the device. A drawing has `take()`, which waits for its
-    result, and perhaps `tokens`, a tensor [rows] on the device; without it a user of a token waits."""
+    """The last sampling of an executor, and its progress on the device. A drawing is a sampling in progress. Its
+    `take()` waits for the result. It may have `tokens`, a tensor [rows] on the device; without `tokens`, work that uses
+    a sampled token waits for the result."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._drawing: Any = None
-        self._result: StepResult | None = None  # taken from the device before the executor was asked for it
+        self._result: StepResult | None = None  # placeholders: sequence, position
         self._named: list[tuple[CachedRequestState, int]] = []  # where names stand, by their mirrors' positions
         self._event: torch.cuda.Event | None = None  # the end of the last forward
 
@@ -41,7 +42,7 @@ class AsyncSampling:
     # -- drawing -------------------------------------------------------------------------------------------
 
     def start(self, drawing: Any) -> None:
-        """Keep sampling that was started, or a result that is available already."""
+        """Keep a sampling that was started, or a result that is already available."""
         if self._drawing is not None or self._result is not None:
             raise InternalError("sampling requested before the last tokens were taken")
         if isinstance(drawing, StepResult):
@@ -68,7 +69,7 @@ class AsyncSampling:
     # -- naming --------------------------------------------------------------------------------------------
 
     def note_names(self, rows: Sequence[PlanRow], mirrors: Sequence[CachedRequestState]) -> bool:
-        """Remember which mirrors end in a name; returns whether any does."""
+        """Remember which copies of sequences end in a placeholder; return whether any does."""
         named = [
             (mirror, len(mirror.tokens) - 1)
             for row, mirror in zip(rows, mirrors, strict=True)
@@ -78,8 +79,8 @@ class AsyncSampling:
         return bool(named)
 
     def fill(self, ids: Tensor) -> Tensor:
-        """Token ids, of any shape, with the tokens in place of their names. Rows from which no token could be sampled
-        have 0."""
+        """Return token ids, of any shape, with the sampled tokens in the place of placeholders. Rows from which no
+        token could be sampled have 0."""
         tokens = getattr(self._drawing, "tokens", None)
         if tokens is None:
             drawn = [_computed(token) for token in self._wait().tokens]
@@ -90,13 +91,13 @@ class AsyncSampling:
     # -- waiting for the forward ---------------------------------------------------------------------------
 
     def mark_forward(self) -> None:
-        """Record that a forward was launched."""
+        """Record that a forward pass was launched."""
         if self._device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self._device))
 
     def await_forward(self, seconds: float) -> bool:
-        """Wait for its end, at most so long; returns whether it is there."""
+        """Wait at most `seconds` for the end of the last forward pass; return whether it has ended."""
         until = time.monotonic() + seconds
         while self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
             if time.monotonic() >= until:
@@ -106,5 +107,5 @@ class AsyncSampling:
 
 
 def _computed(token: int) -> int:
-    """The token that is computed for a sampled one: any, where none could be sampled."""
+    """Return the token to compute for a sampled one; 0 if no token could be sampled."""
     return max(token, 0)

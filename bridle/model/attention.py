@@ -1,5 +1,5 @@
-"""The one attention function that the library's models call, and its handler for real steps. The handler also gives
-recurrent layers their states.
+"""The one attention function that the models of transformers call, and its handler for the engine's steps. The handler
+also gives recurrent layers their states.
 
 The function is registered under the name `bridle` in the attention registry only. Because the mask registry has no
 entry for it, the library builds no mask and does not guess packing from positions. Only the block tables of the step
@@ -42,7 +42,7 @@ def bridle_attention(
     s_aux: Tensor | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the paged cache: the new keys and values are stored, and [1, T, Hq, Dv] is returned."""
+    """Store the new keys and values in the paged cache, and return attention over the cache, [1, T, Hq, Dv]."""
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     if isinstance(attention_mask, (Selection, Compressed)):
@@ -69,7 +69,7 @@ def register() -> None:
 
 
 class PagedAttention:
-    """The handler of real steps: write K and V of the new tokens, then attend over the cache."""
+    """The handler of the engine's steps: write K and V of the new tokens, then attend over the cache."""
 
     def __init__(self, cache: KVCache, kernel: AttentionKernel, states: StatePool | None = None) -> None:
         self.cache = cache
@@ -79,13 +79,13 @@ class PagedAttention:
 
     @property
     def is_native(self) -> bool:
-        """Return whether the native kernels may compute whole layers: not if another attention was requested."""
+        """Return whether the C kernels may compute whole layers: only if no other attention was requested."""
         return self.step is not None and self.kernel.name == "native"
 
     @property
     def is_plain(self) -> bool:
-        """Return whether attention is for CPUs, or the reference: then no other part of a layer has a GPU kernel
-        either."""
+        """Return whether attention is computed by CPU kernels or by the reference. Then the other parts of a layer have
+        no GPU kernel either."""
         return self.kernel.name in ("cpu", "native", "reference")
 
     def __call__(
@@ -110,7 +110,7 @@ class PagedAttention:
         return attend_selected(dense, self.step.rows, query, layer, options, selection)
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """The packed tokens of the step before an indexer, sequence by sequence."""
+        """Return the packed tokens of the step as input of an indexer, one row per sequence."""
         assert self.step is not None
         keep = partial(self._keep_index, self.cache.layers[~layer])
         return [IndexRow(row.offset, row.length, row.start, partial(keep, row)) for row in self.step.rows]
@@ -124,7 +124,8 @@ class PagedAttention:
         return torch.cat(index.gather(places, keys.dtype), -1)[0, 0]
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """The packed tokens of the step before a recurrent layer, each with the state of its sequence."""
+        """Return the packed tokens of the step as input of a recurrent layer, each span with the state of its
+        sequence."""
         assert self.step is not None
         if self.states is None:
             raise InternalError(f"layer {layer} is recurrent, and there is no pool of states")
@@ -132,7 +133,7 @@ class PagedAttention:
 
 
 def _row_spans(pool: StatePool, layer: int, row: PackedRow) -> Iterator[Span]:
-    """A span ends where a state is saved, and at the end of the row."""
+    """Yield the spans of a row. A span ends where a recurrent state is saved, and at the end of the row."""
     tensors = pool.view(layer, row.state)
     for length, is_fresh, slots in row.pieces():
         after = partial(_save, pool, layer, row.state, slots) if slots else None

@@ -1,7 +1,7 @@
 """One step's rows, packed into one row of tokens: the input of the model and of the attention kernels.
 
-All sequences are concatenated without padding. Built again in each step from the executor's copies of sequences; holds
-no KV.
+All sequences are concatenated without padding. The input is built again in each step from the executor's copies of
+sequences, and holds no KV.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from bridle.model.sequence_state import CachedRequestState, Span
 
 @dataclass(slots=True)
 class PackedRow:
-    """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions
-    `context - length` to `context - 1`. Tokens at positions of the same pair of `mutual` (first, end) see each other in
-    both directions. Its recurrent state is in slot `state`, and `saves` are the copies to make of it."""
+    """The tokens of one sequence within a step: `length` packed tokens from `offset` on, at positions `context -
+    length` to `context - 1`. Tokens between the positions of one pair (first, end) of `mutual` attend to each other in
+    both directions. The sequence's recurrent state is in slot `state`, and `saves` are the copies to make of this
+    state."""
 
     offset: int
     length: int
     context: int
-    _spans: list[Span]  # empty until it is asked for
+    _spans: list[Span]  # empty until `spans` is called
     mirror: CachedRequestState
     mutual: tuple[tuple[int, int], ...] = ()
     block_size: int = 1
@@ -39,8 +40,8 @@ class PackedRow:
 
     @property
     def spans(self) -> list[Span]:
-        """Return the places of positions 0 to `context - 1` in the cache. Only kernels of CPUs read them: a sequence in
-        scattered blocks has many."""
+        """Return the spans of the cache that hold positions 0 to `context - 1`. Only CPU kernels read spans, because a
+        sequence in scattered blocks has many of them."""
         if not self._spans:
             self._spans = self.mirror.spans(0, self.context, self.block_size)
         return self._spans
@@ -50,8 +51,8 @@ class PackedRow:
         return self.context - self.length
 
     def pieces(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """Return the lengths of the row's pieces, whether no state precedes them, and the slots to save to. A piece
-        ends where a recurrent state is saved, or with the row."""
+        """Return for each piece of the row its length, whether its state starts from zero, and the slots to save the
+        state to. A piece ends where a recurrent state is saved, or with the row."""
         begin = self.start
         ends = {save.position for save in self.saves if begin < save.position < self.context}
         for end in sorted(ends | {self.context}):
@@ -59,8 +60,8 @@ class PackedRow:
             begin = end
 
     def visible(self, window: int | None) -> tuple[int, list[Span]]:
-        """First position that any of these tokens can see, and the spans from there on. Those that see each other do so
-        beyond the window too."""
+        """Return the first position that any of these tokens can attend to, and the spans from that position on. Tokens
+        that attend to each other in both directions do so beyond the window too."""
         first = max(0, self.start - window + 1) if window is not None else 0
         if self.mutual:
             first = min(first, self.mutual[0][0])
@@ -89,29 +90,29 @@ class PackedStep:
     """The inputs of one forward pass over T tokens, R of which give logits."""
 
     input_ids: Tensor  # [1, T]
-    position_ids: Tensor  # [1, T], or [3, 1, T] where a token has a place in a picture
+    position_ids: Tensor  # [1, T], or [3, 1, T] if a token belongs to an image
     slots: Tensor  # [T] where the K and V of each token are stored
     logits_rows: Tensor  # [R] indices into T
     rows: list[PackedRow]
     block_size: int
-    words: Tensor | None = None  # int32: what the attention kernel wanted to have with the step
+    words: Tensor | None = None  # int32: further input of the attention kernel for this step
     sights: list[AttentionSpan] = field(default_factory=list)
-    replay: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # a graph's: gives logits and hidden rows
+    replay: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # a CUDA graph; returns logits and hidden rows
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
 
-#: What an attention kernel wants to have on the device in addition to a step's rows: int32 numbers.
+#: Returns the further input (int32) that an attention kernel needs on the device for a step's rows.
 Words = Callable[[Sequence[PackedRow], int], npt.NDArray[np.int32]]
 
 
 class Packer(Protocol):
-    """Packs steps that are computed in a way of their own."""
+    """Packs steps that another path than the usual one computes."""
 
     def takes(self, plan_rows: Sequence[PlanRow]) -> bool:
-        """Return whether steps of these rows may be used."""
+        """Return whether this packer supports steps of these rows."""
         ...
 
     def pack(
@@ -123,14 +124,13 @@ class Packer(Protocol):
         logits: Sequence[int],
         rows: list[PackedRow],
     ) -> PackedStep | None:
-        """Return the step of these tokens; None if it has to be computed without packing."""
+        """Return the step of these tokens; None if this packer cannot pack them."""
         ...
 
 
 @dataclass(slots=True)
 class _Columns:
-    """The numbers of a step: of each token its id, its position and the slot of its K and V, then the rows that give
-    logits."""
+    """The values of a step: the id, position and KV slot of each token, then the rows that give logits."""
 
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -165,8 +165,8 @@ def pack_step(
     words: Words | None = None,
     packer: Packer | None = None,
 ) -> PackedStep:
-    """Pack `plan_rows`, whose copies of sequences (already updated) are `mirrors`, in order, together with the options
-    of `words` about the rows. `packer` packs all steps that it supports."""
+    """Pack `plan_rows` into one step. `mirrors` are the executor's copies of their sequences, already updated, in the
+    same order. `words` gives the further input of the attention kernel. `packer` packs all steps that it supports."""
     columns = _Columns()
     rows = [columns.add(plan, mirror, block_size) for plan, mirror in zip(plan_rows, mirrors, strict=True)]
     if packer is not None and packer.takes(plan_rows):
@@ -218,16 +218,17 @@ def _have_grids(rows: Sequence[PackedRow]) -> bool:
 
 
 def _places(rows: Sequence[PackedRow], device: torch.device) -> Tensor:
-    """Positions [3, 1, T] by time, height and width: those of text are equal, an image's are those of its grid."""
+    """Return positions [3, 1, T] by time, height and width. Text tokens have three equal positions, image tokens those
+    of their grid."""
     parts = [grid_positions(row.mirror.media, row.start, row.context) for row in rows]
     return upload(np.concatenate(parts, 1).reshape(-1), device).view(3, 1, -1)
 
 
 def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
-    """[3, end-start] of the tokens from `start` on. An image takes as many positions as its longest side has rows or
-    columns, or as it has times. The next token continues after the largest position."""
+    """Return positions [3, end-start] of the tokens from `start` on. An image takes as many positions as its longest
+    side has rows or columns, or as it has times. The next token continues after the largest position."""
     places = np.tile(np.arange(start, end), (3, 1))
-    shift = 0  # how far tokens behind the runs so far stand from their number
+    shift = 0  # difference between position and index for tokens after the runs so far
     for run in runs:
         if run.grid is None or run.position >= end:
             continue
@@ -243,5 +244,5 @@ def grid_positions(runs: Runs, start: int, end: int) -> npt.NDArray[np.int64]:
 
 
 def _paced(times: npt.NDArray[np.int64], pace: float) -> npt.NDArray[np.int64]:
-    """Positions of times, rounded down, in the precision in which the library counts them."""
+    """Return the positions of times, rounded down, with the float32 precision that transformers uses."""
     return (times.astype(np.float32) * np.float32(pace)).astype(np.int64)

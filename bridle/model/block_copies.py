@@ -1,7 +1,7 @@
-"""Copies blocks of a KV cache on CUDA: those of all layers, keys and values, in one launch, described by one upload.
+"""Copies blocks of a KV cache on CUDA. One launch, described by one upload, copies the keys and values of all layers.
 
-A fork copies its last block, and so does a sequence that writes to a block that others read. It is tried while loading;
-where that fails, plain torch copies, one part of a layer after the other.
+A fork copies its last block, and so does a sequence that writes to a block that others read. The copy kernel is tried
+while loading. If the trial fails, plain torch copies the blocks, one layer after the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BlockCopier:
 
     @cached_property
     def kernels(self) -> Any:
-        """Takes a moment, and Triton."""
+        """Return the module of Triton kernels. The import takes a moment, and needs Triton."""
         from bridle.model.kernels import block_copy_kernels
 
         return block_copy_kernels
@@ -58,10 +58,11 @@ class BlockCopier:
 
 
 def tried_copier(device: torch.device) -> BlockCopier | None:
-    """The copier, as long as it copies right; None on CPUs, and where the log says why."""
+    """Return the copier if it copies correctly in a trial; None on CPUs, or if the trial fails, with the reason in the
+    log."""
     missing = missing_for_triton(device)
     if device.type != "cuda" or missing is not None:
-        return None  # attention has told about Triton
+        return None  # the attention kernel has already logged why Triton is missing
     problem = find_problem(BlockCopier(device), device)
     if problem is None:
         return BlockCopier(device)

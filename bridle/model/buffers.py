@@ -14,8 +14,8 @@ _OPEN_NUMBER = -1
 
 
 def fill_buffers(model: Any, given: Container[str] = ()) -> None:
-    """Give them memory, and let the model set all but those with names in `given`. Raises `UnsupportedModel` for a
-    buffer that it leaves undefined."""
+    """Allocate the buffers of a model, and let the model set all except those named in `given`. Raises
+    `UnsupportedModel` for a buffer that the model leaves undefined."""
     found = [
         (f"{path}.{name}", module, name)
         for path, module in model.named_modules()
@@ -30,7 +30,7 @@ def fill_buffers(model: Any, given: Container[str] = ()) -> None:
     for module, path in {module: path for path, module, _ in found if path not in given}.items():
         _init_of(model, path.rpartition(".")[0])(module)
     if any(_is_open(module, name) for module, name in wanted):
-        model.base_model._init_weights(model.base_model)  # which sets those of its layers in some families
+        model.base_model._init_weights(model.base_model)  # some families set the buffers of layers in this call
     for module, name in wanted:
         if _is_open(module, name):
             raise UnsupportedModel(f"{type(module).__name__} has a constant {name!r} of an unknown value")

@@ -1,4 +1,4 @@
-"""`bridle check`: a checkpoint loaded as the engine would load it, compared with its own eager attention and with its
+"""`bridle check`: load a checkpoint as the engine would, and compare it with its own eager attention and with its
 quantized forms."""
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_model(
 ) -> ParityReport:
     """Load the checkpoint in folder `path` as the engine would and compare it with its own eager attention.
 
-    `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if it cannot be loaded.
+    `max_tokens` is the length of the longest trial sequence. Raises `UnsupportedModel` if the checkpoint cannot be
+    loaded.
     """
     config = ModelConfig(model=str(path), dtype=dtype, device=device, kernel=kernel, quantization=quantization)  # type: ignore[arg-type]
     if read_pooling(Path(path)) is not None:
@@ -44,7 +45,7 @@ def check_model(
     max_model_len = support_checks.choose_max_model_len(settings, None)
     notes = fix_rotary_scaling(model, max_model_len)
     geometry = discover_geometry(model, support_checks.num_mixing_layers(settings), target)
-    stays_stored = loader.came_quantized(model)  # the kernels round activations: neither pass uses them then
+    stays_stored = loader.came_quantized(model)  # the kernels round activations, so neither pass uses the kernels then
     if quantization != "none":
         loader.prepare_linears(model, config)  # both passes in the same integers
 

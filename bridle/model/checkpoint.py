@@ -1,7 +1,7 @@
 """Inspects a model folder before anything is loaded: files, sizes, headers. No torch.
 
-A checkpoint is config.json plus safetensors. Damage is found here, from headers alone, so that it becomes one clear
-sentence instead of a crash minutes later. Pickles and code in a checkpoint are never run.
+A checkpoint is config.json plus safetensors. Headers alone show damage here, so that a user gets one error message
+instead of a crash minutes later. Pickles and code in a checkpoint are never run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ INDEX_NAME = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that passed inspection. `num_values` counts numbers, `num_bytes` their size on disk. `gguf` is the file
-    with the weights, if they are in one, and `tower` that of its vision tower; else `tensor_bytes` are the sizes of
-    tensors."""
+    """A folder that passed inspection. `num_values` counts the weights' values, and `num_bytes` is their size on disk.
+    `gguf` is the GGUF file with the weights, if there is one, and `tower` the GGUF file of its vision tower. Otherwise
+    `tensor_bytes` has the size of each tensor."""
 
     folder: Path
     config: dict[str, Any]
@@ -48,7 +48,7 @@ class Checkpoint:
     def weight_bytes(self, item_size: int, keeps_blocks: bool, keeps_codes: bool = False) -> int:
         """Return the bytes of the weights in memory with values of `item_size` bytes. With `keeps_blocks`, packed
         weights stay in the blocks of the CPU's kernels. With `keeps_codes`, they keep their bit width."""
-        if "quantization_config" in self.config:  # of 4 bits some become 8, with scales, or numbers
+        if "quantization_config" in self.config:  # some 4-bit weights are kept in 8 bits with scales, or as floats
             if keeps_codes:
                 return self.num_bytes * 5 // 4
             return self.num_bytes * 9 // 4 if keeps_blocks else self.num_bytes * 2 * item_size
@@ -59,7 +59,8 @@ class Checkpoint:
 
 
 def _bytes_in_memory(entry: TensorEntry, item_size: int) -> int:
-    """Return the bytes of a GGUF tensor: of numbers, of blocks that have kernels, or of others brought to 8 bits."""
+    """Return the bytes that a GGUF tensor takes in memory: as floats, in its own blocks if they have kernels, else in 8
+    bits."""
     from bridle.cpu_kernels.ggml import TYPES  # which imports torch
 
     if entry.kind.name in FLOATS:
@@ -94,7 +95,7 @@ def inspect_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    """A JSON object from a file of a model folder; {} if the file is absent and not required."""
+    """Return the JSON object in a file of a model folder; {} if the file is absent and not required."""
     if not path.is_file():
         if required:
             raise UnsupportedModel(f"{path.parent} has no {path.name}; it is not a Hugging Face model folder")
@@ -111,7 +112,8 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder. Raises `UnsupportedModel` if they are missing, or others."""
+    """Return the safetensors files of a model folder. Raises `UnsupportedModel` if files are missing, or weights have
+    another format."""
     index = read_json(folder / INDEX_NAME)
     if index:
         names = sorted({str(name) for name in _weight_map(folder, index).values()})
@@ -158,7 +160,7 @@ def _check_index(folder: Path, tensors: dict[str, Path]) -> None:
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, int]]:
-    """Tensor name -> (numbers, bytes), after checking the header against the file's size."""
+    """Return (number of values, bytes) by tensor name, after a check of the header against the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -191,7 +193,7 @@ def _measure(path: Path, name: str, entry: Any, payload: int) -> tuple[int, int]
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids of the configuration and of generation_config.json, in order, without repeats."""
+    """Return the end-of-sequence ids of config.json and generation_config.json, in order, without repeats."""
     ids: dict[int, None] = {}
     for source in (config, read_json(folder / "generation_config.json")):
         value = source.get("eos_token_id")

@@ -1,8 +1,8 @@
 """Attention over a window of tokens and over entries of compressed windows before it (DeepSeek V4).
 
-Keys, which are values too, are in the KV cache. In the place of values it has the entries, each with the last token of
-its window. The compressors' inputs of each token, and the entries of an indexer, are cached like those of a layer of
-their own (see `compressed_windows`). Layers without a compressor have ordinary attention.
+The KV cache holds the keys, which are also the values. In the place of values, the cache holds the entries, each at the
+last token of its window. The compressors' inputs of each token, and the entries of an indexer, are cached as a further
+layer (see `compressed_windows`). Layers without a compressor have ordinary attention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def lead_compressors(model: nn.Module) -> None:
-    """Make the compressors of a model's layers read and write the paged cache inside of steps."""
+    """Let the compressors of a model's layers read and write the paged cache inside steps."""
     for module in model.modules():
         compressor = vars(module).get("_modules", {}).get("compressor")
         if compressor is not None:
@@ -33,7 +33,7 @@ def lead_compressors(model: nn.Module) -> None:
 
 
 def _attend_later(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The pass of an attention layer, whose compressor waits for attention inside of steps."""
+    """Run the forward pass of an attention layer. Inside steps, its compressor waits until attention runs."""
     if handler_or_none() is not None:
         found = Compressed(module.compressor, module.num_heads, module.sliding_window)
         options |= {"past_key_values": found, "attention_mask": found}
@@ -48,7 +48,7 @@ def _compress(
     past_key_values: Any,
     layer_idx: int,
 ) -> Any:
-    """The pass of a compressor; inside of steps it returns no entries."""
+    """Run the forward pass of a compressor; inside steps it returns no entries."""
     if not isinstance(past_key_values, Compressed):
         return compute(hidden_states, q_residual, position_ids, past_key_values, layer_idx)
     past_key_values.take(compute, hidden_states, q_residual, position_ids)
@@ -63,7 +63,7 @@ def attend_compressed(
     options: AttentionOptions,
     compressed: Compressed,
 ) -> Tensor:
-    """Attention [T, Hq, D] over the window and the entries. New tokens are compressed first."""
+    """Compress the new tokens, then return attention [T, Hq, D] over the window and the entries."""
     out = torch.empty_like(query)
     entries = {"compressor": layer.values[:, 0], "indexer": records.values[:, 0]}
     for row in rows:
@@ -78,7 +78,7 @@ def attend_compressed(
 def _attend(
     query: Tensor, start: int, piece: Piece, layer: LayerCache, slots: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Attention of tokens from position `start` on."""
+    """Return attention of the tokens from position `start` on."""
     assert options.window is not None
     end = start + len(query)
     first = max(0, start - options.window + 1)

@@ -1,9 +1,9 @@
 """Windows of tokens that DeepSeek V4's layers compress into one entry each, kept token by token.
 
-The library's compressors keep the tokens of a window that is not whole yet, so their cache has a phase and cannot go
-back. Here each token keeps the compressors' inputs, and the last token of a window keeps the window's entry. So the
-cached values depend only on the tokens before them, like keys and values, and all operations on KV blocks apply to
-them. The library's own modules compress, sequence by sequence.
+The compressors of transformers keep the tokens of an incomplete window, so their cache cannot be rolled back. Here each
+token keeps the compressors' inputs, and the last token of a window keeps the window's entry. So the cached values
+depend only on the tokens before them, like keys and values, and all operations on KV blocks apply to them. The modules
+of transformers compress the windows, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Scores of an indexer and of attention that are computed at once, about.
+#: Approximate maximum of scores of an indexer and of attention that are computed at once.
 MAX_SCORES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecords:
-    """A layer's records of the tokens of one sequence: `inputs` [slots, A] of compressors, and `entries` [slots, D] of
-    windows by the names of compressors. Those of position p are in slot `slots[p]`."""
+    """A layer's records of the tokens of one sequence. `inputs` [slots, A] are the inputs of compressors, and `entries`
+    [slots, D] the entries of windows, by the names of compressors. The records of position p are in slot `slots[p]`."""
 
     inputs: Tensor
     entries: Mapping[str, Tensor]
@@ -37,7 +37,8 @@ class _Columns(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Consecutive tokens of a row, the entries [W, D] of windows up to them, and which of these each sees, [n, W]."""
+    """Consecutive tokens of a row, the entries [W, D] of windows up to them, and a mask [n, W] of the entries that each
+    token attends to."""
 
     first: int
     end: int
@@ -46,8 +47,8 @@ class Piece(NamedTuple):
 
 
 class Compressed:
-    """The tokens of a step before a layer's compressor, in the places of the layer's cache and mask. They are
-    compressed when attention asks for the entries of a sequence."""
+    """The tokens of a step as input of a layer's compressor. The object is passed in the place of the layer's cache and
+    mask. The tokens are compressed when attention asks for the entries of a sequence."""
 
     def __init__(self, compressor: Any, num_heads: int, window: int) -> None:
         indexer = getattr(compressor, "indexer", None)
@@ -69,7 +70,7 @@ class Compressed:
         return key, value
 
     def take(self, compress: Callable[..., tuple[Tensor, Tensor | None]], *given: Tensor) -> None:
-        """Take the compressor's function and its inputs [1, T, ...]."""
+        """Keep the compressor's function and its inputs [1, T, ...]."""
         self._compress, self._given = compress, given
 
     def pieces(self, offset: int, length: int, start: int, records: TokenRecords) -> Iterator[Piece]:
@@ -87,7 +88,7 @@ class Compressed:
 
 
 class _Windows:
-    """Stands for the library's cache of a layer, for the tokens of a sequence at positions `start` to `end - 1`."""
+    """Replaces the layer's cache of transformers for the tokens of a sequence at positions `start` to `end - 1`."""
 
     def __init__(self, columns: dict[str, _Columns], records: TokenRecords, start: int, end: int) -> None:
         self._columns, self._records, self._start, self._end = columns, records, start, end
@@ -100,7 +101,7 @@ class _Windows:
         return self
 
     def _whole(self, ratio: int) -> tuple[int, int]:
-        """The positions from the first to behind the last of the windows that end with these tokens."""
+        """Return the first position and the end of the windows that these tokens complete."""
         return self._start // ratio * ratio, self._end // ratio * ratio
 
     def _inputs(self, name: str, first: int, end: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,8 +111,8 @@ class _Windows:
         return kv, gate
 
     def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Keep `kv` and `gate` [1, n, width] of the tokens. Returns those of the windows that are whole now, and the
-        first position of these."""
+        """Keep `kv` and `gate` [1, n, width] of the tokens. Return the `kv` and `gate` of the windows that are complete
+        now, and their first position."""
         pool = self._records.inputs[:, self._columns[name].inputs]
         pool.index_copy_(0, self._records.slots[self._start : self._end], torch.cat((kv, gate), -1)[0].to(pool.dtype))
         first, end = self._whole(self._columns[name].module.compress_rate)
@@ -129,7 +130,8 @@ class _Windows:
         return kv[..., :head_dim], (gate + module.position_bias)[..., :head_dim]
 
     def update_compressor_states(self, name: str, compressed: Tensor) -> Tensor:
-        """Keep the entries [1, n, D] of the new windows at their last tokens. Returns those of all, [1, W, D]."""
+        """Keep the entries [1, n, D] of the new windows at their last tokens. Return the entries of all windows, [1, W,
+        D]."""
         ratio = self._columns[name].module.compress_rate
         pool, slots = self._records.entries[name], self._records.slots
         first, end = self._whole(ratio)

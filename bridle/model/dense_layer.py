@@ -1,9 +1,9 @@
-"""A leaner form of the decoder layer that most dense families share, put in place of the library's own.
+"""A leaner form of the decoder layer that most dense families share, used instead of the layer of transformers.
 
-On a CPU a small model spends more time in the library's modules than in arithmetic. Here queries, keys and values are
-one product, gate and up another, the rotation is three operations for all heads, and nothing passes through a
-dozen module calls. Each layer is replaced only after both forms gave the same result on the same input; layers of
-any other make stay as they are.
+On a CPU a small model spends more time in the modules of transformers than in arithmetic. The lean form computes
+queries, keys and values as one product, gate and up projections as another, and the rotation of all heads as three
+operations. It makes no nested module calls. Each layer is replaced only after both forms gave the same result on the
+same input. Layers of other kinds are unchanged.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ DENSE_FAMILIES = frozenset(
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _NUM_TRIAL_TOKENS = 6
 
-#: Cosines and sines [T, 1, D], the first half of the sines negated: rotating is `x * cos + roll(x) * sin`.
+#: Cosines and sines [T, 1, D]. The first half of the sines is negated, so that the rotation is `x * cos + roll(x) *
+#: sin`.
 Rotation = tuple[Tensor, Tensor]
 
 gelu_tanh = partial(gelu, approximate="tanh")
 
 
 class DenseLayer(nn.Module):
-    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms come before each of them, or after it
-    (`last_norm`, `mlp_last_norm`), or both. The result that is added to the rows is multiplied by `share`."""
+    """Attention with rotary positions, and a gated MLP; two residuals. RMS norms come before attention and MLP, after
+    them (`last_norm`, `mlp_last_norm`), or both. The output of each part is multiplied by `share` before it is added to
+    the rows."""
 
     def __init__(self, layer: Any, shape: LayerGeometry) -> None:
         super().__init__()
@@ -62,13 +64,13 @@ class DenseLayer(nn.Module):
         self.head_norm = _head_norm(attention, self.num_heads, self.num_kv_heads)
         self.share = float(getattr(layer, "residual_multiplier", 1.0))
         self.is_rotated = bool(getattr(attention, "use_rope", True))
-        self.table = 0  # which of the model's tables of angles
+        self.table = 0  # index of the rotation table that this layer uses
         softcap = getattr(attention, "attn_logit_softcapping", None)
         self.options = AttentionOptions(float(attention.scaling), shape.window, softcap)
         self._rotated = self.num_heads + self.num_kv_heads
 
     def bind(self) -> None:
-        """Use the linear layers that are in place now: later replacements have no effect."""
+        """Use the linear layers that the module has now: later replacements have no effect."""
         self._qkv, self._out = as_function(self.qkv), as_function(self.out)
         self._gate_up, self._down = as_function(self.gate_up), as_function(self.down)
 
@@ -84,13 +86,13 @@ class DenseLayer(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **unused: Any,
     ) -> Tensor:
-        """As the library calls its layers: [1, T, hidden] -> [1, T, hidden]"""
+        """Compute the layer with the signature that transformers uses: [1, T, hidden] -> [1, T, hidden]"""
         assert position_embeddings is not None
         self.bind()
         return self.advance(hidden_states[0], rotation(*position_embeddings), current_handler()).unsqueeze(0)
 
     def advance(self, rows: Tensor, turn: Rotation, attend: AttentionHandler) -> Tensor:
-        """[T, hidden] -> [T, hidden], after `bind`."""
+        """Compute the layer: [T, hidden] -> [T, hidden]. `bind` must have been called."""
         normed = rows if self.norm is None else self.norm(rows)
         heads = self._qkv(normed).view(rows.shape[0], -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
         turned, value = heads[:, : self._rotated], heads[:, self._rotated :]
@@ -111,7 +113,8 @@ class DenseLayer(nn.Module):
 
 
 class Norm:
-    """RMS norm in float32, its weight applied in the model's own type; Gemma's is 1 and its weight, in float32."""
+    """RMS norm in float32. Its weight is applied in the model's own type. For Gemma the factor is 1 plus the weight, in
+    float32."""
 
     def __init__(self, norm: Any) -> None:
         self.is_wide = type(norm).__name__.startswith("Gemma")
@@ -127,8 +130,8 @@ class Norm:
 
 
 class HeadNorm(Norm):
-    """One norm for query and key heads: of each head by itself, or of all query heads and all key heads. Its weight is
-    [Hq + Hkv, D]."""
+    """One norm for query and key heads. It normalizes each head separately, or all query heads together and all key
+    heads together. Its weight is [Hq + Hkv, D]."""
 
     def __init__(self, queries: Any, keys: Any, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         super().__init__(queries)
@@ -140,7 +143,7 @@ class HeadNorm(Norm):
         )
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[T, Hq + Hkv, D] -> the same"""
+        """Normalize the heads: [T, Hq + Hkv, D] -> the same shape."""
         if not self.is_of_all:
             return super().__call__(rows)
         wide = rows.float()
@@ -152,14 +155,15 @@ class HeadNorm(Norm):
 
 
 def rotation(cos: Tensor, sin: Tensor) -> Rotation:
-    """The library's tables [1, T, D], ready for use in all layers."""
+    """Convert the tables [1, T, D] of transformers to the form that all layers use."""
     half = sin.shape[-1] // 2
     signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
     return cos[0].unsqueeze(1), signed.unsqueeze(1)
 
 
 def table_names(model: Any) -> list[str | None]:
-    """Return the name of each layer's rotation table, for models that have several; None where there is one."""
+    """Return the name of each layer's rotation table, for models that have several tables; None for models with one
+    table."""
     rotary = model.model.rotary_emb
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return [None] * len(model.model.layers)
@@ -167,13 +171,13 @@ def table_names(model: Any) -> list[str | None]:
 
 
 def angles(rotary: Any, rows: Tensor, positions: Tensor, name: str | None) -> tuple[Tensor, Tensor]:
-    """The library's table [1, T, D] of that name."""
+    """Return the table [1, T, D] of transformers that has this name."""
     found: tuple[Tensor, Tensor] = rotary(rows, positions) if name is None else rotary(rows, positions, name)
     return found
 
 
 def lower_layers(model: Any, geometry: Geometry) -> int:
-    """Replace the decoder layers of a dense family that the lean form computes equally; gives their number.
+    """Replace the decoder layers of a dense family for which the lean form gives equal results; return their number.
 
     The model keeps its other parts. One layer of each kind is computed in both forms.
     """
@@ -201,11 +205,11 @@ def _lean(layer: Any, geometry: Geometry) -> DenseLayer | None:
     try:
         return DenseLayer(layer, geometry.layers[layer.self_attn.layer_idx])
     except (AttributeError, TypeError):
-        return None  # the layer lacks a part, or has another one in its place
+        return None  # the layer lacks a part, or has another part in its place
 
 
 def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
-    """All values that the two forms of a layer depend on, except its weights."""
+    """Return all values that the two forms of a layer depend on, except its weights."""
     norms = (lean.norm, lean.last_norm, lean.mlp_norm, lean.mlp_last_norm, lean.head_norm)
     return (
         *(type(layer), type(layer.self_attn), type(layer.mlp), table, lean.is_rotated, lean.share, lean.options),
@@ -216,7 +220,7 @@ def _kind(layer: Any, lean: DenseLayer, table: str | None) -> tuple[Any, ...]:
 
 
 def _form(module: Any) -> tuple[Any, ...]:
-    """The way in which a linear layer, or several, hold their weights."""
+    """Return a description of how one or several linear layers store their weights."""
     if isinstance(module, Joined):
         return tuple(_form(part) for part in module.parts)
     sizes = (module.in_features, module.out_features, module.bias is None)
@@ -234,7 +238,7 @@ def _gives_the_same(model: Any, layer: Any, lean: DenseLayer) -> bool:
         try:
             have = lean(rows, position_embeddings=embeddings)
         except RuntimeError:
-            return False  # the shapes fit by chance, as with partial rotation
+            return False  # the shapes match by chance, for example with partial rotation
     return is_close(want, have)
 
 
@@ -247,8 +251,8 @@ def is_close(want: Tensor, have: Tensor) -> bool:
 def attend_causally(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions, extra: dict[str, Any]
 ) -> Tensor:
-    """A handler for trials: one sequence, no cache. Its scale depends on the window and the soft-cap, so that the test
-    notices if one is missing."""
+    """Compute attention for trials: one sequence, no cache. The scale depends on the window and the soft-cap, so that
+    the trial detects a missing option."""
     query, key, value = (heads.transpose(0, 1).unsqueeze(0) for heads in (query, key, value))
     out = scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -258,18 +262,19 @@ def attend_causally(
 
 
 def _inverse_rms(rows: Tensor, eps: float) -> Tensor:
-    """[..., n] -> [..., 1]"""
+    """Return the inverse of the root mean square: [..., n] -> [..., 1]"""
     return (rows * rows).mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
 def _activation(module: nn.Module) -> Any:
-    """The activation, without a module call where it is a usual one."""
+    """Return the activation; for a usual one, a function without the cost of a module call."""
     name = type(module).__name__
     return silu if name in ("SiLU", "SiLUActivation") else gelu_tanh if name == "GELUTanh" else module
 
 
 def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, ...], nn.Module]:
-    """The product of several linear layers of one input, and the library's names of their results."""
+    """Return the joined product of several linear layers with the same input, and the names of these layers in
+    transformers."""
     whole = getattr(parent, joined, None)
     if whole is not None:
         return (joined,), whole
@@ -277,8 +282,8 @@ def _take(parent: Any, joined: str, parts: tuple[str, ...]) -> tuple[tuple[str, 
 
 
 def _norms_of(layer: Any) -> tuple[Any, ...]:
-    """The norms before and after attention, and before and after the MLP. Families name them by their places, and one
-    name means another place where a layer has norms behind its parts."""
+    """The norms before and after attention, and before and after the MLP. Families name norms by their places. The name
+    `post_attention_layernorm` means another place if a layer has norms after its parts."""
     before, after = getattr(layer, "input_layernorm", None), layer.post_attention_layernorm
     last = getattr(layer, "post_feedforward_layernorm", None)
     if last is None:
@@ -297,7 +302,7 @@ def _head_norm(attention: Any, num_heads: int, num_kv_heads: int) -> HeadNorm | 
 
 
 class Joined(nn.Module):
-    """Several layers of one input that cannot be one product; each is computed by itself."""
+    """Several layers with the same input that cannot be one product; each is computed separately."""
 
     def __init__(self, linears: Sequence[Any]) -> None:
         super().__init__()
@@ -311,7 +316,7 @@ class Joined(nn.Module):
 
 
 def _join(*linears: Any) -> nn.Module:
-    """One layer that gives the outputs of several, side by side."""
+    """Return one layer that gives the outputs of several layers, concatenated."""
     if any(isinstance(linear, (QuantizedLinear, Int8Linear, CodeLinear, Float8Linear)) for linear in linears):
         return _join_quantized(linears)
     weight = torch.cat([linear.weight.detach() for linear in linears])
@@ -324,7 +329,7 @@ def _join(*linears: Any) -> nn.Module:
 
 
 def _join_quantized(linears: Sequence[Any]) -> nn.Module:
-    """One quantized product of those that have the same form, otherwise each by itself."""
+    """Return one quantized product of layers that have the same form, otherwise a `Joined` of separate products."""
     if len({type(linear) for linear in linears}) > 1:
         return Joined(linears)
     if isinstance(linears[0], (CodeLinear, Float8Linear)):

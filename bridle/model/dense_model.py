@@ -1,7 +1,7 @@
 """A whole dense model as one short function, for models whose layers all have the lean form.
 
-It skips the library's work around the layers in every call: argument handling, masks, output objects. It is used only
-after it gave the same logits as the model itself.
+The function skips the work of transformers around the layers in every call: argument handling, masks, output objects.
+The function is used only after a trial in which it gave the same logits as the model itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridle.model.restored import RestoredModel
 
 
 class DenseModel:
-    """Embedding, layers, norm, head. `model` must be of a dense family, all layers `DenseLayer`."""
+    """Embedding, layers, norm and head. `model` must be of a dense family, with only `DenseLayer` layers."""
 
     def __init__(self, model: Any) -> None:
         body = model.model
@@ -57,19 +57,19 @@ class DenseModel:
         self._dtype: torch.dtype = body.norm.weight.dtype
 
     def fuse(self, attention: PagedAttention) -> None:
-        """Compute steps in few launches from now on, where the device of `attention` can."""
+        """Compute steps in few launches from now on, if the device of `attention` supports this."""
         self.fused = try_fused_step(self.layers, self.norm, attention, self._dtype)
 
     def keep_angles(self, num_positions: int) -> None:
-        """Compute the angles of `num_positions` positions in advance, if steps are computed in few launches or
-        calls."""
+        """Compute the angles of `num_positions` positions in advance, if the fused GPU layers or the C kernels compute
+        steps."""
         if self.fused is not None:
             self.fused.keep_angles(self.rotations, num_positions)
         elif self.native is not None:
             self.native.keep_angles(self.rotations, num_positions)
 
     def rotations(self, position_ids: Tensor) -> list[Rotation]:
-        """The angles of positions [1, T], for each table."""
+        """Return the cosines and sines of positions [1, T], for each table."""
         rows = torch.empty(0, dtype=self._dtype, device=position_ids.device)
         return [rotation(*angles(self._rotary, rows, position_ids, name)) for name in self._tables]
 
@@ -81,7 +81,8 @@ class DenseModel:
         attend: AttentionHandler,
         look: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts images into rows [T, hidden]."""
+        """Ids and positions [1, T], R indices into T -> logits [R, V]. `look` puts image features into rows [T,
+        hidden]."""
         return self.logits(self.run_layers(input_ids, position_ids, logits_rows, attend, look))
 
     def run_layers(
@@ -93,7 +94,7 @@ class DenseModel:
         look: Callable[[Tensor], Tensor] | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
-        """As a call, but returns the inputs of the head, [R, hidden]. `tap` is called behind each layer."""
+        """Compute all layers, but return the inputs of the head, [R, hidden]. `tap` is called after each layer."""
         rows = self._embed(input_ids[0])  # [T, hidden]
         if look is not None:
             rows = look(rows)
@@ -118,7 +119,7 @@ class DenseModel:
     def _advance(
         self, rows: Tensor, position_ids: Tensor, attend: AttentionHandler, tap: LayerTap | None = None
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden] after all layers."""
+        """Compute all layers: [T, hidden] -> [T, hidden]."""
         if self.native is not None and isinstance(attend, PagedAttention) and attend.is_native:
             assert attend.step is not None
             if self.native.fits(attend.cache):
@@ -132,7 +133,7 @@ class DenseModel:
 
 
 def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """`module` without the cost of a module call, where it is the usual one."""
+    """Return a function for `module` that avoids the cost of a module call if `module` is an `nn.Embedding`."""
     if type(module) is nn.Embedding:
         weight = module.weight
         return lambda ids: nn.functional.embedding(ids, weight)
@@ -141,7 +142,8 @@ def as_embedding(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def try_lower_model(model: Any) -> DenseModel | None:
-    """The short form of `model`; None if the model has another structure or the short form gives other logits."""
+    """Return the short form of `model`; None if the model has another structure or the short form gives other
+    logits."""
     if not are_lean(model):
         return None
     try:
@@ -149,7 +151,7 @@ def try_lower_model(model: Any) -> DenseModel | None:
     except AttributeError:
         return None
     if isinstance(model, RestoredModel):
-        return short  # which was proven before it was kept
+        return short  # the short form was verified before it was kept
     ids = torch.arange(5, device=model.device).unsqueeze(0)  # [1, 5]
     with torch.inference_mode(), attention_handler(attend_causally):
         want = model(input_ids=ids, position_ids=ids, use_cache=False).logits[0]  # [5, V]

@@ -20,9 +20,9 @@ from bridle.gguf.shards import GgufModel, is_first_piece, open_model
 
 _MAX_JSON = 64 << 20
 _MAX_HEADER = 128 << 20
-#: llama.cpp's numbers of file types whose names are not those of a tensor type.
+#: llama.cpp's numbers of the file types that have no tensor type of the same name.
 _FILE_TYPES = {11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
-#: What is in the templates of common chat formats; the first that is found counts.
+#: A text that is typical for the templates of each chat format; the first match counts.
 _CHAT_FORMATS = {
     "<|im_start|>": "ChatML",
     "<start_of_turn>": "Gemma",
@@ -35,7 +35,8 @@ _CHAT_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """Contents of a model's headers. `metadata` is the GGUF file's, or `config.json`; 0 and None are unknown.
+    """Contents of a model's headers. `metadata` has the metadata of the GGUF file, or `config.json`. 0 and None mean
+    unknown.
 
     `kv_values` is the number of keys and values that one token takes in the KV cache.
     """
@@ -55,13 +56,13 @@ class ModelDescription:
 
     @property
     def parameter_size(self) -> str:
-        """The number of parameters as people write it: `134.52M`, `1.5B`."""
+        """Return the number of parameters in the usual short form: `134.52M`, `1.5B`."""
         count = self.num_parameters
         return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
     @property
     def chat_format(self) -> str | None:
-        """The name of the chat format; None for a model without a chat template."""
+        """Return the name of the chat format; None for a model without a chat template."""
         if self.template is None:
             return None
         return next((name for sign, name in _CHAT_FORMATS.items() if sign in self.template), "its own template")
@@ -76,7 +77,7 @@ class ModelDescription:
         return ["completion", *(name for name, has in further.items() if has)]
 
     def kv_bytes(self, num_tokens: int, value_bytes: int = 4) -> int:
-        """The memory of the KV cache for that many tokens."""
+        """Return the bytes of the KV cache for `num_tokens` tokens."""
         return self.kv_values * num_tokens * value_bytes
 
 
@@ -117,7 +118,7 @@ def _of_gguf(model: GgufModel) -> ModelDescription:
 
 
 def _number(metadata: Mapping[str, Any], key: str) -> int:
-    """A whole number, the largest of a list of them; 0 if it is absent."""
+    """Return a whole number, or the largest number of a list; 0 if the key is absent."""
     value = metadata.get(key, 0)
     if isinstance(value, np.ndarray):
         return int(value.max()) if value.size else 0
@@ -125,7 +126,7 @@ def _number(metadata: Mapping[str, Any], key: str) -> int:
 
 
 def _gguf_type(model: GgufModel) -> str:
-    """The name of the file's type; of an unknown one, the type of most bytes."""
+    """Return the name of the file's type; if it is unknown, the tensor type that has the most bytes."""
     name = _FILE_TYPES.get(_number(model.metadata, "general.file_type"))
     if name is not None:
         return name
@@ -162,7 +163,7 @@ def _of_folder(folder: Path) -> ModelDescription:
 
 
 def _tensors(path: Path) -> list[tuple[str, list[int], int]]:
-    """Type, shape and bytes of each tensor in a safetensors file."""
+    """Return type, shape and bytes of each tensor in a safetensors file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(_MAX_HEADER, path.stat().st_size):
@@ -181,7 +182,7 @@ def _quantized(config: Mapping[str, Any]) -> str | None:
 
 
 def _template(folder: Path) -> str | None:
-    """The chat template of a folder, in a file of its own or in the tokenizer's configuration."""
+    """Return the chat template of a folder, from `chat_template.jinja` or the tokenizer's configuration."""
     own = folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8", errors="replace")[:_MAX_JSON]

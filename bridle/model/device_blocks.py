@@ -1,8 +1,8 @@
-"""The blocks of a KV cache in the memory of a GPU, and its recurrent states, as bytes of the host.
+"""The blocks of a KV cache and the recurrent states in the memory of a GPU, copied from and to bytes of the host.
 
-The engine asks for a copy of a block that is about to be reused. The copy is first made on the device, in the order of
-its steps, and transferred to the host on a parallel stream. Data from the host is written on such a stream, after all
-steps that were begun, into blocks that no step reads. So no step waits for the bus.
+The engine asks for a copy of a block that is about to be reused. The copy is first made on the device, in order with
+the steps, and transferred to the host on a parallel stream. Data from the host is written on a parallel stream too,
+after all steps that were started, into blocks that no step reads. So no step waits for a transfer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridle.model.state_pool import StatePool
 
 
 class DeviceCopy:
-    """Implements `bridle.kv_store.Snapshot`: bytes `row` on the device, made by its steps' stream."""
+    """Implements `bridle.kv_store.Snapshot`: the device's copy of bytes `row`, which the stream of its steps made."""
 
     def __init__(self, row: Tensor, beside: SideStream) -> None:
         self._row, self._beside = row, beside
@@ -36,7 +36,7 @@ class DeviceCopy:
 
 
 class DeviceBlocks:
-    """Implements `bridle.engine.interfaces.DeviceKVBlocks` over a cache of a device. The bytes are those of
+    """Implements `bridle.engine.interfaces.DeviceKVBlocks` over the cache of a device. The bytes have the layout of
     `CacheBlocks`."""
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
@@ -79,7 +79,7 @@ class DeviceBlocks:
 
 
 def mark_steps(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event after all steps that were begun; None where steps are done at once."""
+    """Return an event after all steps that were started; None for devices that finish steps at once."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -18,7 +18,8 @@ KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises `InvalidRequest` if the device is not there."""
+    """Return the device of this name; `auto` is CUDA if the machine has it. Raises `InvalidRequest` if the device is
+    missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -33,8 +34,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_devices(name: str, count: int) -> list[torch.device]:
-    """A device for each of `count` processes that share a model: GPUs from `name` on, or the CPU for all. Raises
-    `InvalidRequest` if there are too few."""
+    """Return a device for each of `count` processes that share a model: GPUs from `name` on, or the CPU for all. Raises
+    `InvalidRequest` if there are too few GPUs."""
     first = choose_device(name)
     if first.type == "cpu":
         return [first] * count
@@ -47,8 +48,8 @@ def choose_devices(name: str, count: int) -> list[torch.device]:
 
 def choose_threads(num_threads: int | None) -> None:
     """Set the number of threads that compute. The default is torch's choice, limited to the processors that this
-    process may use. torch counts the machine's cores: in a container with two of sixty-four cores, its threads would
-    mostly wait for each other."""
+    process may use. torch counts the machine's cores: in a container with two of sixty-four cores, torch's threads
+    would mostly wait for each other."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     elif torch.get_num_threads() > (cores := num_cores()):
@@ -56,8 +57,9 @@ def choose_threads(num_threads: int | None) -> None:
 
 
 def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the data type for `config.dtype`. `auto` is float32 on a CPU. Elsewhere it is the checkpoint's own type if
-    that is half precision, else bfloat16. A GPU multiplies half precision in matrix units, and reads half as much."""
+    """Return the data type for `config.dtype`. `auto` is float32 on a CPU. On other devices it is the checkpoint's own
+    type if that is half precision, else bfloat16. A GPU multiplies half precision in matrix units, and reads half as
+    much."""
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if device.type == "cpu":
@@ -66,7 +68,7 @@ def choose_dtype(config: ModelConfig, settings: PreTrainedConfig, device: torch.
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:
-    """Raises `InvalidRequest` for a form of weights that is not computed on `device`."""
+    """Raise `InvalidRequest` for a weight format that `device` does not compute."""
     if quantization == "fp8":
         from bridle.model.float8 import check_float8
 
@@ -76,7 +78,8 @@ def check_quantization(quantization: str, device: torch.device) -> None:
 
 
 def choose_kv_dtype(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of keys and values. Raises `InvalidRequest` for a type that the kernels of this device do not read."""
+    """Return the type of keys and values. Raises `InvalidRequest` for a type that the kernels of this device do not
+    read."""
     wanted = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     if wanted is not dtype and device.type != "cpu":
         raise InvalidRequest(

@@ -21,7 +21,8 @@ from bridle.model.sampling.device_draw import DeviceDraws, Drawer
 from bridle.model.sampling.logprobs import LateScores, parts
 from bridle.traces import Draw
 
-#: How many logits are worked on at once: tables and matrices of a draw take 4 bytes for each, at most four times over.
+#: Maximum number of logits that are processed at once. Tables and matrices of a sampling take up to four times 4 bytes
+#: for each logit.
 MAX_ELEMENTS = 1 << 26
 
 
@@ -35,13 +36,13 @@ class DeviceSampler:
         self._max_elements = max_elements
 
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        """Answer every row and every score, as the standard sampler does."""
+        """Return the results of every row and every score, like the standard sampler."""
         return self.draw(logits, batch, history).take()
 
     @torch.inference_mode()
     def draw(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> PendingSample:
         """Start sampling `batch` from `logits` [R, V]. Returns before the device is done if all rows are usual ones.
-        Other rows are waited for, because their logits may be overwritten later."""
+        For other rows it waits, because their logits may be overwritten later."""
         vocab = logits.shape[1]
         is_rare = [self._fixed.is_rare(row, vocab) for row in batch.rows]
         usual = [i for i, rare in enumerate(is_rare) if not rare]
@@ -67,7 +68,7 @@ class _Usual:
 
 
 class _Drawing:
-    """Sampling of a batch: the usual rows and the scores in progress, the other rows done."""
+    """Sampling of a batch: the usual rows and the scores are in progress, the other rows are done."""
 
     def __init__(
         self,
@@ -81,13 +82,13 @@ class _Drawing:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        """The tokens on the device [rows], for work that is launched after this sampling; None if they are not
+        """The tokens on the device [rows], for work that is launched after this sampling; None if the tokens are not
         contiguous."""
         is_one = len(self._usual) == 1 and self._others is None
         return self._usual[0].draws.tokens if is_one else None
 
     def take(self) -> StepResult:
-        """Wait for the tokens. The results are those of `batch.rows`, in order."""
+        """Wait for the tokens. The results have the order of `batch.rows`."""
         num_rows = len(self._batch.rows)
         result = StepResult(self._batch.step, [0] * num_rows, [None] * num_rows)
         for each in self._usual:
@@ -101,7 +102,7 @@ class _Drawing:
 
 
 def _add_others(result: StepResult, where: Sequence[int], others: StepResult) -> None:
-    """Put the results of rows `where` to their places in `result`."""
+    """Put the results of rows `where` at their indices in `result`."""
     num_rows = len(result.tokens)
     if others.mus:
         result.mus = [0.0] * num_rows

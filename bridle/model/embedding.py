@@ -1,4 +1,4 @@
-"""An embedding that keeps its rows packed, and decodes only those that are asked for."""
+"""An embedding that keeps its rows quantized, and decodes only the rows that are looked up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bridle.gguf.dequantize import decode_blocks
 
 
 class QuantizedEmbedding(nn.Module):
-    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows are those of blocks
-    [V, bytes] of type `kind`, or of a head that has the same weight."""
+    """Replaces `original`, an `nn.Embedding` or a subclass of it that scales its rows. The rows come from blocks [V,
+    bytes] of type `kind`, or from an output head that has the same weight."""
 
     blocks: Tensor | None
     scale: Tensor | None
@@ -36,14 +36,14 @@ class QuantizedEmbedding(nn.Module):
         return decode_blocks(self.kind, self.blocks).to(self.dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., hidden]"""
+        """Return the embeddings of ids: [...] -> [..., hidden]"""
         rows = self._rows(ids.reshape(-1))
         if self.scale is not None:
             rows *= self.scale
         return rows.view(*ids.shape, -1)
 
     def _rows(self, numbers: Tensor) -> Tensor:
-        """[n] -> [n, hidden]"""
+        """Return the decoded rows: [n] -> [n, hidden]"""
         if self._head is not None:
             return self._head[0].rows(numbers)
         assert self.blocks is not None

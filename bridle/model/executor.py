@@ -1,8 +1,8 @@
-"""The in-process backend: plans in, tokens out.
+"""The in-process executor: it gets step plans and returns tokens.
 
-The executor keeps mirrors, packs each plan, runs the model once, and lets the sampler read the logits. One thread calls
-it. An error in one step forgets all sequences and leaves the process alive: the engine computes them again, one at a
-time, so that only the one at fault ends.
+The executor keeps copies of the sequences, packs each plan, runs the model once, and lets the sampler read the logits.
+One thread calls it. After an error in a step the executor forgets all sequences, and the process stays alive. The
+engine then computes the sequences again, one at a time, so that only the sequence that causes the error ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LocalExecutor:
     ) -> None:
         self.info = info
         self.adapters = adapters
-        self.draft: LocalExecutor | None = None  # of the model that guesses this one's tokens
+        self.draft: LocalExecutor | None = None  # of the model that proposes draft tokens for this one
         self.media = media
         self.control_vectors = control_vectors
         self._runner: ModelRunner | None = runner
@@ -65,17 +65,18 @@ class LocalExecutor:
         self._step: int | None = None
         self.logits: Tensor | PartialLogits | None = None  # [R, V] of the last forward pass
         self._reader: ProbeReader | None = None  # of the last forward pass
-        self._drawn: tuple[ProbeReader | None, Sequence[SampleRow]] = None, ()  # of the draw under way
+        self._drawn: tuple[ProbeReader | None, Sequence[SampleRow]] = None, ()  # of the sampling in progress
         self.async_sampling = AsyncSampling(device)
 
     @property
     def runner(self) -> ModelRunner:
-        """The model over its cache, for benchmarks below the engine. Raises `ShardUnavailable` once it is closed."""
+        """Return the model over its cache, for benchmarks below the engine. Raises `ShardUnavailable` once the executor
+        is closed."""
         return self._require_runner()
 
     @property
     def kv_blocks(self) -> CacheBlocks | DeviceBlocks | None:
-        """The blocks of the KV cache and the recurrent states for a store; None on devices of other kinds than CPUs and
+        """The blocks of the KV cache and the recurrent states for a KV store; None on other devices than CPUs and
         CUDA."""
         if self._identity is None or self._device.type not in ("cpu", "cuda"):
             return None
@@ -85,7 +86,7 @@ class LocalExecutor:
 
     @property
     def int8_blocks(self) -> Int8Blocks | None:
-        """The same blocks in 8 bits; None unless they are numbers of more bits."""
+        """Return `kv_blocks` with values of 8 bits; None unless the cache has values of more bits."""
         blocks, cache = self.kv_blocks, self._require_runner().attention.cache
         layers = [(layer.keys, layer.values) for layer in cache.layers.values()]
         dtypes = {str(part.dtype).removeprefix("torch.") for parts in layers for part in parts}
@@ -96,7 +97,8 @@ class LocalExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of weights and KV cache, those of the draft model included; 0 once the executor is closed."""
+        """Return the bytes of weights and KV cache, including those of the draft model; 0 once the executor is
+        closed."""
         beside = 0 if self.draft is None else self.draft.num_bytes
         return beside if self._runner is None else self._runner.num_bytes + beside
 
@@ -104,7 +106,8 @@ class LocalExecutor:
         """Apply the plan and compute its rows. On CUDA this returns before the device is done.
 
         Raises `InternalError` for a stale or inconsistent plan, such as one with an adapter that is not on the device;
-        nothing has changed then. Raises it, too, if the step failed on the way; all mirrors and KV are forgotten then.
+        nothing has changed then. Also raises `InternalError` if the step failed after it began; the executor has then
+        forgotten all sequences and KV.
         """
         runner = self._require_runner()
         self._check_plan(plan)
@@ -131,7 +134,7 @@ class LocalExecutor:
             raise self._lose(error, f"step {plan.step} ({plan.num_tokens} tokens)") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Tokens and log-probabilities off the logits of the last forward pass; waits for the device.
+        """Return tokens and log-probabilities from the logits of the last forward pass. Waits for the device.
 
         May be called several times per step. Raises `InternalError` if `batch` belongs to another step.
         """
@@ -139,17 +142,17 @@ class LocalExecutor:
 
     @property
     def is_async(self) -> bool:
-        """Return whether `draw` returns before the device is done."""
+        """Return whether `sample_async` returns before the device is done."""
         return self._device.type == "cuda" and self._early is not None
 
     def sample_async(self, batch: SampleBatch) -> None:
-        """Begin to `sample`. A sampler that is no `AsyncSampler` does all of it here."""
+        """Begin to `sample`. If the sampler is no `AsyncSampler`, this call does all the work."""
         self.async_sampling.start(self._read(batch, self.sampler if self._early is None else self._early.draw))
         self._mirrors.num_names = len(batch.rows)
         self._drawn = self._reader, batch.rows
 
     def get_result(self) -> StepResult:
-        """Wait for the results of `draw`."""
+        """Wait for the results of `sample_async`."""
         self._require_runner()
         self._mirrors.num_names = 0
         try:
@@ -158,7 +161,7 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {self._step}") from error
 
     def await_forward(self, seconds: float) -> bool:
-        """Wait until the device has computed the last forward, at most so long; returns whether it has."""
+        """Wait at most `seconds` until the device has computed the last forward pass; return whether it has."""
         return self.async_sampling.await_forward(seconds)
 
     def _read(self, batch: SampleBatch, sampler: Callable[..., Any]) -> Any:
@@ -182,7 +185,8 @@ class LocalExecutor:
             raise self._lose(error, f"sampling of step {batch.step}") from error
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """The hidden states of these rows of the last forward pass, as they entered the head, scaled to length 1."""
+        """Return the hidden states of these rows of the last forward pass, taken before the head and scaled to length
+        1."""
         hidden = self._require_runner().hidden
         if step != self._step or hidden is None:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -196,16 +200,15 @@ class LocalExecutor:
         return [array("f", vector.tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget every sequence; step numbers may start again."""
+        """Forget every sequence. Step numbers may start again."""
         self._mirrors.clear()
         self.async_sampling.reset()
         self._step = self.logits = None
 
     @contextmanager
     def trying(self, num_blocks: int) -> Iterator[None]:
-        """In this block, steps take the memory that they take, but their results mean nothing: some layers may be left
-        out. The first blocks of the KV pool are filled with zeros, so that positions that are read before they are
-        written hold numbers."""
+        """In this block, steps use their usual memory, but their results are meaningless, because some layers may be
+        left out. The first blocks of the KV pool are filled with zeros, so that no step reads undefined values."""
         runner = self._require_runner()
         with runner.first_layers() as layers:
             runner.attention.cache.clear(num_blocks, layers)
@@ -221,16 +224,16 @@ class LocalExecutor:
         if self.media is not None:
             self.media.clear()
         if self._runner is not None:
-            self._runner.graphs = None  # they know it, and would keep it alive
+            self._runner.graphs = None  # the graphs refer to this executor, and would keep it alive
         self._runner = self.adapters = self.media = None
         if self._device.type == "cuda":
-            with suppress(RuntimeError):  # a device that is lost refuses this, too
+            with suppress(RuntimeError):  # a device that is lost refuses this call, too
                 torch.cuda.empty_cache()
 
     # -- helpers -------------------------------------------------------------------------------------------
 
     def _run(self, runner: ModelRunner, step: PackedStep, plan: StepPlan) -> Tensor | PartialLogits:
-        if self.adapters is None or step.replay is not None:  # a graph knows its adapters
+        if self.adapters is None or step.replay is not None:  # a graph contains its adapters
             return runner.run_in_parts(step)
         adapted = self.adapters.begin_step(plan.rows)
         if adapted is None:
@@ -268,9 +271,9 @@ class LocalExecutor:
                 raise InternalError(f"sequence {row.seq_id} wants control vector {key!r}, which is not loaded")
 
     def _lose(self, error: Exception, what: str) -> BridleError:
-        """Forget all mirrors after a step that failed in the middle, since none can be trusted. The error is a fault of
-        that step, so that the engine looks for the sequence that causes it, unless the device itself fails from now
-        on."""
+        """Forget all copies of sequences after a step that failed before its end, since none of them can be trusted.
+        The returned error blames the step, so that the engine looks for the sequence that causes it. If the device
+        itself has failed, the error says that instead."""
         self._mirrors.clear()
         self.logits = None
         if not is_sound(self._device):
@@ -298,7 +301,7 @@ def is_sound(device: torch.device) -> bool:
 
 
 def strike_unnamed(logits: Tensor | None, batch: SampleBatch) -> None:
-    """Forbid the ids of `logits` [R, V] that have no token, whatever then samples from them."""
+    """Forbid the ids of `logits` [R, V] that have no token, for every sampler."""
     if batch.unnamed and logits is not None:
         _strike(logits, batch.unnamed)
 

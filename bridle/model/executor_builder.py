@@ -1,4 +1,4 @@
-"""From loaded weights to an executor with a KV pool that fits: choose the parts, find the room, allocate."""
+"""Builds an executor from loaded weights: choose the parts, find the size of the KV pool, allocate it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from bridle.model.runner import ModelRunner
 from bridle.model.state_pool import StatePool
 from bridle.model.support_checks import COMPRESSED_FAMILIES
 
-#: Tokens per step that a backend digests well: enough to fill the matrix units, little enough to keep decodes quick.
+#: Tokens per step for each kind of device: enough to fill the matrix units, few enough to keep decodes quick.
 STEP_TOKENS = {"cpu": 256, "cuda": 4096}
-#: The most for models with recurrent layers, whose states go along the tokens one by one: a GPU gains little by more.
+#: Maximum tokens per step of models with recurrent layers. A recurrent state processes tokens one by one, so a GPU
+#: gains little from more.
 RECURRENT_STEP_TOKENS = 256
 STEP_SEQS = 256
-#: Bytes that the features of pictures may take.
+#: Maximum bytes for the features of images.
 MEDIA_MEMORY = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 
@@ -55,7 +56,7 @@ def build_executor(
 
 
 class _ExecutorBuilder:
-    """The parts of one executor. `_allocate` gives the runner a pool of another size; the other parts stay."""
+    """The parts of one executor. `_allocate` gives the runner a pool of another size; the other parts are unchanged."""
 
     def __init__(self, loaded: LoadedWeights, token_bytes_beside: int) -> None:
         config, geometry, dtype, device = loaded.config, loaded.geometry, loaded.dtype, loaded.device
@@ -91,7 +92,7 @@ class _ExecutorBuilder:
         kernel = tried_kernel(loaded.config.kernel, loaded.device, loaded.dtype, geometry, self._block_size)
         if isinstance(loaded.model, LanguageModel) and loaded.model.num_mutual_rows:
             kernel = BidirectionalKernel(kernel, is_local=loaded.model.sees_locally)
-        with tensor_parallel.unsummed():  # it tries its layers
+        with tensor_parallel.unsummed():  # the constructor runs its layers
             cache = KVCache(geometry, 1, self._block_size, self._kv_dtype, loaded.device)
             runner = ModelRunner(loaded.model, attention.PagedAttention(cache, kernel))
         is_plain = loaded.dtype is torch.float32 and tensor_parallel.num_ranks() == 1
@@ -124,7 +125,7 @@ class _ExecutorBuilder:
         return self._over(num_blocks, self._sampler)
 
     def _over(self, num_blocks: int, sampler: Sampler) -> LocalExecutor:
-        """Return an executor over the pool that is allocated now."""
+        """Return an executor over the KV pool that is currently allocated."""
         loaded, num_ids = self._loaded, self._loaded.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         room = num_blocks * self._block_size if loaded.config.max_model_len is None else loaded.max_model_len
         info = replace(self._info, num_blocks=num_blocks, max_model_len=min(loaded.max_model_len, room))
@@ -140,7 +141,7 @@ class _ExecutorBuilder:
 
 
 def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
-    """Refuse keys of 8 bits where the model needs more of them than 8 bits keep."""
+    """Raise `InvalidRequest` for keys of 8 bits if the model's keys need more precision."""
     held = _demands_of_keys(loaded) if kv_dtype is torch.int8 else None
     if held is not None:
         raise InvalidRequest(
@@ -150,7 +151,7 @@ def _check_kv_dtype(kv_dtype: torch.dtype, loaded: LoadedWeights) -> None:
 
 
 def _demands_of_keys(loaded: LoadedWeights) -> str | None:
-    """Return a description of further operations on the model's keys; None if there are none."""
+    """Return the reason why the model's keys need more than 8 bits; None if they do not."""
     if has_biases(loaded.model):
         return "hold biases of positions"
     if not loaded.geometry.indexes:
@@ -177,7 +178,7 @@ def make_control_vectors(
 
 
 def _info_of(loaded: LoadedWeights, block_size: int, block_bytes: int, embedding_size: int) -> ExecutorInfo:
-    """Return the engine's info about the model, with a pool of one block."""
+    """Return the information about the model for the engine, with a pool of one block."""
     step_tokens = STEP_TOKENS[loaded.device.type]
     if loaded.geometry.states:
         step_tokens = min(step_tokens, RECURRENT_STEP_TOKENS)

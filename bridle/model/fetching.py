@@ -1,5 +1,5 @@
-"""Fetches files of a hub repository into the hub's own cache, or finds them there. A callback gets the progress.
-Without a callback, the progress goes to the watchers of this thread (`bridle.load_progress`)."""
+"""Fetches files of a hub repository into the hub's own cache, or finds them in that cache. A callback gets the
+progress. Without a callback, the progress goes to the watchers of this thread (`bridle.load_progress`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Progress = Callable[[float], None]
 def fetch(
     model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress | None
 ) -> Path:
-    """The snapshot of a repository's files that fit `allowed` and not `ignored`. `progress` gets the share of bytes
-    that have come, from threads of the hub's client; an error that it raises ends the download. Raises
+    """Return the snapshot of a repository's files that match `allowed` and not `ignored`. Threads of the hub's client
+    call `progress` with the share of bytes received; an error that `progress` raises ends the download. Raises
     `UnsupportedModel`."""
     from huggingface_hub import snapshot_download
 
@@ -43,8 +43,8 @@ def fetch(
 
 
 class _Arriving:
-    """Progress of a repository's download. The client begins files one after the other, and knows only the sizes of
-    those begun; so the hub is asked for all sizes, once the first bytes arrive."""
+    """Progress of a repository's download. The client begins files one after the other, and knows the sizes of these
+    files only. So bridle asks the hub for all sizes once the first bytes arrive."""
 
     def __init__(
         self, model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str], progress: Progress
@@ -56,7 +56,8 @@ class _Arriving:
         self._share = -1.0
 
     def tell(self, num_bytes: float, begun: float) -> None:
-        """Record that `num_bytes` were received, of files with `begun` bytes."""
+        """Record that `num_bytes` bytes were received. `begun` is the total size of the files that the client has
+        begun."""
         with self._lock:
             self._total = max(self._total or _num_bytes(*self._wanted), int(begun), 1)
             share = min(num_bytes / self._total, 1.0)
@@ -66,12 +67,12 @@ class _Arriving:
 
     def finish(self) -> None:
         """Record that everything was received."""
-        if 0 <= self._share < 1:  # some files were there before
+        if 0 <= self._share < 1:  # some files were in the cache before
             self._progress(1.0)
 
 
 def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored: Sequence[str]) -> int:
-    """The bytes of all files that are wanted; 0 if the hub does not say."""
+    """Return the bytes of all wanted files; 0 if the hub does not give them."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
@@ -87,8 +88,8 @@ def _num_bytes(model: str, revision: str | None, allowed: Sequence[str], ignored
 
 
 def _silent_bar(tell: Callable[[float, float], None]) -> Any:
-    """A bar of the client's kind that shows nothing and reports the received bytes, and the sizes of files that have
-    begun: our own bar is on the screen."""
+    """Return a progress bar class for the client that shows nothing. It reports the received bytes, and the sizes of
+    files that have begun. bridle shows its own progress bar."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):

@@ -1,8 +1,8 @@
 """Linear layers in 8-bit floating point (e4m3) on CUDA, with a scale per output for weights and a scale per token for
-activations. The tensor cores of GPUs from compute capability 8.9 on multiply them.
+activations. GPUs from compute capability 8.9 on multiply these numbers in tensor cores.
 
-Weights take half of bfloat16's memory, and half the time to read. Embeddings, the output head, norms and attention are
-unchanged.
+Weights take half of the memory of bfloat16, and half the time to read. Embeddings, the output head, norms and attention
+are unchanged.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from bridle.model.linear import replace_linears
 
 _log = logging.getLogger(__name__)
 
-#: The largest number that e4m3 says.
+#: The largest number that e4m3 can represent.
 _TOP = 448.0
 #: The lowest compute capability with products in 8-bit floating point.
 LEAST_CAPABILITY = (8, 9)
-#: Both sides of a matrix have to be multiples of it.
+#: Both sides of a matrix have to be multiples of this number.
 _STEP = 16
-#: Rows from which on products may add up with fewer bits. Prompts are twice as fast then, decodes are not.
+#: From this number of rows on, products may be summed with fewer bits. Prompts are twice as fast then, decodes are not.
 FAST_ROWS = 65
-#: Products that are tried: outputs, inputs, and rows of a small, a middling and a large batch.
+#: Sizes of the products in the trial: outputs and inputs, and rows of a small, a medium and a large batch.
 _TRIAL_SIZES, _TRIAL_ROWS = (512, 256), (1, 40, 80)
-#: A product of rounded numbers compared with one of the same numbers in float32, as a share of the largest.
+#: Maximum difference between a product of rounded numbers and the same product in float32, as a share of the largest
+#: value.
 _TOLERANCE = 2e-2
 
 
@@ -64,18 +65,18 @@ class Float8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight [out, in] in floating point."""
+        """Return the weight [out, in] in floating point."""
         return (self.quantized.float() * self.scale.t()).to(self.dtype)
 
     def joined(self, others: list[Float8Linear]) -> Float8Linear:
-        """One layer that gives the outputs of this one and of others side by side."""
+        """Return one layer that gives the outputs of this layer and of `others`, concatenated."""
         layers = [self, *others]
         bias = None if self.bias is None else torch.cat([layer.bias for layer in layers])  # type: ignore[misc]
         scales = torch.cat([layer.scale for layer in layers], 1)
         return Float8Linear(torch.cat([layer.quantized for layer in layers]), scales, bias, self.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         flat = rows.reshape(-1, self.in_features)
         if flat.shape[0] == 0:
             return rows.new_empty(*rows.shape[:-1], self.out_features)
@@ -84,8 +85,8 @@ class Float8Linear(nn.Module):
         return out.view(*rows.shape[:-1], self.out_features)
 
     def multiply(self, rows: RoundedRows) -> Tensor:
-        """[n, in] -> [n, out]"""
-        # Products with a scale for each row and column come in bfloat16 alone.
+        """Multiply rounded rows: [n, in] -> [n, out]"""
+        # torch supports products with a scale for each row and column only with bfloat16 output.
         out: Tensor = torch._scaled_mm(
             rows.values,
             self.quantized.t(),
@@ -101,7 +102,8 @@ class Float8Linear(nn.Module):
 
 
 def float8_of(product: Callable[[Tensor], Tensor]) -> Float8Linear | None:
-    """The layer whose product this is, if it multiplies rounded rows and nothing is added, as by an adapter."""
+    """Return the `Float8Linear` that computes `product`. None if it is another layer, or something such as an adapter
+    is added."""
     layer = getattr(product, "__self__", None)
     is_plain = getattr(product, "__func__", None) is Float8Linear.forward
     return layer if is_plain and isinstance(layer, Float8Linear) else None
@@ -118,7 +120,7 @@ def missing_for_float8(device: torch.device) -> str | None:
 
 
 def check_float8(device: torch.device) -> None:
-    """Raises `InvalidRequest`, with the reason, if `--quantization fp8` is not available on `device`."""
+    """Raise `InvalidRequest`, with the reason, if `--quantization fp8` is not available on `device`."""
     missing = missing_for_float8(device)
     if missing is not None:
         raise InvalidRequest(f"quantization 'fp8' needs {missing}", "quantization")
@@ -142,7 +144,7 @@ def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
             rows = torch.randn(count, _TRIAL_SIZES[1], generator=generator).to(device, dtype)
             want = functional.linear(_rounded(rows), layer.quantized.float() * layer.scale.t())
             error = float((layer(rows).float() - want).abs().max() / want.abs().max())
-            if not error <= _TOLERANCE:  # what is not a number is an error, too
+            if not error <= _TOLERANCE:  # NaN counts as an error, too
                 return f"a product of {count} rows differs by {error:.3g} (limit {_TOLERANCE:.3g})"
     except torch.OutOfMemoryError:
         raise  # that may pass
@@ -152,14 +154,14 @@ def find_problem(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _rounded(rows: Tensor) -> Tensor:
-    """The numbers that float8 leaves of activations, in float32."""
+    """Return activations rounded to float8, as float32."""
     scale = rows.abs().amax(1, keepdim=True).float().div_(_TOP).clamp_min_(1e-12)
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def use_float8(model: nn.Module, device: torch.device, dtype: torch.dtype) -> int:
-    """Round the linear layers of a model but its head, one at a time; gives their number. If products in float8 fail
-    here, the log says why, and weights stay as they are."""
+    """Round the linear layers of a model except its head, one at a time; return their number. If products in float8
+    fail on this device, the log says why, and the weights are unchanged."""
     problem = find_problem(device, dtype)
     if problem is not None:
         _log.warning("weights stay %s, as products in float8 fail here: %s", str(dtype).removeprefix("torch."), problem)

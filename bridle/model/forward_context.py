@@ -1,8 +1,8 @@
 """The handler that the registered attention function calls during a forward pass.
 
-Models of the library call one function by name. They pass it no data of ours, and several drop unknown keywords on the
-way. So the caller of a forward pass sets a handler around it, which has the step's data. There is one slot per thread,
-since each loaded model has an engine thread of its own.
+Models of transformers call one function by name. They cannot pass the step's data to this function, because several
+models drop unknown keywords. So the caller of a forward pass sets a handler, which has the step's data. There is one
+slot per thread, since each loaded model has its own engine thread.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionHandler(Protocol):
-    """Computes attention in the library's place. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv, Dv], all
-    for the new tokens only; the result is [T, Hq, Dv]. `extra` holds the other keywords that the model passed."""
+    """Computes attention for the models of transformers. `query` is [T, Hq, D], `key` [T, Hkv, D], `value` [T, Hkv,
+    Dv], all for the new tokens only; the result is [T, Hq, Dv]. `extra` holds the other keywords that the model
+    passed."""
 
     def __call__(
         self,
@@ -61,12 +62,12 @@ def attention_handler(handler: AttentionHandler) -> Iterator[None]:
 
 
 def handler_or_none() -> AttentionHandler | None:
-    """The handler of the forward pass under way in this thread; None if there is none."""
+    """Return the handler of the forward pass that this thread runs; None if there is none."""
     return _slot.handler
 
 
 def current_handler() -> AttentionHandler:
-    """The handler of the forward pass under way. Raises `InternalError` if there is none."""
+    """Return the handler of the forward pass that this thread runs. Raises `InternalError` if there is none."""
     handler = _slot.handler
     if handler is None:
         raise InternalError("a model loaded by bridle was called outside of a step")

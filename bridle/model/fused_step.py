@@ -1,8 +1,8 @@
-"""Computes the lean layers of a dense model on CUDA with few launches. Each stretch between matrix products and
-attention is one Triton kernel. A layer takes ten launches, those of paged attention included.
+"""Computes the lean layers of a dense model on CUDA with few launches. All operations between two matrix products, or
+between a product and attention, are one Triton kernel. A layer takes ten launches, including those of paged attention.
 
-The lean layers compute the same in torch. While loading, they are the reference of a trial with the model's own
-weights. They are also used where Triton is missing or the trial fails.
+The lean layers in torch give the same results. While loading, they are the reference of a trial with the model's own
+weights. The lean layers are also used if Triton is missing or the trial fails.
 """
 
 from __future__ import annotations
@@ -35,45 +35,46 @@ Product = Callable[[Tensor], Tensor]
 
 #: The longest row that one program holds in registers, and the widest head.
 MAX_ROW, MAX_DIM = 1 << 14, 256
-#: Numbers of heads, and of gates, that one program takes.
+#: Values of heads, and of gates, that one program computes.
 HEAD_NUMBERS, GATE_NUMBERS = 1024, 1024
-#: Numbers of a row of gates that a program rounds at once.
+#: Values of a row of gates that a program rounds at once.
 ROUNDED_NUMBERS = 1 << 13
-#: Numbers of a row for each warp of a program.
+#: Values of a row for each warp of a program.
 _WARP_NUMBERS, _MAX_WARPS = 512, 16
 _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
 
 
 class FusedStep:
-    """The layers of one model, and the norm behind them."""
+    """The layers of one model, and the norm after the last layer."""
 
     def __init__(self, layers: Sequence[DenseLayer], norm: Norm, device: torch.device) -> None:
         self._layers = layers
-        self._norms = [layer.norm for layer in layers[1:]] + [norm]  # what follows each layer
+        self._norms = [layer.norm for layer in layers[1:]] + [norm]  # the norm that follows each layer
         self._machine = Machine(device)
-        self._tables: tuple[Tensor, ...] | None = None  # of angles
+        self._tables: tuple[Tensor, ...] | None = None  # cosines and sines
 
     @cached_property
     def kernels(self) -> Any:
-        """Takes a moment, and Triton."""
+        """Return the module of Triton kernels. The import takes a moment, and needs Triton."""
         from bridle.model.kernels import layer_kernels
 
         return layer_kernels
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Compute the angles of `num_positions` positions in advance, so that no step computes them, if there is
-        room."""
+        """Compute the angles of `num_positions` positions in advance, so that no step computes them, if memory
+        allows."""
         with torch.inference_mode():
             self._tables = make_tables(compute, num_positions, self._machine.device)
 
     def angles(self, position_ids: Tensor, compute: Compute) -> Angles:
-        """Return the angles of tokens at positions [1, T], or of [3, 1, T], for which no table was made."""
+        """Return the angles of tokens at positions [1, T], from the table if there is one. Positions [3, 1, T] have no
+        table."""
         if self._tables is None or position_ids.dim() != 2:
             return angles_of(compute(position_ids))
         return Angles(self._tables, position_ids[0])
 
     def advance(self, rows: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
-        """[T, hidden] -> [T, hidden], with the norm behind the layers; keys and values go to the cache."""
+        """Compute all layers and the norm after them: [T, hidden] -> [T, hidden]. Keys and values go to the cache."""
         with self._machine.chosen():
             products = [layer.products for layer in self._layers]
             takers = [float8_of(qkv) is not None for qkv, *_ in products[1:]] + [False]  # of what follows each layer
@@ -92,13 +93,13 @@ class FusedStep:
         return normed
 
     def multiply(self, product: Product, rows: Tensor) -> Tensor:
-        """The product of rows [T, n], which one launch rounds before if it is in float8."""
+        """Return the product of rows [T, n]. If the product is in float8, one launch rounds the rows first."""
         if float8_of(product) is None:
             return product(rows)
         return _multiply(product, self.add(rows, None, 1.0, None, None, True)[1])
 
     def gate_and_multiply(self, layer: DenseLayer, mixed: Tensor, down: Product) -> Tensor:
-        """[T, 2 * gates] -> [T, hidden]"""
+        """Compute gates and down projection: [T, 2 * gates] -> [T, hidden]"""
         return _multiply(down, self.gate(layer, mixed) if float8_of(down) is None else self.gate_rounded(layer, mixed))
 
     def add(
@@ -110,8 +111,8 @@ class FusedStep:
         norm: Norm | None,
         is_rounded: bool = False,
     ) -> tuple[Tensor, Tensor | RoundedRows]:
-        """Return rows [T, hidden] with the addend, and the normed rows, in float8 if requested. Without an addend or a
-        norm, they are the rows themselves."""
+        """Return rows [T, hidden] with the addend, and the normed rows, in float8 if requested. Without an addend and a
+        norm, both results are the given rows."""
         if added is None and norm is None and not is_rounded:
             return rows, rows
         out = rows if added is None else torch.empty_like(rows)
@@ -144,7 +145,8 @@ class FusedStep:
         return out, normed if scales is None else RoundedRows(normed, scales)
 
     def turn(self, layer: DenseLayer, mixed: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
-        """Products [T, (Hq + 2 Hkv) * D] -> queries [T, Hq, D]; keys and values go to the cache."""
+        """Normalize and rotate products [T, (Hq + 2 Hkv) * D]: return queries [T, Hq, D]; keys and values go to the
+        cache."""
         assert attend.step is not None
         cache, head_norm, table = attend.cache.layers[layer.layer_idx], layer.head_norm, angles.tables[layer.table]
         query = mixed.new_empty(mixed.shape[0], layer.num_heads, layer.head_dim)
@@ -176,7 +178,7 @@ class FusedStep:
         return query
 
     def gate(self, layer: DenseLayer, mixed: Tensor) -> Tensor:
-        """[T, 2 * gates] -> [T, gates]"""
+        """Multiply gates by up projections: [T, 2 * gates] -> [T, gates]"""
         out = mixed.new_empty(mixed.shape[0], layer.num_gates)
         self.kernels.gate[(mixed.shape[0], -(-layer.num_gates // GATE_NUMBERS))](
             mixed, out, size=layer.num_gates, block=GATE_NUMBERS, is_gelu=layer.act is gelu_tanh, num_warps=4
@@ -184,7 +186,7 @@ class FusedStep:
         return out
 
     def gate_rounded(self, layer: DenseLayer, mixed: Tensor) -> RoundedRows:
-        """As `gate`, in float8."""
+        """Compute `gate` with results in float8."""
         out = mixed.new_empty(mixed.shape[0], layer.num_gates, dtype=torch.float8_e4m3fn)
         scales = mixed.new_empty(mixed.shape[0], 1, dtype=torch.float32)
         block = min(_power(layer.num_gates), ROUNDED_NUMBERS)
@@ -194,7 +196,7 @@ class FusedStep:
 
 
 def _multiply(product: Product, rows: Tensor | RoundedRows) -> Tensor:
-    """The product of rows, or of rounded ones, which only products in float8 get."""
+    """Return the product of rows. Only products in float8 get rounded rows."""
     if isinstance(rows, Tensor):
         return product(rows)
     layer = float8_of(product)
@@ -205,8 +207,8 @@ def _multiply(product: Product, rows: Tensor | RoundedRows) -> Tensor:
 def try_fused_step(
     layers: Sequence[DenseLayer], norm: Norm, attention: PagedAttention, dtype: torch.dtype
 ) -> FusedStep | None:
-    """The layers in few launches, over rows of `dtype`; None where that cannot be, or is not right. Unless this is a
-    CPU, the log says why."""
+    """Return the layers as fused kernels, over rows of `dtype`; None if the kernels are unavailable or give wrong
+    results. Unless the device is a CPU, the log says why."""
     device = attention.cache.device
     missing = missing_for_triton(device)
     if attention.is_plain or (missing is not None and device.type == "cpu"):
@@ -243,7 +245,7 @@ def _missing(layers: Sequence[DenseLayer], attention: PagedAttention, missing: s
 
 
 def _find_problem(layers: Sequence[DenseLayer], norm: Norm, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the problem with the kernels for layers like these, or None. One layer of each kind is tried."""
+    """Return the problem with the kernels for layers like these, or None. It tries one layer of each kind."""
     for layer in {_kind(layer): layer for layer in layers}.values():
         try:
             is_right = _gives_the_same(layer, norm, device, dtype)
@@ -272,7 +274,7 @@ def _kind(layer: DenseLayer) -> tuple[Any, ...]:
 
 @torch.inference_mode()
 def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether one layer gives the same both ways, over attention in plain torch: rows and cache contents."""
+    """Return whether a layer gives the same rows and cache contents in both forms, over attention in plain torch."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_TRIAL_TOKENS, layer.down.out_features, generator=generator).to(device, dtype)
     angles = torch.rand(_TRIAL_TOKENS, 1, layer.head_dim // 2, generator=generator) * 6.0
@@ -293,7 +295,7 @@ def _gives_the_same(layer: DenseLayer, norm: Norm, device: torch.device, dtype: 
 
 
 def _attention_over(cache: KVCache) -> PagedAttention:
-    """A step of one sequence whose blocks are scattered."""
+    """Return the attention of a step with one sequence whose blocks are scattered."""
     mirror = CachedRequestState()
     mirror.tokens = [0] * _TRIAL_TOKENS
     mirror.add_blocks((2, 0))

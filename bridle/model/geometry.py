@@ -1,8 +1,8 @@
 """The shapes of a model's attention, learned from one dry forward pass in which every call is recorded.
 
 Shapes are not read from the configuration, because field names differ between families, one model may mix head sizes,
-and values may be narrower than keys. The same pass is the second guard: each layer must have called, and none may pass
-a keyword that the kernels would have to ignore.
+and values may be narrower than keys. The same pass also checks the model: each layer must call attention, and no layer
+may pass a keyword that the kernels would ignore.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
-    """One layer's KV: `num_kv_heads` heads of `key_dim` and `value_dim` numbers, and its attention's options."""
+    """The KV shape of one layer: `num_kv_heads` heads of `key_dim` and `value_dim` values, and the options of its
+    attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -72,7 +73,7 @@ class GeometryRecorder:
         self.indexes: dict[int, LayerGeometry] = {}
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """The tokens before an indexer: they are one sequence."""
+        """Return the tokens of the dry pass as input of an indexer: one sequence."""
         return [IndexRow(0, num_tokens, 0, partial(self._keep_index, layer))]
 
     def _keep_index(self, layer: int, first: int, keys: Tensor) -> Tensor:
@@ -81,7 +82,8 @@ class GeometryRecorder:
         return keys
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """The tokens before a recurrent layer: they are one sequence, whose states are kept here."""
+        """Return the tokens of the dry pass as input of a recurrent layer: one sequence, whose states this recorder
+        keeps."""
         self.mixers[layer] += 1
         return [Span(num_tokens, RowStates(self.states.setdefault(layer, {}), is_fresh=True))]
 
@@ -131,7 +133,7 @@ class GeometryRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Shapes of a model's caches: the KV of all layers by number, the states of recurrent layers, and index keys.
+    """Shapes of a model's caches: the KV of all layers by layer number, the states of recurrent layers, and index keys.
     `vocab_size` is the width of a logits row. The halves of an index key are cached as a key and a value. `indexes`
     also has the entries that compressors keep of a token (see `compressed_windows`)."""
 
@@ -142,12 +144,12 @@ class Geometry:
 
     @property
     def cached(self) -> dict[int, LayerGeometry]:
-        """The shapes of all that the cache holds; the index of a layer has the number `~layer`."""
+        """Return the shapes of everything in the cache. The index of a layer has the number `~layer`."""
         return self.layers | {~number: shape for number, shape in self.indexes.items()}
 
     @property
     def numbers_per_token(self) -> int:
-        """Number of values of one token in the whole cache."""
+        """Return the number of values of one token in the whole cache."""
         return sum(shape.numbers_per_token for shape in self.cached.values())
 
 

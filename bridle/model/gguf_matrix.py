@@ -1,4 +1,4 @@
-"""A matrix of a GGUF file as a quantized layer: in its own blocks where there are kernels for them, else in 8 bits."""
+"""A matrix of a GGUF file as a quantized layer: in the file's blocks if kernels support their type, else in 8 bits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 def packed_matrix(
     kind: str, rows: Bytes, shape: tuple[int, int], bias: Tensor | None, dtype: torch.dtype
 ) -> QuantizedLinear:
-    """A layer of `rows` [out, bytes] in blocks of type `kind`, which stand for a matrix of `shape` (out, in). Types
-    without kernels are brought to 8 bits, without loss where that can be."""
+    """Return a layer of `rows` [out, bytes] in blocks of type `kind`, which encode a matrix of `shape` (out, in). Types
+    without kernels are converted to 8 bits, without loss if possible."""
     if kind in TYPES:
         return QuantizedLinear.from_ggml(kind, rows, shape, bias, dtype)
     blocks = torch.from_numpy(rows)
@@ -30,8 +30,8 @@ def packed_matrix(
 
 
 class ReorderedInputs(nn.Module):
-    """A quantized layer whose columns are in another order than its inputs. Blocks lie along a row, so columns
-    cannot change places in them."""
+    """A quantized layer whose columns are in another order than its inputs. A block holds neighbouring columns of a
+    row, so columns cannot be reordered inside the blocks."""
 
     def __init__(self, linear: QuantizedLinear, order: Tensor) -> None:
         super().__init__()

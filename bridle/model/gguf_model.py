@@ -1,8 +1,8 @@
-"""The weights of a GGUF file in the library's own model class; quantized layers stay as they are stored.
+"""The weights of a GGUF file in the model class of transformers. Quantized layers keep their stored form.
 
 The model is made without memory, then each parameter gets its tensor. Packed matrices become `QuantizedLinear`, packed
-experts `PackedExperts`, the embedding decodes the rows that are asked for, and all other tensors become numbers. Every
-parameter must get a tensor, and every tensor must be used.
+experts `PackedExperts`, the embedding decodes only the rows that are looked up, and all other tensors become floats.
+Every parameter must get a tensor, and every tensor must be used.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from bridle.model.weight_reading import making_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: How many numbers are decoded at once, in whole rows of a matrix.
+#: Maximum number of values that are decoded at once, in whole rows of a matrix.
 _MAX_NUMBERS = 1 << 24
-#: Layers that have the same inputs, and are computed as one where their weights lie side by side.
+#: Layers that have the same input. They are computed as one layer if their weights are contiguous.
 _SIDE_BY_SIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -59,8 +59,9 @@ def read_gguf_model(
     progress: Callable[[float], None] = lambda share: None,
     tower: GgufModel | None = None,
 ) -> nn.Module:
-    """The model of a file, with the vision tower of another one. On a CPU packed matrices stay packed; elsewhere all
-    weights become numbers of type `dtype`. Raises `UnsupportedModel` if files and model do not fit each other."""
+    """Return the model of a GGUF file, with the vision tower of the file `tower`. On a CPU quantized matrices stay
+    quantized; on other devices all weights become values of type `dtype`. Raises `UnsupportedModel` if files and model
+    do not fit each other."""
     if tower is not None:
         return _read_seeing(source, tower, settings, dtype, device, progress)
     is_plain = isinstance(settings, PlainConfig)
@@ -118,7 +119,7 @@ class _Filling:
         self.unused = set(source.tensors) - set(ROTATION_TENSORS)
         self.unused -= draft_tensors(source, model.config.num_hidden_layers)
         self.unused -= unread_tensors(source) if family.layout == "mixed" else set()
-        self._head: QuantizedLinear | None = None  # whose rows are the embedding's, too
+        self._head: QuantizedLinear | None = None  # the head whose rows are also those of the embedding
 
     def run(self, progress: Callable[[float], None]) -> None:
         total = max(self._num_unused(), 1)
@@ -132,7 +133,7 @@ class _Filling:
             )
 
     def _num_unused(self) -> int:
-        """The bytes of tensors that have no place yet."""
+        """Return the total bytes of tensors that no parameter has used yet."""
         return sum(self.source.tensors[name].num_bytes for name in self.unused)
 
     def _fill(self, name: str, module: nn.Module) -> None:
@@ -159,7 +160,7 @@ class _Filling:
     # -- packed ---------------------------------------------------------------------------------------------------
 
     def _fill_together(self, name: str, parts: Sequence[tuple[str, Any]]) -> None:
-        """Replace linear layers of the same inputs, so that those with blocks of one type lie side by side."""
+        """Replace linear layers that have the same input, so that layers with blocks of one type are contiguous."""
         if not all(type(part) is nn.Linear for _, part in parts):
             return
         made = [self._make_linear(f"{name}.{part}", linear) for part, linear in parts]
@@ -172,7 +173,7 @@ class _Filling:
                 self._replace(f"{name}.{part}", layer)
 
     def _fill_linear(self, name: str, linear: nn.Linear) -> bool:
-        """Replace a linear layer by a quantized one, if the file's matrix is packed."""
+        """Replace a linear layer by a quantized one, if the file's matrix is quantized."""
         if self.model.get_submodule(name) is not linear:
             return True  # filled together with others
         is_tied = name == "lm_head" and self.model.config.tie_word_embeddings
@@ -231,7 +232,8 @@ class _Filling:
         return True
 
     def _fill_experts(self, name: str, module: nn.Module) -> bool:
-        """Replace the experts of a layer by packed ones, if the file has them packed and rows fit into blocks."""
+        """Replace the experts of a layer by `PackedExperts`, if the file has them quantized and rows fit into
+        blocks."""
         shapes = {
             field: tuple(parameter.shape) for field, parameter in module._parameters.items() if parameter is not None
         }
@@ -258,7 +260,7 @@ class _Filling:
         return True
 
     def _matrices(self, file: str, has_bias: bool) -> Iterator[QuantizedLinear]:
-        """A tensor of three sides as packed matrices, one for each expert."""
+        """Yield the quantized matrix of each expert from a tensor of three dimensions."""
         entry = self._entry(f"{file}.weight")
         count, *shape = entry.shape
         biases: Any = [None] * count
@@ -279,7 +281,7 @@ class _Filling:
     # -- numbers --------------------------------------------------------------------------------------------------
 
     def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """The library's tensor called `name`, decoded."""
+        """Return the decoded tensor that transformers calls `name`."""
         rule, layer = self._rule(name)
         if rule.change == "listed":
             return torch.full(shape, self._listed(rule.file[0], layer), dtype=dtype or self.dtype)
@@ -305,7 +307,7 @@ class _Filling:
         return float(numbers[layer])
 
     def decode(self, file: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of the file as numbers, in its own shape."""
+        """Return a tensor of the file as floats, in its own shape."""
         entry = self._entry(file)
         rows = torch.from_numpy(self.source.read(file))
         numbers = torch.empty(rows.shape[0], entry.shape[-1], dtype=dtype or self.dtype)
@@ -341,7 +343,8 @@ class _Filling:
 
 
 def _rules(family: GgufFamily, source: GgufModel, num_layers: int) -> dict[str, tuple[TensorRule, int]]:
-    """The rule of each tensor: of several the first whose tensors are in the file, else the first."""
+    """Return the rule of each tensor. Of several rules, it is the first whose tensors are in the file, else the
+    first."""
     found: dict[str, tuple[TensorRule, int]] = {}
     for rule in reversed(family.rules):
         for layer in range(num_layers) if "{}" in rule.model else range(1):
@@ -358,7 +361,7 @@ def _is_present(rule: TensorRule, layer: int, source: GgufModel) -> bool:
 
 
 def _divide_frequencies(model: Any, source: GgufModel) -> None:
-    """Apply Llama 3's scaling of rotary positions, which a file holds as a divisor of each frequency."""
+    """Apply Llama 3's scaling of rotary positions, which a file stores as a divisor of each frequency."""
     if "rope_freqs.weight" not in source.tensors:
         return
     factors = torch.tensor(read_line(source, "rope_freqs.weight"))

@@ -1,4 +1,4 @@
-"""The weights of a vision tower in a GGUF file (`mmproj`), as numbers in the library's own modules."""
+"""The weights of a vision tower in a GGUF file (`mmproj`), as floats in the modules of transformers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bridle.gguf import GgufModel
 from bridle.gguf.dequantize import decode_blocks
 from bridle.gguf.vision import deepstack_layers, family_of, file_names
 
-#: The only weight of which files hold one more than the library: that of a norm that adds 1 to it.
+#: The only weight that files store with 1 added: the weight of a norm to which transformers adds 1.
 _ONE_MORE = "mm_soft_emb_norm.weight"
 _DEEPSTACK = "visual.deepstack_merger_list."
 
 
 def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype) -> None:
-    """Give all parameters of `whole` beside those of `text` the numbers of the tower. Raises `UnsupportedModel` for a
-    weight that is missing, has no place, or has another shape."""
+    """Set all parameters of `whole` except those of `text` from the file of the vision tower. Raises `UnsupportedModel`
+    for a weight that is missing, unused, or of another shape."""
     family, inner = family_of(tower), whole.model
     own = {id(parameter) for parameter in text.parameters()}
     unused = set(tower.tensors)
@@ -38,7 +38,7 @@ def fill_tower(whole: Any, text: nn.Module, tower: GgufModel, dtype: torch.dtype
 
 
 def _spelled(name: str, tower: GgufModel) -> str:
-    """A name with the number of its layer, where the library counts some layers alone."""
+    """Return a name with the number of its layer, if transformers numbers these layers separately."""
     if not name.startswith(_DEEPSTACK):
         return name
     number, _, rest = name.removeprefix(_DEEPSTACK).partition(".")
@@ -52,7 +52,7 @@ def _decode(tower: GgufModel, file: str) -> Tensor:
 
 
 def _shaped(parts: list[Tensor], shape: tuple[int, ...], name: str, tower: GgufModel) -> Tensor:
-    """Parts as one weight: those of a convolution in time side by side, others one behind the other."""
+    """Return parts as one weight: those of a convolution in time stacked, others concatenated."""
     found = parts[0]
     if len(shape) == 5:
         found = torch.stack(parts, 2) if len(parts) > 1 else found.unsqueeze(2)

@@ -1,7 +1,7 @@
-"""Kinds of steps that have CUDA graphs of their own, and the sizes that are captured of each.
+"""Kinds of steps that have separate CUDA graphs, and the sizes of steps that are captured for each kind.
 
-A kind costs the others nothing: decode steps launch no kernel for long chunks, and steps without adapters no kernel for
-these.
+Each kind launches only the kernels that it needs: decode steps none for long chunks, and steps without adapters none
+for adapters.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from bridle.model.kernels import paged
 from bridle.model.kernels.prompts import MIN_TOKENS
 from bridle.model.kernels.rows import StepShape
 
-#: The most tokens of a step that has a graph. Longer ones keep a GPU busy while its host asks for the next launch.
+#: Maximum tokens of a step that has a graph. Longer steps keep a GPU busy while its host prepares the next launch.
 MOST_TOKENS = MIN_TOKENS - 1
-#: ... and has adapters, and no long chunk: each of its tokens may have another one.
+#: Maximum tokens of a step that has a graph, adapters, and no long chunk. Each of its tokens may have another adapter.
 MOST_ADAPTED_TOKENS = 64
 _SIZES = (1, 2, 4, *range(8, 257, 8), *range(320, MOST_TOKENS + 1, 64))
 
@@ -31,7 +31,7 @@ class GraphKind(NamedTuple):
         return " with " * bool(what) + " and ".join(what)
 
     def sizes(self, num_tokens: int) -> list[int]:
-        """The steps that are captured, where none has more than `num_tokens` tokens."""
+        """Return the sizes of steps to capture, of at most `num_tokens` tokens."""
         if self.has_long:  # a small step has no long chunk
             sizes = [size for size in _SIZES if size > paged.MAX_SHORT and size % paged.MAX_SHORT == 0]
         else:
@@ -39,17 +39,18 @@ class GraphKind(NamedTuple):
         return [size for size in sizes if size <= num_tokens]
 
     def shape(self, size: int, max_seqs: int) -> StepShape:
-        """Room of a step of `size` tokens. With long chunks, every sequence gives logits of a token of its own: more,
-        such as those of a whole prompt, would cost a product each time."""
+        """Return the capacity of a step of `size` tokens. With long chunks, each sequence has logits of one token: more
+        logits, such as those of a whole prompt, would cost a product in every step."""
         if not self.has_long:
             return StepShape(size, size)
         return StepShape(size, min(size, max_seqs), size // (paged.MAX_SHORT + 1))
 
 
-#: In the order in which they are captured. The first is there, or none is.
+#: In the order in which they are captured. Without the first kind, no kind is captured.
 KINDS = tuple(GraphKind(has_long, has_adapters) for has_adapters in (False, True) for has_long in (False, True))
 
 
 def most_tiles(size: int) -> int:
-    """The adapter tiles of a step of `size` tokens: those of a chunk, and some single tokens'."""
+    """Return the maximum number of adapter tiles of a step of `size` tokens: the tiles of a chunk, and of some single
+    tokens."""
     return min(size, size // SHORT_TILE + MOST_ADAPTED_TOKENS)

@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 class GraphLoader:
-    """Makes the graphs of one model. `recorder` makes a way to record that has no memory yet. With `adapters`, steps
-    that have some get graphs, too."""
+    """Makes the graphs of one model. `recorder` makes a graph recorder without memory. With `adapters`, steps that have
+    adapters get graphs, too."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class GraphLoader:
         self._present: Recorder | None = None
 
     def load(self, info: ExecutorInfo, report: Report = silent) -> StepGraphs | None:
-        """The graphs over the pool that the model has now; None where there are none."""
+        """Return the graphs over the model's current KV pool; None if steps run without graphs."""
         graphs: StepGraphs | None = None
         for kind, sizes in self._kinds(info):
             began, before = time.monotonic(), self._free()
@@ -79,20 +79,20 @@ class GraphLoader:
     def _added(
         self, graphs: StepGraphs | None, kind: GraphKind, sizes: list[int], info: ExecutorInfo, report: Report
     ) -> tuple[StepGraphs | None, str | None]:
-        """The graphs with those of a kind, or the reason why these cannot be used. If they are the first, there are
-        then none."""
+        """Return the graphs with those of a kind added, and the reason why this kind has no graphs, or None. Without
+        the first kind there are no graphs."""
         present = graphs
         try:
             present = self._begin(info) if present is None else present
             with self._trial_of(kind) as trial:
                 present.capture(kind, sizes, report)
                 problem = find_problem(present, self._runner, info, trial)
-        except Exception as failure:  # a library that waits for the device, a driver, no memory
+        except Exception as failure:  # a library that synchronizes with the device, a driver, no memory
             problem = _reason(failure)
         return (present if problem is None else graphs), problem
 
     def _kinds(self, info: ExecutorInfo) -> Iterator[tuple[GraphKind, list[int]]]:
-        """The kinds of steps that may come, and their sizes."""
+        """Yield the kinds of steps that can occur, and their sizes."""
         for kind in KINDS:
             sizes = kind.sizes(info.max_num_batched_tokens)
             if sizes and (self._adapters is not None or not kind.has_adapters):
@@ -100,13 +100,14 @@ class GraphLoader:
 
     @contextmanager
     def _trial_of(self, kind: GraphKind) -> Iterator[Trial]:
-        """Inside the block an adapter is there for the trial of steps with some."""
+        """Yield the trial of a kind. Inside the block, a trial adapter is loaded if the kind has adapters."""
         with nullcontext("") if self._adapters is None or not kind.has_adapters else self._adapters.on_trial() as key:
             yield Trial(kind, self._adapters if kind.has_adapters else None, key)
 
     def measure(self, info: ExecutorInfo) -> int:
-        """The bytes that all graphs take. Measure the memory of each kind of graph: the largest fully, and each other
-        one by what the second adds. A kind that cannot be captured takes none; then `load` says why."""
+        """Return the bytes that all graphs take. It measures each kind of graph: the largest graph fully, and every
+        other graph by the memory that the second largest adds. A kind that cannot be captured counts 0; `load` then
+        logs the reason."""
         try:
             return self._measured(info)
         finally:
@@ -127,7 +128,7 @@ class GraphLoader:
         return num_bytes
 
     def _taken(self, sizes: list[int], capture: Callable[[list[int], Report], None], before: int) -> int:
-        """The bytes that graphs of all sizes take, of which the two largest are captured. `before` bytes were free."""
+        """Return the bytes that graphs of all sizes take. It captures the two largest. `before` bytes were free."""
         free = [before]
         for size in sizes[:-3:-1]:
             capture([size], silent)
@@ -140,23 +141,23 @@ class GraphLoader:
         return StepGraphs(self._runner, self._kernel, self._geometry, info, self._present, self._adapters)
 
     def _let_go(self) -> None:
-        """Release the memory of graphs that failed."""
+        """Release the memory of graphs whose capture failed."""
         present, self._present = self._present, None
         if present is not None:
             present.close()
         self._free()
 
     def _free(self) -> int:
-        """Free memory, including what was released before."""
+        """Return the free memory of the device, including memory that was released before."""
         return free_memory(self._runner.attention.cache.device)
 
 
 def graph_loader(
     config: ModelConfig, runner: ModelRunner, geometry: Geometry, adapters: ModelAdapters | None = None
 ) -> GraphLoader | None:
-    """Return a loader of the model's CUDA graphs; None where steps run without. Unless that was asked for, or is
-    always so, the log says why. Steps with adapters have graphs as well, unless none can come: where no memory is set
-    aside for them on purpose."""
+    """Return a loader of the model's CUDA graphs; None if steps run without graphs. The log says why, unless the
+    operator requested this or the device never has graphs. Steps with adapters have graphs as well, unless no memory is
+    reserved for adapters."""
     device, kernel = runner.attention.cache.device, runner.attention.kernel
     if device.type != "cuda" or config.enforce_eager:
         return None
@@ -169,7 +170,7 @@ def graph_loader(
 
 
 def _reason(failure: Exception) -> str:
-    """Return the failure in words. Raises it where other ranks, which have the memory, would wait for this one."""
+    """Return the failure as text. Raises it if other ranks, which have the memory, would wait for this one."""
     if tensor_parallel.num_ranks() > 1 and isinstance(failure, torch.OutOfMemoryError):
         raise failure
     return f"{type(failure).__name__}: {failure}"
@@ -190,7 +191,7 @@ def _missing(geometry: Geometry) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The graphs that are tried: those of a kind. With `adapters`, every other sequence has the one called `key`."""
+    """The graphs of a kind to try. With `adapters`, every other sequence has the adapter called `key`."""
 
     kind: GraphKind
     adapters: ModelAdapters | None = None
@@ -198,7 +199,7 @@ class Trial:
 
 
 def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, trial: Trial) -> str | None:
-    """Return the problem with the graphs of a trial, or None. Each computes one step."""
+    """Return the problem with the graphs of a trial, or None. Each graph computes one step."""
     for size in graphs.sizes_of(trial.kind):
         plans, mirrors = _step_of(trial.kind, size, info)
         if trial.adapters is not None:
@@ -210,8 +211,8 @@ def find_problem(graphs: StepGraphs, runner: ModelRunner, info: ExecutorInfo, tr
 
 
 def _step_of(kind: GraphKind, size: int, info: ExecutorInfo) -> tuple[list[PlanRow], list[CachedRequestState]]:
-    """Build chunks of prompts that fill a graph, as far as there are blocks. In larger graphs one token stays free. If
-    the first chunk may be long, it is."""
+    """Build chunks of prompts that fill a graph, as far as there are blocks. In graphs of more than two tokens, one
+    token stays unused. The first chunk is long if the kind allows it."""
     generator = torch.Generator().manual_seed(size)
     left, block, logits_left = size - (size > 2), 0, kind.shape(size, info.max_num_seqs).num_logits
     plans: list[PlanRow] = []

@@ -1,9 +1,9 @@
-"""Steps as graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and then asked for
-at once.
+"""Steps as CUDA graphs: all launches of a forward pass, captured once for each of some numbers of tokens, and replayed
+with one call.
 
-A step is computed as the next larger one of its kind that was captured. Graphs with long chunks are separate, with
-places for these. Graphs with adapters are separate as well; in them, adapters may add to the result of every layer.
-Steps without a graph, such as those with more tokens or images, are computed as usual.
+A step runs in the graph of the next larger size of its kind. Graphs with long chunks are separate, with space for these
+chunks. Graphs with adapters are separate as well: in them, adapters may add to the result of every layer. Steps without
+a graph, such as steps with more tokens or with images, are computed as usual.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A step with the sizes of `shape`, to be computed at once."""
+    """A captured step with the sizes of `shape`, which `replay` computes with one call."""
 
     shape: StepShape
     replay: Work
@@ -53,7 +53,8 @@ class Graph:
 
 
 class StepGraphs:
-    """The graphs of one model over its KV pool, which must be final and have a block more than the engine knows of."""
+    """The graphs of one model over its KV pool. The pool must be final, and must have one block more than the engine
+    uses."""
 
     def __init__(
         self,
@@ -76,13 +77,13 @@ class StepGraphs:
         room = StepCapacity(GraphKind(has_long=True).shape(largest, self._max_seqs), num_works)
         self._scratch = Scratch(room.num_works, geometry, device)
         self._step = StaticStep(kernel, room, block_size, self._cache.num_blocks - 1, device)
-        self._logits: Tensor | None = None  # [T, V] for all graphs
+        self._logits: Tensor | None = None  # [T, V], shared by all graphs
         self._hidden: Tensor | None = None  # [T, hidden]
         self._graphs: dict[GraphKind, list[Graph]] = {kind: [] for kind in KINDS}  # the smallest first
         self._tiles: AdapterTiles | None = None
 
     def sizes_of(self, kind: GraphKind) -> list[int]:
-        """The tokens of the steps of a kind that are captured."""
+        """Return the numbers of tokens of the captured steps of a kind."""
         return [graph.size for graph in self._graphs[kind]]
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class StepGraphs:
         logits: Sequence[int],
         rows: list[PackedRow],
     ) -> PackedStep | None:
-        """A step that a graph computes, its numbers on the way to the device; None where there is none for it."""
+        """Return a step that a graph computes, with its values on the way to the device; None if no graph fits."""
         segments = self._segments(plan_rows)
         graph = self._graph_for(len(ids), rows, segments)
         if graph is None or not self._step.write(graph.shape, ids, positions, slots, logits, rows):
@@ -108,7 +109,7 @@ class StepGraphs:
         return replace(self._step.view(graph.shape), rows=rows, replay=partial(self._replay, graph, len(logits), held))
 
     def _graph_for(self, num_tokens: int, rows: Sequence[PackedRow], segments: Sequence[Segment]) -> Graph | None:
-        """The smallest graph that these rows fit into."""
+        """Return the smallest graph that these rows fit into."""
         kind = GraphKind(any(row.length > paged.MAX_SHORT for row in rows), bool(segments))
         graphs = self._graphs[kind]
         at = bisect_left(graphs, num_tokens, key=lambda graph: graph.size)
@@ -130,8 +131,8 @@ class StepGraphs:
         return self._adapters.segments(plan_rows)
 
     def _replay(self, graph: Graph, num_logits: int, held: object) -> tuple[Tensor, Tensor | None]:
-        """`held` is the memory that the device reads by address. It is kept until the steps that were started are
-        done."""
+        """Replay a graph. `held` is the memory that the device reads by address. It is kept alive until the steps that
+        were started are done."""
         graph.replay()
         del held
         assert self._logits is not None
@@ -140,8 +141,8 @@ class StepGraphs:
     # -- capturing -----------------------------------------------------------------------------------------------
 
     def capture(self, kind: GraphKind, sizes: Sequence[int], report: Report) -> None:
-        """Capture steps of `sizes`, the largest first; those of the first kind before others. Raises whatever says that
-        one cannot be."""
+        """Capture steps of `sizes`, the largest first. The first kind must be captured before the others. Raises the
+        error of a step that cannot be captured."""
         for number, size in enumerate(sorted(sizes, reverse=True)):
             report(f"capturing CUDA graphs{kind}", number / len(sizes))
             adapted = self._adapted(size) if kind.has_adapters else None
@@ -158,7 +159,7 @@ class StepGraphs:
         return self._tiles.step(size, most_tiles(size))
 
     def drop(self, kind: GraphKind) -> None:
-        """Compute steps of a kind without graphs."""
+        """Compute steps of a kind without graphs from now on."""
         self._graphs[kind].clear()
         if not any(self._graphs[each] for each in KINDS if each.has_adapters):
             self._tiles = None
@@ -176,7 +177,7 @@ class StepGraphs:
             self._runner.attention = usual
 
     def _recorded(self, work: Work) -> Work:
-        """The work, recorded by all ranks. Memory that lacks is no matter of agreeing: that rank ends."""
+        """Return the work, recorded by all ranks. A rank that runs out of memory raises without asking the others."""
         replay, failure = None, None
         try:
             replay = self._recorder.record(work)
@@ -189,7 +190,7 @@ class StepGraphs:
         return replay
 
     def _make_outputs(self, step: PackedStep) -> None:
-        """Memory for the results of the largest step; smaller ones use less."""
+        """Allocate memory for the results of the largest step; smaller steps use part of it."""
         if self._logits is None:
             logits, hidden = self._runner.run(step), self._runner.hidden
             with torch.inference_mode(False):

@@ -1,6 +1,7 @@
-"""Numbers on their way to a device and back, such that the host does not wait for it.
+"""Copies of values to a device and back, for which the host does not wait.
 
-A copy from ordinary memory waits until the GPU has come to it; one from pinned memory is a command like others.
+A copy from ordinary memory blocks the host until the GPU executes it. A copy from pinned memory is queued like a kernel
+launch.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-#: Sections of an upload begin at multiples of so many bytes: Triton compiles a kernel once more for pointers that do
-#: not, in the middle of serving.
+#: Sections of an upload begin at multiples of 16 bytes. For other pointers Triton would compile a kernel once more, in
+#: the middle of serving.
 ALIGNMENT = 16
 
 
 def aligned(count: int, item_size: int) -> int:
-    """Return `count` with the items that fill up its last 16 bytes."""
+    """Return `count` rounded up so that the items fill whole units of 16 bytes."""
     each = ALIGNMENT // item_size
     return -(-count // each) * each
 
 
 def in_sections(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Arrays of one type, one behind the other, each at an aligned place."""
+    """Return arrays of one type in one array, each at an aligned offset."""
     dtype = parts[0].dtype
     whole = np.zeros(sum(aligned(part.size, dtype.itemsize) for part in parts), dtype)
     start = 0
@@ -36,7 +37,8 @@ def in_sections(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on `device`, which has it when it comes to use it; on a CPU it may be the same memory."""
+    """Return the array as a tensor on `device`. Work that is launched later on the device sees the values. On a CPU the
+    tensor may share the array's memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor
@@ -44,19 +46,20 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def upload_list(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Plain numbers, likewise."""
+    """Return a list of values as a tensor on `device`, without waiting for the device."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of the host, unwritten, that `device` copies from and to by itself; for a CPU any memory."""
+    """Return uninitialized memory of the host that `device` can copy from and to asynchronously; for a CPU, ordinary
+    memory."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type != "cpu")
 
 
 class Download:
-    """Numbers on their way from a device. Nobody waits before `wait` is called."""
+    """A copy of values from a device to the host. The host waits only when `wait` is called."""
 
     def __init__(self, source: Tensor) -> None:
         self._host, self._event = source, None
@@ -68,15 +71,15 @@ class Download:
         self._event.record(torch.cuda.current_stream(source.device))
 
     def wait(self) -> Tensor:
-        """The numbers, in the host's memory."""
+        """Wait for the copy, and return the values in the host's memory."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
 
 
 class Staging:
-    """Pinned memory through which numbers come to `target`, a tensor at a fixed place of a device. There are two of
-    it: the host writes one while the device may still read the other."""
+    """Pinned memory through which values are copied to `target`, a tensor at a fixed address of a device. There are two
+    buffers: the host writes one while the device may still read the other."""
 
     def __init__(self, target: Tensor) -> None:
         self._target = target
@@ -85,8 +88,8 @@ class Staging:
         self._turn = 0
 
     def take(self) -> npt.NDArray[Any]:
-        """The memory to write next, with its previous contents. It is waited for where two steps are under way
-        already."""
+        """Return the buffer to write next, with its previous contents. Waits for the device if both buffers are still
+        in use."""
         self._turn = 1 - self._turn
         event = self._events[self._turn]
         if event is not None and not event.query():
@@ -95,7 +98,7 @@ class Staging:
         return numbers
 
     def send(self, count: int) -> None:
-        """Copy the first `count` numbers of the memory that was taken last."""
+        """Copy the first `count` values of the buffer that `take` returned last."""
         self._target[:count].copy_(self._hosts[self._turn][:count], non_blocking=True)
         if self._target.device.type != "cpu":
             event = self._events[self._turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from bridle.compat.suggestions import closest
 from bridle.demo import DEMO_MODELS
 from bridle.errors import BridleError, UnsupportedModel
 
-#: Names that users try first. They are suggestions only: any other name is looked up in the same way.
+#: Model names that users often try first. They are only suggestions: any other name is looked up in the same way.
 POPULAR = (
     "google/gemma-3-1b-it",
     "google/gemma-3-4b-it",
@@ -36,7 +36,7 @@ POPULAR = (
     "Qwen/Qwen3-Embedding-0.6B",
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
 )
-_SECONDS = 20.0  # for an answer of the hub
+_SECONDS = 20.0  # timeout for an answer of the hub
 
 
 def ask_hub(model: str, revision: str | None = None) -> None:
@@ -54,8 +54,8 @@ def ask_hub(model: str, revision: str | None = None) -> None:
 
 
 def refusal(error: Exception, model: str, revision: str | None, hint: str = "") -> BridleError:
-    """Convert one of the hub client's many errors to a sentence with the next step. Where the name may be wrong, `hint`
-    ends it. A server's clients get no hint, because it may name other models of the operator."""
+    """Convert one of the hub client's many errors to a sentence with the next step. If the name may be wrong, the
+    sentence ends with `hint`. A server's clients get no hint, because a hint may name other models of the operator."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
@@ -91,7 +91,8 @@ def _offline(model: str, revision: str | None, hint: str) -> UnsupportedModel:
 
 
 def suggestion(model: str) -> str:
-    """A question with the known model whose name is closest. If none is close, the commands that list models."""
+    """Return a question with the known model whose name is closest. If no name is close, return the commands that list
+    models."""
     found = closest(model, (*DEMO_MODELS, *cached_models(), *POPULAR))
     if found is not None:
         return f". Did you mean {found}?"
@@ -99,7 +100,7 @@ def suggestion(model: str) -> str:
 
 
 def cached_models() -> Iterator[str]:
-    """The hub ids of the models in the local cache."""
+    """Yield the hub ids of the models in the local cache."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)
@@ -128,7 +129,7 @@ def is_offline() -> bool:
 
 
 def _is_network(error: Exception) -> bool:
-    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)  # whichever HTTP client it is
+    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)  # for every HTTP client library
 
 
 def _endpoint() -> str:

@@ -1,4 +1,5 @@
-"""Finds the folder of a model on this machine by its name. It knows files and the hub, nothing of weights; no torch.
+"""Finds the folder of a model on this machine by its name. It looks at files and the hub, does not read weights, and
+needs no torch.
 
 Only safetensors, GGUF, JSON and tokenizer files are ever downloaded: no pickles, no Python code.
 """
@@ -33,16 +34,16 @@ _FILE_TYPE = re.compile(r"[A-Za-z0-9_]{2,24}")
 def resolve_model(
     model: str, revision: str | None = None, progress: Progress | None = None, mmproj: str | None = None
 ) -> Path:
-    """Return the folder of `model`, which it fetches or finds in the hub's cache.
+    """Return the folder of `model`, which is downloaded or found in the hub's cache.
 
     `model` is a demo model (`demo`, `demo-sees`), a folder, a GGUF file, a hub id, or a name of the list of `bridle
     pull`. `owner/name:Q4_K_M` is the GGUF file of that type in a hub repository. A folder whose weights are in one GGUF
     file stands for that file. The metadata of a GGUF file is unpacked into a folder of its own, together with the
-    vision tower in the file `mmproj`, if given. A name of the list means its file or folder, pulled or found in the
-    user's folder.
+    vision tower in the file `mmproj`, if given. A name that `bridle pull` lists means that model's file or folder,
+    downloaded or found in the user's folder.
 
-    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` if the name is none of
-    these, and `UnsupportedModel` if the hub does not have it or cannot be reached.
+    `progress` gets the share of a download. Honors `HF_HUB_OFFLINE`. Raises `InvalidRequest` for any other name, and
+    `UnsupportedModel` if the hub lacks the model or cannot be reached.
     """
     local = local_path(model)
     if local is not None:
@@ -59,7 +60,7 @@ def resolve_model(
 
 
 def folder_of(config: ModelConfig, progress: Progress | None = None) -> Path:
-    """The folder of a configured model, as by `resolve_model`."""
+    """Return the folder of a configured model, found as by `resolve_model`."""
     return resolve_model(config.model, config.revision, progress, config.mmproj)
 
 
@@ -83,7 +84,7 @@ def check_available(model: str, revision: str | None = None) -> None:
 
 
 def pulled(entry: LibraryEntry, revision: str | None = None, progress: Progress | None = None) -> Path:
-    """The file or folder of a model of the list, downloaded unless it is there. Raises `InvalidRequest` and
+    """Return the file or folder of a listed model, downloaded unless it exists. Raises `InvalidRequest` and
     `UnsupportedModel`."""
     _check_pull(entry, revision)
     tell = progress or on_download()
@@ -103,8 +104,8 @@ def _check_pull(entry: LibraryEntry, revision: str | None) -> None:
 
 
 def local_path(model: str) -> Path | None:
-    """The folder or GGUF file that a name means on this machine; None if it means none. Raises `UnsupportedModel` for
-    another file."""
+    """Return the folder or GGUF file that a name means on this machine; None if there is none. Raises
+    `UnsupportedModel` for a file of another type."""
     if model in DEMO_MODELS:
         return demo_model_path(model)
     path = Path(model).expanduser()
@@ -119,8 +120,8 @@ def local_path(model: str) -> Path | None:
 
 
 def hub_name(model: str) -> tuple[str, str | None]:
-    """The hub repository that a name means, and the type of its GGUF file if it names one. Raises `InvalidRequest` for
-    a name that cannot be a hub id."""
+    """Return the hub repository that a name means, and the type of its GGUF file if the name has one. Raises
+    `InvalidRequest` for a name that cannot be a hub id."""
     repository, colon, kind = model.partition(":")
     if _HUB_ID.fullmatch(repository) and ".." not in model and (not colon or _FILE_TYPE.fullmatch(kind)):
         return repository, kind or None
@@ -133,7 +134,7 @@ def hub_name(model: str) -> tuple[str, str | None]:
 
 
 def _neighbour(model: str) -> str:
-    """A question with the file or folder whose name is closest to a path that leads nowhere."""
+    """Return a question with the file or folder whose name is closest to a path that does not exist."""
     path = Path(model).expanduser()
     try:
         found = closest(path.name, os.listdir(path.parent)) if path.name else None
@@ -143,8 +144,8 @@ def _neighbour(model: str) -> str:
 
 
 def _unpacked(folder: Path, kind: str | None, mmproj: str | None) -> Path:
-    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder with a
-    configuration of its own is a model by itself."""
+    """`folder` itself, or the folder into which its GGUF file (of type `kind`) is unpacked. A folder that has its own
+    config.json is returned unchanged."""
     from bridle.gguf.folder import unpack  # it imports torch
 
     tower = None if mmproj is None else Path(mmproj).expanduser()

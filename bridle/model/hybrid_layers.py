@@ -1,8 +1,8 @@
-"""Descriptions of decoder layers for the native kernels, of models that have recurrent ones: LFM2, Qwen3.5,
-Qwen3-Next, Nemotron-H, Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
+"""Descriptions of decoder layers for the C kernels, for models that have recurrent layers: LFM2, Qwen3.5, Qwen3-Next,
+Nemotron-H, Granite 4 H, Bamba, Falcon-H1, Jamba and families with the same layers.
 
-A layer is found by the names of its parts. What the kernels lack, such as a mixture of experts, stays a module of the
-library. A description is used only after a trial (`bridle.model.hybrid_model`).
+The kind of a layer follows from the names of its parts. A part that the kernels lack, such as a mixture of experts,
+stays a module of transformers. A description is used only after a trial (`bridle.model.hybrid_model`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bridle.model.hybrid_mixers import CannotDescribe, delta_net, mamba, mamba2,
 from bridle.model.linear import MIN_NATIVE_SIZE
 from bridle.model.native_step import Parts
 
-#: Names that families give to the parts of a layer.
+#: Names that families give to the norms of a layer.
 _NORMS = (
     *(("input_layernorm", "post_attention_layernorm"), ("input_layernorm", "pre_ff_layernorm")),
     *(("operator_norm", "ffn_norm"), ("norm", "norm")),
 )
 _MIXERS = ("linear_attn", "conv", "self_attn", "mamba")
 _NETWORKS = ("mlp", "feed_forward", "shared_mlp")
-#: The numbers by which a mixer's inputs are multiplied, and what it gives, in layers or mixers that have them.
+#: Names of the factors of a mixer's inputs and outputs, in layers or mixers that have such factors.
 _MULTIPLIERS = {
     "mamba": ("ssm_in_multiplier", "ssm_out_multiplier"),
     "self_attn": ("attention_in_multiplier", "attn_out_multiplier"),
@@ -41,14 +41,14 @@ _GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("input_lin
 _DELTAS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
 _SILU, _RELU2 = ("SiLU", "SiLUActivation"), ("ReLUSquaredActivation",)
 
-#: Rows [T, hidden] -> what they get, [T, hidden].
+#: A function of rows: [T, hidden] -> [T, hidden].
 Network = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """A layer for the kernels, its linear layers, and the half that is computed by the library behind it. The results
-    of `inner` linear layers are within a mixer, where nothing can be added to them."""
+    """A layer for the kernels, its linear layers, and the half of the layer that transformers computes after it. No
+    adapter can be added to the results of the linear layers `inner`, because these results are used inside a mixer."""
 
     layer: Layer
     parts: Parts
@@ -57,7 +57,8 @@ class HybridLayer:
 
 
 def heads_of(geometry: Geometry) -> Heads:
-    """The heads of all attention layers. Raises `CannotDescribe` if they differ or need what kernels lack."""
+    """Return the heads of all attention layers. Raises `CannotDescribe` if they differ or need operations that the
+    kernels lack."""
     kinds = {(layer.num_heads, layer.num_kv_heads, layer.key_dim) for layer in geometry.layers.values()}
     if len(kinds) != 1 or any(_is_special(layer) for layer in geometry.layers.values()):
         raise CannotDescribe("several kinds of attention")
@@ -69,20 +70,20 @@ def _is_special(layer: LayerGeometry) -> bool:
 
 
 class LayerReader:
-    """Reads the layers of one model. Small matrices that the kernels do not have yet are kept in their order too."""
+    """Reads the layers of one model. Small matrices that the kernels do not have yet are kept as well, in order."""
 
     def __init__(self, geometry: Geometry, found: Kernels, is_rotated: bool) -> None:
         self._geometry, self._found, self._is_rotated = geometry, found, is_rotated
         self.heads = heads_of(geometry)
 
     def read(self, layer: Any) -> list[HybridLayer]:
-        """The layer, or its parts in order if several mixers read the same rows. Raises `CannotDescribe`."""
+        """Return the layer, or its parts in order if several mixers read the same rows. Raises `CannotDescribe`."""
         names = next((pair for pair in _NORMS if all(hasattr(layer, name) for name in pair)), None)
         if names is None:
             raise CannotDescribe(f"{type(layer).__name__}: no norms under known names")
         first, second = (getattr(layer, name) for name in names)
         mixers, network = [name for name in _MIXERS if getattr(layer, name, None) is not None], _part(layer, _NETWORKS)
-        if not mixers:  # one half alone
+        if not mixers:  # the layer has only one half
             alone = getattr(layer, "mixer", None)
             if hasattr(alone, "in_proj") or hasattr(alone, "q_proj"):
                 mixers = ["mixer"]
@@ -99,7 +100,7 @@ class LayerReader:
     def _read(
         self, layer: Any, mixers: Sequence[str], norm: nn.Module, network: Any, second: nn.Module, beside: int = ALONE
     ) -> HybridLayer:
-        """A layer of at most one of `mixers`, behind `norm`, and a network behind the second norm."""
+        """Describe a layer that has at most one of `mixers` after `norm`, and a network after the second norm."""
         fields: dict[str, Any] = dict.fromkeys(("out", "down", "norm", "mlp_norm", "head_norm"))
         fields |= {"qkv": (), "gate_up": (), "eps": 0.0, "mlp_eps": 0.0, "activation": "silu", "beside": beside}
         fields["share"] = _number("residual_multiplier", layer)
@@ -123,7 +124,7 @@ class LayerReader:
     # -- first halves ----------------------------------------------------------------------------------------------
 
     def _mixer(self, module: Any, fields: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Its linear layers; what is known of them goes into `fields`."""
+        """Return the linear layers of a mixer, and write its properties to `fields`."""
         delta = next((names for names in _DELTAS if all(hasattr(module, name) for name in names)), None)
         if hasattr(module, "q_proj"):
             first = self._attention(module, fields)
@@ -200,12 +201,12 @@ def _layer(fields: dict[str, Any]) -> Layer:
 
 
 def _part(module: Any, names: Sequence[str]) -> Any:
-    """The part of a module that has one of `names`; None if there is none."""
+    """Return the part of a module that has one of `names`; None if there is none."""
     return next((part for name in names if (part := getattr(module, name, None)) is not None), None)
 
 
 def _number(name: str, *owners: Any) -> float:
-    """The number of that name which one of `owners` has, or 1."""
+    """Return the number called `name` of the first of `owners` that has it, or 1."""
     return next((float(getattr(owner, name)) for owner in owners if hasattr(owner, name)), 1.0)
 
 
@@ -224,7 +225,7 @@ def _factors(mixer: Any, first: Sequence[Any], given: float) -> Tensor | None:
 
 
 def _library_part(modules: Sequence[Any], norm: nn.Module, share: float) -> Network:
-    """The sum of what modules make of the same rows, times `share`."""
+    """Return a function that applies several modules to the same normed rows and sums their results, times `share`."""
 
     def compute(rows: Tensor) -> Tensor:
         normed = norm(rows).unsqueeze(0)

@@ -1,5 +1,5 @@
-"""Descriptions of mixers for the native kernels, by the names that families give to their parts: gated delta nets,
-Mamba-2 and Mamba.
+"""Descriptions of mixers for the C kernels, found by the names of the mixers' parts: gated delta nets, Mamba-2 and
+Mamba.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PARAMETER_NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
 
 
 class CannotDescribe(Exception):
-    """A layer has a part that kernels do not compute."""
+    """Raised for a layer that has a part which the kernels do not compute."""
 
 
 def norm_weight(norm: Any) -> tuple[Tensor, float]:
-    """The weight of an RMS norm, which the module may add to 1, and its epsilon. Raises `CannotDescribe` if it is
-    another norm."""
+    """The weight of an RMS norm, which the module may add to 1, and its epsilon. Raises `CannotDescribe` for a norm of
+    another kind."""
     weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
     if isinstance(weight, Tensor) and weight.dim() == 1 and isinstance(eps, float):
         rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0))
@@ -39,10 +39,10 @@ def norm_weight(norm: Any) -> tuple[Tensor, float]:
 
 
 def reordered(mixer: Mixer | None, last: ReorderedInputs) -> Mixer:
-    """A delta net whose heads' outputs go to other places, as the matrix behind it wants them."""
+    """Return the description of a delta net with its heads' outputs reordered for the matrix that follows it."""
     if mixer is None or mixer.kind != "delta_net":
         raise CannotDescribe("columns in another order")
-    blocks = last.inputs.view(mixer.heads, mixer.columns)  # of each place
+    blocks = last.inputs.view(mixer.heads, mixer.columns)  # for each output position
     heads = blocks[:, 0] // mixer.columns
     if not torch.equal(blocks, heads[:, None] * mixer.columns + torch.arange(mixer.columns)):
         raise CannotDescribe("columns of heads in another order")
@@ -79,7 +79,7 @@ def delta_net(module: Any) -> Mixer:
 
 
 def _runs_by_key_head(module: Any) -> Tensor:
-    """Return the runs of queries, keys, values, gates, rates and decays in rows that have them key head by key head."""
+    """Return the runs of queries, keys, values, gates, rates and decays in rows that are ordered by key head."""
     keys, copies = int(module.head_k_dim), int(module.num_v_heads) // int(module.num_k_heads)
     values = copies * int(module.head_v_dim)
     runs, base = [], 0
@@ -92,7 +92,7 @@ def _runs_by_key_head(module: Any) -> Tensor:
 
 
 def mamba2(module: Any) -> Mixer:
-    """Describe the mixer of Nemotron-H and others with Mamba 2, whose outputs may have no norm."""
+    """Describe the mixer of Nemotron-H and other models with Mamba 2. Its outputs may have no norm."""
     _check_activation(module)
     heads, columns = int(module.num_heads), int(module.head_dim)
     norm = module.norm if hasattr(module.norm, "weight") else None
@@ -115,7 +115,7 @@ def mamba2(module: Any) -> Mixer:
 
 
 def mamba(module: Any, inner: Sequence[Matrix]) -> Mixer:
-    """Describe the mixer of Jamba, which is Mamba with norms of its parameters."""
+    """Describe the mixer of Jamba, a Mamba mixer with norms of its parameters."""
     _check_activation(module)
     channels = int(module.intermediate_size)
     norms = [norm_weight(getattr(module, name)) for name in _PARAMETER_NORMS if hasattr(module, name)]

@@ -1,5 +1,5 @@
-"""A whole model with recurrent layers as one short function: embedding, layers in calls of the native kernels, norm,
-head. It is used only after it gave the same logits as the library's model.
+"""A whole model with recurrent layers as one short function: embedding, layers in calls of the C kernels, norm, head.
+The function is used only after a trial in which it gave the same logits as the model of transformers.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ _log = logging.getLogger(__name__)
 _LAST_NORMS = ("norm", "embedding_norm", "norm_f", "final_layernorm")
 _ROTARIES = ("rotary_emb", "pos_emb")
 _TRIAL_TOKENS, _TRIAL_PAGE = 7, 4
-#: Error of a layer, relative to what it adds. Rows are rounded to 8 bits before quantized products, to other ones after
-#: the slightest difference, which the largest number of a row decides. So errors are root mean squares.
+#: Maximum error of a layer, relative to the values that it adds. Rows are rounded to 8 bits before quantized products,
+#: with a scale from the row's largest value. A tiny difference can change the rounding, so errors are root mean
+#: squares.
 _TOLERANCE, _ROUNDED_TOLERANCE = 1e-4, 1e-2
-#: The same relative to its outputs.
+#: Maximum error of a layer, relative to its outputs.
 _ROUNDING = 1e-6
 
 
 class HybridModel:
-    """The layers of `model` for the kernels. Raises `CannotDescribe` if it has another structure."""
+    """The layers of `model` for the kernels. Raises `CannotDescribe` if the model has another structure."""
 
     def __init__(self, model: Any, geometry: Geometry) -> None:
         found, body = kernels(), model.model
@@ -74,27 +75,28 @@ class HybridModel:
         self.is_rounded = any(matrix.kind != "float32" for layer in described for matrix in layer.matrices)
 
     def fits(self, attention: PagedAttention) -> bool:
-        """Return whether steps can be computed this way now."""
+        """Return whether the kernels can compute the next step."""
         if any("forward" in state for state in self._inner):
             return False
         return attention.kernel.name == "native" and attention.states is not None and self.native.fits(attention.cache)
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the kernels compute all of every layer."""
+        """Return whether the kernels compute all parts of every layer."""
         return not self._networks
 
     def embed(self, ids: Tensor) -> Tensor:
-        """[T] -> [T, hidden]"""
+        """Return the embeddings of ids: [T] -> [T, hidden]"""
         rows: Tensor = self._lookup(ids)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def keep_angles(self, num_positions: int) -> None:
-        """Keep the angles of that number of positions in memory."""
+        """Keep the angles of `num_positions` positions in memory."""
         self.native.keep_angles(self.rotations, num_positions)
 
     def rotations(self, position_ids: Tensor) -> list[Rotation]:
-        """The angles of positions [1, T], or [3, 1, T]; of models without any, some that no layer reads."""
+        """Return the cosines and sines of positions [1, T], or [3, 1, T]. Models without rotary positions get dummy
+        values that no layer reads."""
         if self._rotary is None:
             return [(torch.zeros(position_ids.shape[-1], 1, 2),) * 2]
         return [rotation(*self._rotary(torch.empty(0), position_ids))]
@@ -108,8 +110,8 @@ class HybridModel:
         look: Callable[[Tensor], Tensor] | None = None,
         tap: LayerTap | None = None,
     ) -> Tensor:
-        """Ids and positions [1, T], R indices into T -> inputs of the head [R, hidden]. `look` puts images into rows
-        [T, hidden]; `tap` is called behind each layer."""
+        """Ids and positions [1, T], R indices into T -> inputs of the head [R, hidden]. `look` puts image features into
+        rows [T, hidden]; `tap` is called after each layer."""
         assert attend.step is not None
         rows = self.embed(input_ids[0])
         rows = rows if look is None else look(rows)
@@ -138,7 +140,7 @@ class HybridModel:
 
 
 def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
-    """The short form of `model`; None if it has other layers, or one of them gives something else."""
+    """Return the short form of `model`; None if the model has other layers, or one layer gives another result."""
     try:
         short = HybridModel(model, geometry)
         _compare(model, geometry, short)
@@ -150,7 +152,8 @@ def try_hybrid_model(model: Any, geometry: Geometry) -> HybridModel | None:
 
 @torch.inference_mode()
 def _compare(model: Any, geometry: Geometry, short: HybridModel) -> None:
-    """Raise `CannotDescribe` unless each layer, and the head, gives the same for the same inputs in both forms."""
+    """Raise `CannotDescribe` unless each layer, and the head, gives the same results for the same inputs in both
+    forms."""
     limit, wanted = (_ROUNDED_TOLERANCE if short.is_rounded else _TOLERANCE), []
     step, attention = _trial(geometry)
     ids, positions = step.input_ids, step.position_ids
@@ -179,7 +182,7 @@ def _size(rows: Tensor) -> float:
 
 
 def _trial(geometry: Geometry) -> tuple[PackedStep, PagedAttention]:
-    """A step of one sequence, whose blocks are scattered, and an attention for it."""
+    """Return a step of one sequence, whose blocks are scattered, and an attention for it."""
     found = kernels()
     assert found is not None
     device = torch.device("cpu")

@@ -1,8 +1,8 @@
-"""Image rows in prompts that attend to all of themselves, so that the next prompt with one of the images need not
-encode it again.
+"""Cache of image rows, so that the next prompt with the same image need not encode it again. It is for models in which
+the rows of an image attend to each other in both directions.
 
-They are kept by key, within a number of bytes; the least recently used leave first. Keys cannot be forged and differ
-between tenants, so a hit does not reveal what others have sent.
+Rows are kept by key, within a number of bytes. The least recently used rows are evicted first. Keys cannot be forged
+and differ between tenants, so a hit does not reveal the images of other tenants.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PictureRows:
-    """Rows [N, hidden] by key, `max_bytes` together at most. Any thread may call."""
+    """Rows [N, hidden] by key, of at most `max_bytes` bytes together. Any thread may call."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -22,14 +22,14 @@ class PictureRows:
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def find(self, key: bytes) -> Tensor | None:
-        """Those of an image, if they are kept; they are then the last to leave."""
+        """Return the rows of an image, or None. Rows that are found are evicted last."""
         with self._lock:
             if key in self._rows:
                 self._rows.move_to_end(key)
             return self._rows.get(key)
 
     def keep(self, key: bytes, rows: Tensor) -> None:
-        """Keep the rows of an image, unless it has more bytes than all may have."""
+        """Keep the rows of an image, unless they exceed `max_bytes` alone."""
         if rows.nbytes > self.max_bytes:
             return
         with self._lock:
@@ -39,6 +39,6 @@ class PictureRows:
                 used -= self._rows.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        """Release all of them."""
+        """Release the rows of all images."""
         with self._lock:
             self._rows.clear()

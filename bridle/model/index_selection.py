@@ -11,7 +11,8 @@ from torch import Tensor
 
 class IndexRow(NamedTuple):
     """`length` packed tokens of one sequence from `offset` on, the first of them at position `start`. `keep(first,
-    keys)` stores the index keys [n, D] of those from `first` on, and returns the keys [L, D] of all up to these."""
+    keys)` stores the index keys [n, D] of the tokens from `first` on. It returns the keys [L, D] of all tokens up to
+    the last of them."""
 
     offset: int
     length: int
@@ -24,13 +25,13 @@ class IndexHandler(Protocol):
     """A handler of forward passes that also keeps index keys."""
 
     def index_rows(self, layer: int, num_tokens: int) -> list[IndexRow]:
-        """The packed tokens of the pass, sequence by sequence."""
+        """Return the packed tokens of the pass, sequence by sequence."""
         ...
 
 
 class Selected(NamedTuple):
-    """Consecutive tokens of a row and the positions [n, K] that each selects, where -1 means none; None if they select
-    all."""
+    """Consecutive tokens of a row, and the positions [n, K] that each selects, where -1 means none. The positions are
+    None if the tokens select all positions."""
 
     first: int
     end: int

@@ -1,8 +1,8 @@
 """Attention over keys that an index selects (DeepSeek Sparse Attention).
 
 An *indexer* of a layer has a short key of each token, scores these keys for a new token, and selects the `index_topk`
-best ones; attention sees no others. Index keys are in the KV cache, as those of a layer of their own, so everything
-that happens to KV blocks happens to them. The library's own indexer computes, sequence by sequence.
+best ones; attention sees no others. The KV cache holds index keys as a further layer, so all operations on KV blocks
+apply to them. The indexer of transformers computes the selection, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bridle.model.index_selection import IndexHandler, IndexRow, Selected, Selec
 if TYPE_CHECKING:
     from bridle.model.kv_cache import LayerCache
 
-#: Scores of an indexer and of attention that are computed at once, about.
+#: Approximate maximum of scores of an indexer and of attention that are computed at once.
 MAX_SCORES = 1 << 24
 _TO_MASK = "build_attention_mask_from_topk"
 
 
 def lead_indexers(model: nn.Module) -> None:
-    """Make the indexers of a model's layers select from the paged cache inside of steps."""
+    """Let the indexers of a model's layers select from the paged cache inside steps."""
     for module in model.modules():
         indexer = vars(module).get("_modules", {}).get("indexer")
         if indexer is not None and isinstance(getattr(indexer, "index_topk", None), int):
@@ -39,19 +39,20 @@ def lead_indexers(model: nn.Module) -> None:
 
 
 def _instead_of_mask(to_mask: Callable[..., Any], topk_indices: Any, **options: Any) -> Any:
-    """Pass a selection on to attention inside of steps, where GLM-5.3 would make a mask of it."""
+    """Pass a selection on to attention inside steps, where GLM-5.3 would convert it to a mask."""
     return topk_indices if isinstance(topk_indices, Selection) else to_mask(topk_indices=topk_indices, **options)
 
 
 def _with_mask(forward: Callable[..., Any], hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-    """The pass of a layer that cuts its mask before it calls the indexer, though there is none inside of steps."""
+    """Run the forward pass of a layer that cuts its mask before it calls the indexer. Inside steps there is no mask, so
+    this passes a dummy."""
     if handler_or_none() is not None:
         options["attention_mask"] = hidden_states.new_empty(1, 1, 1, 1)
     return forward(hidden_states, *args, **options)
 
 
 class _PagedIndexer:
-    """Computes in the place of an indexer's `forward`: for each sequence of a step, its own one."""
+    """Replaces an indexer's `forward`: it calls the original for each sequence of a step."""
 
     def __init__(self, indexer: Any) -> None:
         self._indexer, self._compute = indexer, indexer.forward
@@ -80,8 +81,8 @@ class _PagedIndexer:
 
 
 class _Keys:
-    """The keys of one sequence in one layer, in the place of an indexer's cache; GLM-5.3 asks a layer of it for the
-    number of tokens."""
+    """The index keys of one sequence in one layer, passed in the place of an indexer's cache. GLM-5.3 asks this object
+    for the number of tokens."""
 
     def __init__(self, keep: Callable[[Tensor], Tensor]) -> None:
         self._keep = keep
@@ -95,17 +96,17 @@ class _Keys:
         return self
 
     def get_seq_length(self) -> int:
-        """The number of tokens with those that were just added."""
+        """Return the number of tokens, including the keys that were just added."""
         return self.keys.shape[1]
 
     def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
-        """Add keys [1, n, D]; returns all [1, L, D]."""
+        """Add keys [1, n, D]; return all keys [1, L, D]."""
         self.keys = self._keep(keys[0]).unsqueeze(0)
         return self.keys
 
 
 def _part(value: Any, part: slice, num_tokens: int) -> Any:
-    """Return the parts of a value that belong to some of the packed tokens."""
+    """Return the part of a value that belongs to some of the packed tokens."""
     if isinstance(value, tuple):
         return tuple(_part(each, part, num_tokens) for each in value)
     is_by_token = isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == num_tokens
@@ -113,13 +114,13 @@ def _part(value: Any, part: slice, num_tokens: int) -> Any:
 
 
 def _causal(start: int, end: int, device: torch.device) -> Tensor:
-    """[end - start, end]: the positions up to each token's own"""
+    """Return a mask [end - start, end] of the positions up to each token's own."""
     own = torch.arange(start, end, device=device)
     return torch.arange(end, device=device) <= own[:, None]
 
 
 def slots_of(row: PackedRow, device: torch.device) -> Tensor:
-    """The places of a row's positions in the cache, [context]."""
+    """Return the cache slots of a row's positions, [context]."""
     return torch.cat([torch.arange(slot, slot + length, device=device) for slot, length in row.spans])
 
 
@@ -131,7 +132,7 @@ def attend_selected(
     options: AttentionOptions,
     selection: Selection,
 ) -> Tensor:
-    """Attention [T, Hq, Dv] over the selected positions. `dense` gives that over all positions, which is used for
+    """Return attention [T, Hq, Dv] over the selected positions. `dense` returns attention over all positions, for
     pieces that select all."""
     pieces = [
         (row, piece)
@@ -153,7 +154,7 @@ def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, o
     start, end = row.start + piece.first, row.start + piece.end
     seen = torch.zeros(end - start, end + 1, dtype=torch.bool, device=query.device)
     seen = seen.scatter_(1, piece.positions.remainder(end + 1), True)[:, :end] & _causal(start, end, query.device)
-    places = seen.any(0).nonzero()[:, 0]  # of one token those that it selects
+    places = seen.any(0).nonzero()[:, 0]  # for one token, the positions that it selects
     keys, values = layer.gather(slots_of(row, query.device)[places], torch.float32)
     most = max(MAX_SCORES // (query.shape[1] * len(places)), 1)
     parts = [
@@ -164,7 +165,8 @@ def _attend(query: Tensor, row: PackedRow, piece: Selected, layer: LayerCache, o
 
 
 def attend_seen(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, options: AttentionOptions) -> Tensor:
-    """Queries [n, Hq, D], keys [Hkv, K, D], values [Hkv, K, Dv] -> [n, Hq, Dv]; `seen` is [n, K]."""
+    """Return attention [n, Hq, Dv] of queries [n, Hq, D] over keys [Hkv, K, D] and values [Hkv, K, Dv], where the mask
+    `seen` is [n, K]."""
     n, num_heads, num_groups = *query.shape[:2], keys.shape[0]
     grouped = query.transpose(0, 1).reshape(num_groups, -1, query.shape[2])  # [Hkv, Hq / Hkv * n, D]
     scores = (grouped @ keys.mT).view(num_heads, n, -1) * options.scaling

@@ -1,6 +1,6 @@
 """The executor's copies of all sequences, which only plans change.
 
-A plan is checked as a whole before anything changes, so a refused one leaves every mirror as it was.
+A plan is checked as a whole before anything changes, so a refused plan changes no copy.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ _Sizes = tuple[int, int]  # tokens, blocks
 
 
 class InputBatch:
-    """Mirrors by sequence id, for a pool of `num_blocks` blocks and a model with `num_ids` token ids."""
+    """The copies of sequences by sequence id, for a pool of `num_blocks` blocks and a model with `num_ids` token
+    ids."""
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int, num_ids: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.num_ids = num_ids
-        self.num_names = 0  # of tokens that are being sampled; the last new token of a row may be one
+        self.num_names = 0  # number of tokens being sampled; the last new token of a row may be a placeholder for one
         self._mirrors: dict[int, CachedRequestState] = {}
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class InputBatch:
         self.num_names = 0
 
     def apply(self, plan: StepPlan) -> list[CachedRequestState]:
-        """Check `plan`, then apply it to the mirrors; returns the mirror of each row, in order.
+        """Check `plan`, then apply it to the copies of sequences; return the copy for each row, in order.
 
         Raises `InternalError` that names the contradiction.
         """

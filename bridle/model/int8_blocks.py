@@ -1,7 +1,7 @@
-"""Blocks of a KV cache in 8 bits, for a store that is to take less room: a scale for each head of a token.
+"""Blocks of a KV cache in 8 bits, for a smaller KV store. Each head of a token has a scale.
 
-Each number is within half a step of its scale, 1/254 of the largest number of its head. Recurrent states stay exact,
-since their errors would add up.
+The error of a value is at most half a step of its scale, 1/254 of the largest value of its head. Recurrent states stay
+exact, since their errors would add up.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _SCALE = np.dtype(np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A part of a block: vectors [count, width] of numbers of 2 or 4 bytes."""
+    """A part of a block: vectors [count, width] of values of 2 or 4 bytes."""
 
     count: int
     width: int
 
 
 class Int8Codec:
-    """Blocks that consist of these parts, of numbers of `dtype`: float32, float16 or bfloat16."""
+    """Codec of blocks that consist of these parts, with values of `dtype`: float32, float16 or bfloat16."""
 
     def __init__(self, parts: Sequence[Heads], dtype: str) -> None:
         self._dtype = dtype
         self._item_size = 4 if dtype == "float32" else 2
-        #: Parts side by side whose vectors have one width.
+        #: Adjacent parts whose vectors have the same width.
         self._runs = [Heads(sum(each.count for each in run), width) for width, run in groupby(parts, lambda p: p.width)]
         self.num_bytes = sum(run.count * (run.width + _SCALE.itemsize) for run in self._runs)
 
     def encode(self, block: Buffer) -> bytes:
-        """Return a block in 8 bits: of each run the numbers, then the scales."""
+        """Return a block in 8 bits: for each run the values, then the scales."""
         pieces, at = [], 0
         for run in self._runs:
             size = run.count * run.width * self._item_size
@@ -69,14 +69,14 @@ def _widen(data: NDArray[np.uint8], dtype: str) -> _Floats:
 
 
 def _narrow(numbers: _Floats, dtype: str) -> bytes:
-    if dtype == "bfloat16":  # to the nearest, and of two the even one
+    if dtype == "bfloat16":  # round to the nearest value, ties to even
         bits = numbers.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
     return numbers.astype(dtype).tobytes()
 
 
 class _Encoded:
-    """A copy of a block that is encoded by the thread that needs it."""
+    """A copy of a block that is encoded in the thread that reads it."""
 
     def __init__(self, block: Buffer | Snapshot, num_bytes: int, codec: Int8Codec) -> None:
         self._block, self._num_bytes, self._codec = block, num_bytes, codec
@@ -102,5 +102,5 @@ class Int8Blocks:
     def write_block(self, block: int, data: memoryview) -> None:
         self._exact.write_block(block, memoryview(self._codec.decode(data)))
 
-    def __getattr__(self, name: str) -> Any:  # memory of the host, if blocks are those of a device
+    def __getattr__(self, name: str) -> Any:  # for example `memory` of the host, if blocks are on a device
         return getattr(self._exact, name)

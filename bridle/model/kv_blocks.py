@@ -21,7 +21,7 @@ from bridle.model.loaded_weights import LoadedWeights
 from bridle.model.state_pool import StatePool
 from bridle.model.weights_digest import weights_digest
 
-#: The version of the layout below.
+#: The version of the byte layout of this module.
 _EDITION = 1
 
 _Parts = Sequence[NDArray[np.uint8]]  # each [parts, blocks or slots, bytes], views
@@ -29,9 +29,9 @@ _NOTHING = np.empty(0, np.uint8)  # the block of a model without attention
 
 
 class CacheBlocks:
-    """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block is the bytes of its slots:
-    layer after layer, of each the keys, the values, and the scales if there are any. A state is the bytes of its
-    tensors, layer after layer."""
+    """Implements `bridle.engine.interfaces.KVBlocks` over a cache in host memory. A block is the bytes of its slots,
+    layer after layer. Each layer has keys, values, and scales if there are any. A state is the bytes of its tensors,
+    layer after layer."""
 
     def __init__(self, cache: KVCache, identity: Callable[[], str], states: StatePool | None = None) -> None:
         self.identity, self._held = identity, (cache, states)  # whose memory the views below do not hold
@@ -54,15 +54,16 @@ class CacheBlocks:
 
 
 def parts_of(cache: KVCache, states: StatePool | None) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parts of blocks and those of states, each a view [blocks or slots, bytes]."""
+    """Return the parts of blocks and the parts of states, each a view [blocks or slots, bytes]."""
     parts = [layer.blocks_of(part) for layer in cache.layers.values() for part in layer.parts]
     slots = [part.flatten(1) for layer in states.layers.values() for part in layer.values()] if states else []
     return [part.view(torch.uint8) for part in parts], [part.view(torch.uint8) for part in slots]
 
 
 def _stacked(parts: Sequence[Tensor]) -> _Parts:
-    """Return views [parts, blocks or slots, bytes] of parts. Parts of one size at equal distances, as in models whose
-    layers are all alike, share a view. A view is copied in one operation, which does not block other Python threads."""
+    """Return views [parts, blocks or slots, bytes] of parts. Parts of one size at equal distances share a view, for
+    example in models whose layers are all alike. A view is copied in one operation, which does not block other Python
+    threads."""
     found: list[list[NDArray[np.uint8]]] = []
     for part in (each.numpy() for each in parts):
         if not (found and _continues(found[-1], part)):
@@ -91,7 +92,7 @@ def _address(part: NDArray[np.uint8]) -> int:
 
 def _gather(parts: _Parts, number: int) -> memoryview:
     pieces = [part[:, number].ravel() for part in parts] or [_NOTHING]  # copies
-    whole: Any = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # an array is a buffer
+    whole: Any = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)  # a numpy array supports the buffer protocol
     return memoryview(whole)
 
 
@@ -104,7 +105,8 @@ def _scatter(parts: _Parts, number: int, data: memoryview) -> None:
 
 
 def kv_identity(loaded: LoadedWeights, cache: KVCache) -> str:
-    """Return a digest of all that the KV of given tokens depends on. Reads all weights, if that was never done."""
+    """Return a digest of everything that the KV of given tokens depends on. Reads all weights if their digest is not
+    known yet."""
     found = kernels()
     dtypes = {str(part.dtype) for layer in cache.layers.values() for part in layer.parts}
     parts = {

@@ -1,18 +1,18 @@
 """Default size of a KV cache in bytes: the largest useful size for its model that the machine has memory for.
 
-A pure function of sizes; it looks at no machine and allocates nothing.
+The functions compute from given sizes. They do not inspect the machine, and allocate nothing.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: The share of the free memory that a cache gets at most. Other programs need a CPU's memory, too.
+#: The maximum share of the free memory for a cache. Other programs need a CPU's memory, too.
 SHARE = {"cpu": 0.5, "cuda": 0.95}
-#: A cache holds at most this many requests of the longest length, or one for each sequence if those are fewer; but not
-#: less than the second number, so that what was cached survives a few others.
+#: A cache holds at most `MOST_CONTEXTS` requests of the longest length, or one for each sequence if there are fewer
+#: sequences. It holds at least `CACHED_CONTEXTS`, so that cached prefixes survive a few other requests.
 MOST_CONTEXTS, CACHED_CONTEXTS = 64, 8
-#: Where other programs live as well, a cache gets the free memory divided by this, unless the model asks for more.
+#: On a machine shared with other programs, a cache gets the free memory divided by this, unless the model needs more.
 _MODEST = 16
 
 
@@ -33,9 +33,9 @@ def choose_room(
     num_sharers: int = 1,
     most: int | None = None,
 ) -> KVBudget:
-    """The room out of `free` bytes on a device of this `kind`, which `num_sharers` processes divide. A request of the
-    longest length takes `context_bytes`, the weights take `weight_bytes`, and `max_seqs` sequences run at once. `most`
-    is the part that the operator gave this model of a bound for all of them."""
+    """Return the KV budget out of `free` bytes on a device of this `kind`, which `num_sharers` processes divide. A
+    request of the longest length takes `context_bytes`, the weights take `weight_bytes`, and `max_seqs` sequences run
+    at once. `most` is this model's part of the operator's limit for all models."""
     share = SHARE.get(kind, SHARE["cpu"])
     contexts = min(MOST_CONTEXTS, max(max_seqs, CACHED_CONTEXTS))
     rooms = [
@@ -50,8 +50,8 @@ def choose_room(
 
 
 def _modest(free: int, context_bytes: int, weight_bytes: int, num_sharers: int) -> KVBudget:
-    """Return the default budget on a machine shared with other programs. A small one on a large machine gets a part
-    of that, a large one as much again as its weights; and the longest request should find room."""
+    """Return the default budget on a machine shared with other programs. A small model on a large machine gets a part
+    of the memory, a large model as many bytes as its weights. The longest request should fit in any case."""
     return max(
         KVBudget(context_bytes, "what one request of the longest length takes"),
         KVBudget(weight_bytes, "as much as the weights"),

@@ -1,8 +1,8 @@
 """The pool of keys and values of one loaded model, cut into blocks that the engine hands out.
 
-A slot is one token's place: position p of a sequence lies in slot `block_table[p // B] * B + p % B` of every layer.
-Layers may differ in heads and widths. Numbers may be of another type than the model's; they are rounded when they are
-written. This module does not know which sequence owns which block.
+A slot holds one token: position p of a sequence is in slot `block_table[p // B] * B + p % B` of every layer. Layers may
+differ in heads and widths. Values may have another type than the model's; they are rounded when they are written. This
+module does not know which sequence owns which block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridle.model.h2d_copies import ALIGNMENT, upload
 
 
 def token_bytes(geometry: Geometry, dtype: torch.dtype) -> int:
-    """The bytes that one token takes in all layers."""
+    """Return the bytes that one token takes in all layers."""
     scales = sum(shape.num_kv_heads for shape in geometry.cached.values()) if dtype is torch.int8 else 0
     return geometry.numbers_per_token * dtype.itemsize + 2 * torch.float32.itemsize * scales
 
@@ -38,7 +38,7 @@ class LayerCache:
     ) -> None:
         slots, heads, device = num_blocks * block_size, shape.num_kv_heads, memory.device
         self.block_size = block_size
-        # Uninitialized on purpose: pages are touched only when used, so a large pool costs nothing at start-up.
+        # Uninitialized on purpose: the system allocates pages on first use, so a large pool costs nothing at start-up.
         self.keys = memory.take((slots, heads, shape.key_dim), dtype)
         self.values = memory.take((slots, heads, shape.value_dim), dtype)
         self.keys_by_head = self.keys.transpose(0, 1).unsqueeze(0)  # [1, Hkv, slots, D], a view
@@ -51,13 +51,13 @@ class LayerCache:
 
     @property
     def parts(self) -> list[Tensor]:
-        """All that a slot holds."""
+        """Return all tensors of this layer that hold data of slots."""
         tensors = (self.keys, self.values, self.key_scales, self.value_scales)
         return [tensor for tensor in tensors if tensor is not None and tensor.numel()]
 
     @property
     def pool(self) -> LayerKV:
-        """As native kernels take it."""
+        """Return the pool in the form that the C kernels need."""
         return LayerKV(self.keys, self.values, self.key_scales, self.value_scales)
 
     def write(self, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -69,15 +69,15 @@ class LayerCache:
             numbers.index_copy_(0, slots, new.to(numbers.dtype))
 
     def view(self, slot: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as numbers of `dtype`: views
-        where the cache has that type."""
+        """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv] of `count` slots from `slot` on, as values of `dtype`.
+        They are views if the cache has that type."""
         keys, values = self.keys_by_head.narrow(2, slot, count), self.values_by_head.narrow(2, slot, count)
         if keys.dtype is dtype:
             return keys, values
         return self._restore(keys, values, slice(slot, slot + count), dtype)
 
     def gather(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """As `view`, of any slots [L]: copies."""
+        """Return copies of keys and values as `view` does, for any slots [L]."""
         keys, values = (pool.index_select(0, slots).transpose(0, 1).unsqueeze(0) for pool in (self.keys, self.values))
         return (keys, values) if keys.dtype is dtype else self._restore(keys, values, slots, dtype)
 
@@ -92,18 +92,18 @@ class LayerCache:
         return first, second
 
     def blocks_of(self, part: Tensor) -> Tensor:
-        """One of `parts` as [blocks, numbers]."""
+        """Return one of `parts` as [blocks, values]."""
         return part.view(-1, self.block_size * part[0].numel())
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy whole blocks; all are read before any is written."""
+        """Copy whole blocks. All sources are read before any target is written."""
         for blocks in map(self.blocks_of, self.parts):
             blocks.index_copy_(0, targets, blocks.index_select(0, sources))
 
 
 class KVMemory:
-    """Memory of the keys and values of all layers. On CPUs they lie side by side, so that those of a block are copied
-    at once."""
+    """Memory of the keys and values of all layers. On CPUs all layers are in one allocation, so that the parts of a
+    block are copied at once."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.device = device
@@ -117,7 +117,7 @@ class KVMemory:
 
 
 def round_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, H, D] as integers of 8 bits, in floating point, and their scales [T, H]."""
+    """Round heads [T, H, D] to 8-bit integers, kept in floating point; return them and their scales [T, H]."""
     wide = heads.float()
     scale = wide.abs().amax(-1).div(127).clamp_min(1e-12)
     return torch.round(wide / scale.unsqueeze(-1)), scale
@@ -155,14 +155,14 @@ class KVCache:
         return sum(part.nbytes for layer in self.layers.values() for part in layer.parts)
 
     def clear(self, num_blocks: int, layers: Sequence[int] | None = None) -> None:
-        """Fill the first blocks with zeros, in all layers or in these."""
+        """Fill the first blocks with zeros, in all layers or in the given ones."""
         for number in self.layers if layers is None else layers:
             for part in self.layers[number].parts:
                 part[: num_blocks * self.block_size] = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy block source to block target in every layer, for each (source, target) of `pairs`; all are read before
-        any is written."""
+        """Copy block source to block target in every layer, for each (source, target) of `pairs`. All sources are read
+        before any target is written."""
         there = upload(np.array(pairs, np.int64), self.device)  # [N, 2]
         sources, targets = map(set, zip(*pairs, strict=True))
         if self._copier is not None and self._pools is not None and sources.isdisjoint(targets):

@@ -1,5 +1,5 @@
 """Decides how large the KV pool is: as large as requested, or as large as the model can use and the largest step leaves
-room for. This step is run.
+memory for. This module runs the largest step to measure its memory.
 
 First a trial pool is made that holds one full context and a block for every sequence, and the largest step runs in it.
 On a GPU the trial pool takes at most half of the free memory, and is halved until the step fits as well. The peak
@@ -30,23 +30,23 @@ from bridle.model.tensor_parallel import agree_on_least, num_ranks
 
 _log = logging.getLogger(__name__)
 
-#: Tokens per block: small ones share prefixes well, and both CPUs (which read runs of blocks as one) and our kernels on
-#: CUDA read them as fast as large ones. Torch's own flash attention pages in multiples of 256.
+#: Tokens per block. Small blocks share prefixes well. CPUs, which read runs of blocks as one, and bridle's CUDA kernels
+#: read small blocks as fast as large ones. Torch's own flash attention needs multiples of 256.
 DEFAULT_BLOCK_SIZE = 16
 VARLEN_BLOCK_SIZE = 256
-#: A pool that holds fewer tokens than this (or one whole context, if its length was asked for) is refused.
+#: A pool is refused if it holds fewer tokens than this, or fewer than one whole context if its length was requested.
 LEAST_TOKENS = 256
 #: On a CPU a full context may take minutes. So the trial's context is at most this many times as long as a step.
 _CPU_CONTEXT = 16
-#: By how much a pool is made smaller if the largest step does not fit as well: the real one, and the trial.
+#: Factors by which a pool shrinks if the largest step does not fit as well: the real pool, and the trial pool.
 _SHRINK, _TRIAL_SHRINK = 0.9, 0.5
-#: The share of a GPU's free memory that the trial pool takes at most: the step's memory hardly depends on its context.
+#: Maximum share of a GPU's free memory for the trial pool: the step's memory hardly depends on its context.
 _TRIAL_SHARE = 0.5
-#: A model with recurrent layers has at least so many states.
+#: Minimum number of states of a model with recurrent layers.
 LEAST_STATES = 4
-#: One that has no other layers has a state for so many blocks.
+#: Number of blocks per state for a model that has only recurrent layers.
 BLOCKS_PER_STATE = 64
-#: The largest step of models with fewer bytes of weights is run in no time.
+#: For models with fewer bytes of weights, the largest step takes almost no time.
 LEAST_BYTES = 32 << 20
 
 
@@ -63,9 +63,9 @@ class PoolNeeds:
     max_model_len: int
     step_tokens: int
     step_seqs: int
-    media_bytes: int = 0  # for the features of pictures
+    media_bytes: int = 0  # for the features of images
     weight_bytes: int = 0
-    key: str | None = None  # of the model: the same one takes the same in the largest step
+    key: str | None = None  # of the model: the largest step of the same key takes the same memory
 
     @property
     def num_sharers(self) -> int:
@@ -75,8 +75,8 @@ class PoolNeeds:
 
     @property
     def reserved(self) -> int:
-        """The bytes that all of them leave free; 0 if the number of blocks was set. Then the operator has divided the
-        memory, and the other processes may already have taken their part."""
+        """Return the bytes that all sharing processes leave free; 0 if the number of blocks was set. Then the operator
+        has divided the memory, and the other processes may already have allocated their part."""
         num_sharers = self.num_sharers if self.config.num_blocks is None else 1
         return num_sharers * ((self.config.reserved_memory or 0) + self.media_bytes)
 
@@ -86,8 +86,8 @@ class PoolNeeds:
 
 @dataclass(frozen=True, slots=True)
 class StateNeeds:
-    """The bytes of one sequence's recurrent state; 0 if the model keeps none. States get as much memory as KV blocks
-    get, but no more than a state for each block."""
+    """The bytes of one sequence's recurrent state; 0 if the model has none. States get as much memory as KV blocks, but
+    at most one state for each block."""
 
     num_bytes: int
 
@@ -96,11 +96,12 @@ class StateNeeds:
         return cls(state_bytes(geometry.states))
 
     def bytes_beside(self, block_bytes: int) -> int:
-        """The bytes that a KV block of this size leaves to states. Without any attention, blocks only count tokens."""
+        """Return the bytes for states per KV block of this size. In models without attention, blocks only count
+        tokens."""
         return min(block_bytes, self.num_bytes) if block_bytes else max(self.num_bytes // BLOCKS_PER_STATE, 1)
 
     def num_slots(self, num_blocks: int, block_bytes: int) -> int:
-        """The number of states for a pool of `num_blocks` KV blocks."""
+        """Return the number of states for a pool of `num_blocks` KV blocks."""
         return max(num_blocks * self.bytes_beside(block_bytes) // max(self.num_bytes, 1), LEAST_STATES)
 
 
@@ -108,16 +109,16 @@ def default_block_size(config: ModelConfig) -> int:
     return config.block_size or (VARLEN_BLOCK_SIZE if config.kernel == "varlen" else DEFAULT_BLOCK_SIZE)
 
 
-#: Makes a pool of this many blocks in the place of the one before, and an executor over it.
+#: Replaces the pool by one of this many blocks, and returns an executor over it.
 Allocate = Callable[[int], LocalExecutor]
 
 
-#: Says how many bytes the graphs of a model take in addition to its pool, which it has to have.
+#: Returns the bytes that the graphs of a model take in addition to its pool.
 Measure = Callable[[ExecutorInfo], int]
 
 
 def fit_pool(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None = None) -> int:
-    """Allocate the pool; returns its number of blocks. Room is left for graphs. Raises `OutOfBlocks` or
+    """Allocate the pool; return its number of blocks. Memory is left for graphs. Raises `OutOfBlocks` or
     `InvalidRequest`, with the numbers, if the requested or the smallest useful size does not fit."""
     num_blocks = _explicit(needs)
     if num_blocks is not None:
@@ -172,7 +173,7 @@ def _check_room(needs: PoolNeeds, num_bytes: int, what: str) -> None:
 
 
 def _set_aside(needs: PoolNeeds) -> str:
-    """The memory that is not for the pool, in words for messages."""
+    """Return a text for messages about the memory that the pool does not get."""
     if not needs.reserved:
         return ""
     what = "adapters (adapter_memory, adapter_host_memory)" + (" and pictures" if needs.media_bytes else "")
@@ -202,14 +203,14 @@ def _checked(needs: PoolNeeds, num_blocks: int, num_bytes: int) -> int:
 
 
 def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) -> int:
-    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to fit as well, so the pool
-    is made smaller until it does."""
+    """Run the largest step in a trial pool, then make the real pool. On CUDA the step has to fit next to the pool, so
+    the pool is made smaller until both fit."""
     beside, known = 0, recall_step(needs)
     if known is None:
         executor, known = _run_trial(needs, allocate)
         remember_step(needs, known)
         beside = 0 if graph_bytes is None else graph_bytes(executor.info)
-        allocate(1)  # lets go of the trial pool
+        allocate(1)  # frees the trial pool
     found, step_bytes = known
     free = free_memory(needs.device)
     room = _room(needs, free - step_bytes - beside)
@@ -223,8 +224,8 @@ def _measure(needs: PoolNeeds, allocate: Allocate, graph_bytes: Measure | None) 
 
 
 def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tuple[LargestStep, int]]:
-    """Run the largest step in a trial pool, which is made smaller until both fit. Several ranks would have to shrink
-    alike, so a rank whose step fails ends."""
+    """Run the largest step in a trial pool, which is made smaller until step and pool fit. Several ranks would all have
+    to shrink the pool, so a rank whose step fails raises instead."""
     num_blocks = agree_on_least(min(_trial_blocks(needs), _most_blocks(needs)), needs.device)
     least = min(needs.blocks_for(needs.step_tokens) + needs.step_seqs, num_blocks)
     executor = allocate(num_blocks)
@@ -239,14 +240,14 @@ def _run_trial(needs: PoolNeeds, allocate: Allocate) -> tuple[LocalExecutor, tup
 
 
 def _replaced(needs: PoolNeeds, allocate: Allocate, num_blocks: int) -> LocalExecutor:
-    """An executor over a pool of this size, once the memory of the present one is free, for the driver as well."""
+    """Return an executor over a pool of this size. The memory of the present pool is returned to the driver first."""
     allocate(1)
     release_cached(needs.device)
     return allocate(num_blocks)
 
 
 def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
-    """The largest step and its bytes, as they were when it was run before; None if it was not, or not on a CPU."""
+    """Return the largest step and its bytes from an earlier run; None if there was none, or the device is not a CPU."""
     place = _step_place(needs)
     text = None if place is None else place[0].read_text(place[1])
     try:
@@ -256,7 +257,7 @@ def recall_step(needs: PoolNeeds) -> tuple[LargestStep, int] | None:
 
 
 def remember_step(needs: PoolNeeds, found: tuple[LargestStep, int]) -> None:
-    """Keep the memory of the largest step, for `recall_step`."""
+    """Store the memory of the largest step, for `recall_step`."""
     place = _step_place(needs)
     if place is not None:
         place[0].write(place[1], msgspec.json.encode(found), [])
@@ -305,7 +306,7 @@ def _trial_context(needs: PoolNeeds) -> int:
 
 
 def _room(needs: PoolNeeds, free: int) -> KVBudget:
-    """This process's part of `free` bytes."""
+    """Return this process's budget out of `free` bytes."""
     return choose_room(
         max(free - needs.reserved, 0),
         needs.device.type,
@@ -318,7 +319,7 @@ def _room(needs: PoolNeeds, free: int) -> KVBudget:
 
 
 def _most_blocks(needs: PoolNeeds) -> int:
-    """The largest pool that may be made for the trial."""
+    """Return the number of blocks of the largest pool that the trial may use."""
     free = max(free_memory(needs.device) - needs.reserved, 0)
     most = int(free * SHARE.get(needs.device.type, SHARE["cpu"])) // needs.num_sharers
     num_blocks = _in_blocks(needs, min(most, needs.config.max_kv_memory or most))
@@ -326,14 +327,15 @@ def _most_blocks(needs: PoolNeeds) -> int:
 
 
 def _in_blocks(needs: PoolNeeds, num_bytes: int) -> int:
-    """A memory size as blocks, if one request of the longest length fits into them; raises an error otherwise."""
+    """Return a memory size as a number of blocks; raise an error if one request of the longest length does not fit into
+    them."""
     return _checked(needs, num_bytes // needs.block_bytes, num_bytes)
 
 
 def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, int]:
-    """Run the largest step; returns it, and the bytes that it takes while it runs."""
+    """Run the largest step; return this step, and the bytes that it takes while it runs."""
     info = executor.info
-    beside = needs.step_seqs * needs.block_size  # a block for each of the others
+    beside = needs.step_seqs * needs.block_size  # a block for each of the other sequences
     room = info.num_blocks * needs.block_size - beside
     context = max(min(_trial_context(needs), room) - needs.step_tokens, 0)
     try:
@@ -351,8 +353,8 @@ def _try_step(needs: PoolNeeds, executor: LocalExecutor) -> tuple[LargestStep, i
 
 
 def _bears_step(needs: PoolNeeds, executor: LocalExecutor) -> bool:
-    """Return whether the largest step runs with the pool allocated. Several ranks would have to shrink alike, so a
-    rank whose step fails ends."""
+    """Return whether the largest step runs with the pool allocated. Several ranks would all have to shrink the pool, so
+    a rank whose step fails raises instead."""
     try:
         _try_step(needs, executor)
     except OutOfBlocks:

@@ -1,9 +1,9 @@
-"""The text part of a model that also takes images or sound, as a model of its own. It gives the same logits for text,
-and takes features of images or sound as input rows.
+"""The text part of a model that also takes images or sound, as a separate model. It gives the same logits for text, and
+takes features of images or sound as input rows.
 
 Embedding, layers and head are those of the whole model. The whole model is kept, because its tower turns images into
 features. All later changes (geometry, lean layers, weight formats, adapters) apply to the text part alone, so the tower
-stays as the library made it.
+keeps the form that transformers gave it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bridle.model.weight_reading import read_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: The most rows of an image of Gemma 4, unless the checkpoint's image processor has another number.
+#: Maximum rows of an image of Gemma 4, unless the checkpoint's image processor has another number.
 _GEMMA4_ROWS = 280
-#: The attention of the parts of a model whose towers are used: ours is for tokens with a cache.
+#: The attention of each part of a model whose towers are used. bridle's attention is only for tokens with a cache.
 _PARTS = {"text_config": ATTENTION_NAME, "vision_config": "sdpa", "audio_config": "sdpa"}
 
 
@@ -39,7 +39,7 @@ def read_language_model(
     device: torch.device,
     progress: Callable[[float], None],
 ) -> LanguageModel:
-    """Read a model that also takes images or sound, as a model of its text."""
+    """Read a model that also takes images or sound, as a separate model of its text."""
     from transformers import AutoModelForMultimodalLM
 
     names = attention_names(settings)
@@ -51,24 +51,24 @@ def read_language_model(
 
 
 def attention_names(settings: PreTrainedConfig) -> dict[str, str]:
-    """The attention of each part of a model with such a configuration, whose text is made to attend causally."""
+    """Return the attention of each part of a model with this configuration, and make its text attend causally."""
     _attend_causally(settings.get_text_config(decoder=True))
     if settings.model_type in HEARING_FAMILIES:
         return _PARTS
-    # Not every tower for sound knows another one than `eager`.
+    # Some towers for sound support only `eager`.
     return _PARTS | {"audio_config": "eager"} if settings.model_type in VISION_FAMILIES else _names_of_parts(settings)
 
 
 def _attend_causally(text: Any) -> None:
-    """Some layers say that they attend both ways; which tokens of a picture do is said by the runs of a prompt."""
+    """Make layers causal that declare to attend in both directions. The runs of a prompt state which image tokens
+    attend to each other."""
     value = getattr(text, "use_bidirectional_attention", None)
     if isinstance(value, bool):  # PaliGemma
         text.use_bidirectional_attention = False
 
 
 def _names_of_parts(settings: PreTrainedConfig) -> dict[str, str]:
-    """The attention of each part of a model of which the text alone is used: not every tower knows another one than
-    `eager`."""
+    """Return the attention of each part of a model of which only the text is used. Some towers support only `eager`."""
     text = settings.get_text_config(decoder=True)
     names = {
         part: ATTENTION_NAME if getattr(settings, part, None) is text else "eager" for part in settings.sub_configs
@@ -87,19 +87,19 @@ class LanguageModel(nn.Module):
         self.config = whole.config.get_text_config(decoder=True)
         self.model = body
         self.lm_head = head
-        vars(self)["whole"] = whole  # no module of this one: see above
+        vars(self)["whole"] = whole  # not registered as a submodule, because it contains the parts of this module
         routes = "moe_mm_token_type_ids" in signature(body.forward).parameters
-        #: The ids of tokens of images and around them, which go through experts of their own.
+        #: The ids of image tokens and of tokens around images, which use separate experts.
         self._visual_ids = sorted(self._ids_named("image_", "video_")) if routes else []
         self._logits_scale, self._logits_cap = 1.0, None
         is_known = whole.config.model_type in VISION_FAMILIES | HEARING_FAMILIES
-        if whole.config.model_type == "paligemma":  # of which older releases leave the cap out
+        if whole.config.model_type == "paligemma":  # older releases of transformers leave the cap out
             self._logits_cap = getattr(self.config, "final_logit_softcapping", None)
         elif not is_known or len(list(_ways(self.config))) > 1:
             self._fit_head()
 
     def _fit_head(self) -> None:
-        """Find by trial how the whole model changes its head's outputs: scale, cap, or not at all."""
+        """Find by trial whether the whole model scales or caps its head's outputs."""
         self.set_attn_implementation("eager")
         found = [token for token in range(3, 128) if token not in self.media_ids][:4]
         ids = torch.tensor([found]).to(self.device)  # [1, 4]
@@ -118,16 +118,16 @@ class LanguageModel(nn.Module):
 
     @property
     def whole(self) -> Any:
-        """The library's model of text and media."""
+        """Return the model of text and media of transformers."""
         return vars(self)["whole"]
 
     @property
     def media_ids(self) -> frozenset[int]:
-        """The ids that mark images, sounds or their surroundings."""
+        """Return the ids that mark images, sounds or their surroundings."""
         return self._ids_named("")
 
     def _ids_named(self, *begins: str) -> frozenset[int]:
-        """The ids in fields of the configuration whose names begin so."""
+        """Return the ids in fields of the configuration whose names begin with one of `begins`."""
         fields = ((name, value) for name, value in vars(self.whole.config).items() if name.startswith(begins))
         return frozenset(
             value for name, value in fields if isinstance(value, int) and name.endswith(("_token_id", "_token_index"))
@@ -135,12 +135,12 @@ class LanguageModel(nn.Module):
 
     @property
     def inner(self) -> Any:
-        """The whole model without its head."""
+        """Return the whole model without its head."""
         return getattr(self.whole, "model", self.whole)
 
     @property
     def num_mutual_rows(self) -> int:
-        """Number of rows of an image if they attend to each other in both directions; else 0."""
+        """Return the number of rows of an image if they attend to each other in both directions; else 0."""
         settings = self.inner.config
         if settings.model_type == "paligemma":
             return int((settings.vision_config.image_size // settings.vision_config.patch_size) ** 2)
@@ -150,7 +150,7 @@ class LanguageModel(nn.Module):
 
     @property
     def sees_locally(self) -> bool:
-        """Return whether the rows of an image attend to each other within windows alone."""
+        """Return whether the rows of an image attend to each other only within windows."""
         return bool(self.inner.config.model_type == "gemma4")
 
     @property
@@ -174,7 +174,7 @@ class LanguageModel(nn.Module):
         self.model.set_attn_implementation(name)
 
     def rest(self) -> Iterator[nn.Module]:
-        """The modules that only images need."""
+        """Yield the modules that only media inputs need."""
         mine = {id(module) for module in self.modules()}
         yield from (module for module in self.inner.modules() if id(module) not in mine)
 
@@ -188,7 +188,8 @@ class LanguageModel(nn.Module):
         places: Tensor | None = None,
         **extra: Any,
     ) -> SimpleNamespace:
-        """Ids [1, T], and rows [1, T, hidden] with features of images at `places` [N] -> `logits` [1, T or R, V]."""
+        """Run the layers and the head: ids [1, T] and rows [1, T, hidden], with features of images at `places` [N] ->
+        `logits` [1, T or R, V]."""
         if self._visual_ids and input_ids is not None and not _is_captured(input_ids):
             are_visual = reduce(torch.logical_or, (input_ids == each for each in self._visual_ids))
             extra["moe_mm_token_type_ids"] = are_visual.int()
@@ -205,23 +206,24 @@ class LanguageModel(nn.Module):
 
 
 def _is_captured(ids: Tensor) -> bool:
-    """Return whether a graph is made of the step. Its tokens are sampled ones: text, as in the library."""
+    """Return whether a CUDA graph of the step is being captured. The tokens of such a step are sampled ones, and count
+    as text."""
     return ids.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _body_of(whole: Any) -> Any:
-    """The layers that read and write text, with their embedding; None if they have no name that is known."""
+    """Return the layers that read and write text, with their embedding; None if they have no known name."""
     inner = getattr(whole, "model", whole)
     for name in ("language_model", "text_model"):
         if (found := getattr(inner, name, None)) is not None:
             body = found.base_model
-            return body.model if hasattr(body, "lm_head") else body  # some hold a head, too
+            return body.model if hasattr(body, "lm_head") else body  # some modules hold a head, too
     has_parts = whole.config.get_text_config(decoder=True) is not whole.config
     return None if inner is whole or has_parts else inner
 
 
 def _ways(config: Any) -> Iterator[tuple[float, float | None]]:
-    """Scales and caps of logits that a configuration speaks of, and none."""
+    """Yield the pairs of scale and cap of logits that the configuration may mean, including no scale and no cap."""
     scales = [1.0, *(getattr(config, name, None) for name in ("logit_scale", "output_multiplier"))]
     scales += [1 / value for value in [getattr(config, "logits_scaling", None)] if value]
     caps = [None, getattr(config, "final_logit_softcapping", None)]

@@ -1,7 +1,7 @@
 """Readers and modifiers of the hidden states after each layer: control vectors, and recorders.
 
-A tap is called with the number of a layer and its output. Steps without one compute the layers as usual. A model whose
-layers are the library's has hooks on them while a step with a tap runs.
+A tap is called with the number of a layer and its output. Steps without a tap compute the layers as usual. A model with
+the layers of transformers has hooks on them while a step with a tap runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.errors import UnsupportedFeature
 
 #: Called with the number of a layer, from 0, and its output [T, hidden], which it may change in place.
 LayerTap = Callable[[int, Tensor], None]
-#: Tokens of a step, from one to before another, with what is added to each behind each layer, [hidden].
+#: Tokens `first` to before `last` of a step, and the vector [hidden] to add to their hidden states after each layer.
 Addition = tuple[int, int, Mapping[int, Tensor]]
 
 
@@ -76,12 +76,13 @@ class ProbeReader:
 
 
 def probe_reader(rows: Sequence[PlanRow], vectors: ControlVectors | None) -> ProbeReader | None:
-    """Return the reader of the probes of `rows`; None if they have none."""
+    """Return the reader of the probes of `rows`; None if no row has probes."""
     return ProbeReader(rows, vectors) if vectors is not None and any(row.probes for row in rows) else None
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
-    """Return the layers of a model of the library, in order. Raises `UnsupportedFeature` if it has no such list."""
+    """Return the layers of a model of transformers, in order. Raises `UnsupportedFeature` if the model has no such
+    list."""
     num_layers = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers > 0:
@@ -91,7 +92,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 @contextmanager
 def hooked(model: nn.Module, tap: LayerTap) -> Iterator[None]:
-    """Call `tap` behind each layer of a model of the library inside the block."""
+    """Call `tap` after each layer of a model of transformers inside the block."""
     hooks = [layer.register_forward_hook(partial(_call, tap, at)) for at, layer in enumerate(decoder_layers(model))]
     try:
         yield
@@ -101,6 +102,6 @@ def hooked(model: nn.Module, tap: LayerTap) -> Iterator[None]:
 
 
 def _call(tap: LayerTap, number: int, layer: nn.Module, inputs: Any, output: Any) -> None:
-    """The hook of a layer whose output is [1, T, hidden], alone or first in a tuple."""
+    """Forward hook of a layer whose output is [1, T, hidden], alone or first in a tuple."""
     rows: Tensor = output[0] if isinstance(output, tuple) else output
     tap(number, rows[0])

@@ -1,12 +1,13 @@
-"""Linear layers whose weights are arranged once, while loading, for the native kernels or the CPU's matrix library.
+"""Linear layers whose weights are rearranged once, while loading, for the C kernels or oneDNN (the CPU's matrix
+library).
 
-The native kernels compute float32 at least as fast as the library does with its packed order, and two to three times as
-fast as plain torch (dev/log.md). They also give a row the same bits alone and among others. The library's order is used
-for bfloat16, and where no kernels fit.
+The C kernels compute float32 at least as fast as oneDNN does with its packed order, and two to three times as fast as
+plain torch (dev/log.md). They also give a row the same bits in any batch. oneDNN's order is used for bfloat16, and
+where no C kernels fit.
 
-A plain `nn.Linear` rearranges its weights in every call. Measured with one thread (docs/models.md), the library's order
+A plain `nn.Linear` rearranges its weights in every call. Measured with one thread (docs/models.md), oneDNN's order
 makes bfloat16 1.5 to 2.5 times as fast at any size. Float32 matrices of some million values gain 1.5 to 2 times at 2 to
-32 rows and lose little elsewhere. Smaller ones gain less, and lose at one row.
+32 rows and lose little elsewhere. Smaller matrices gain less, and are slower at one row.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from torch import Tensor, nn
 
 from bridle.cpu_kernels.linear import FloatLinear
 
-#: Fewest numbers in a float32 matrix that is worth rearranging for the library, and for the kernels.
+#: Minimum number of values of a float32 matrix for which rearranging for oneDNN pays, and the same for the C kernels.
 MIN_FLOAT32_SIZE = 1 << 22
 MIN_NATIVE_SIZE = 1 << 18
 
-#: Up to this many rows a float32 product is faster with the usual order.
+#: Up to this number of rows a float32 product is faster with the usual order.
 MAX_PLAIN_ROWS = 2
-#: The share of the free memory that may be used to keep both orders.
+#: The share of the free memory that may be used to keep both orders of weights.
 PLAIN_SHARE = 0.125
 
 _linear = torch.ops.mkldnn._linear_pointwise
@@ -34,9 +35,10 @@ _reorder = torch.ops.mkldnn._reorder_linear_weight
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight is kept rearranged. Reading `weight` gives it in its usual order (perhaps slowly).
+    """An `nn.Linear` whose weight is kept rearranged. Reading `weight` returns the weight in its usual order (perhaps
+    slowly).
 
-    With `keeps_plain` the usual order is kept as well, and serves calls of one or two rows.
+    With `keeps_plain` the usual order is kept as well, for calls with one or two rows.
     """
 
     def __init__(self, linear: nn.Linear, keeps_plain: bool = False) -> None:
@@ -52,7 +54,7 @@ class PackedLinear(nn.Module):
         return self._packed.to_dense() if self._plain is None else self._plain
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         if self._plain is not None and rows.numel() <= self._max_plain:
             return nn.functional.linear(rows, self._plain, self.bias)
         if rows.numel() == 0:
@@ -62,7 +64,8 @@ class PackedLinear(nn.Module):
 
 
 def as_function(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    """`linear` as a plain function, without the cost of a module call. Later replacements of the layer are not seen."""
+    """Return `linear` as a plain function, without the cost of a module call. The function ignores later replacements
+    of the layer."""
     if type(linear) is nn.Linear and "forward" not in vars(linear):
         return partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)
     function: Callable[[Tensor], Tensor] = linear.forward
@@ -80,8 +83,8 @@ def is_worth_packing(linear: nn.Linear) -> bool:
 
 
 def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], None] | None = None) -> int:
-    """Let the native kernels compute the plain linear layers that they can, one at a time; returns their number. Small
-    ones are theirs only if all layers are lean, and then one call of theirs."""
+    """Let the C kernels compute the plain linear layers that they support, one at a time; return the number of these
+    layers. Small layers are included only if all decoder layers are lean, and then one kernel call computes them."""
 
     def is_theirs(linear: nn.Linear) -> bool:
         is_large = is_lean or linear.weight.numel() >= MIN_NATIVE_SIZE
@@ -97,8 +100,8 @@ def use_kernels(model: nn.Module, is_lean: bool, progress: Callable[[float], Non
 def pack_linears(model: nn.Module, progress: Callable[[float], None] | None = None) -> int:
     """Replace every plain linear layer that becomes faster, one at a time; return their number.
 
-    In float32, one or two rows are faster with the usual order. It is kept as well if it costs no memory, as in a head
-    that shares the embedding's weight, or very little of the free memory.
+    In float32, one or two rows are faster with the usual order. The usual order is kept as well if it costs no memory,
+    as in a head that shares the embedding's weight, or very little of the free memory.
     """
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     shared = embedding.weight if isinstance(embedding, nn.Embedding) else None
@@ -119,8 +122,8 @@ def replace_linears(
     make: Callable[[nn.Linear], nn.Module],
     progress: Callable[[float], None] | None = None,
 ) -> int:
-    """Put `make(linear)` in the place of each `nn.Linear` (not of subclasses) that is `wanted`. `progress` gets the
-    share of their weights."""
+    """Replace each `nn.Linear` (not of subclasses) that is `wanted` by `make(linear)`. `progress` gets the share of
+    their weights that is done."""
     places = [
         (parent, name, child)
         for parent in model.modules()

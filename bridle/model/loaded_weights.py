@@ -14,7 +14,7 @@ from bridle.model.geometry import Geometry
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """A model that lacks nothing but its KV pool."""
+    """A loaded model that only needs its KV pool."""
 
     config: ModelConfig
     checkpoint: Checkpoint
@@ -23,7 +23,7 @@ class LoadedWeights:
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    key: str | None = None  # of the entry from which the cache gave it
+    key: str | None = None  # of the model cache's entry that the model was loaded from
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> int:

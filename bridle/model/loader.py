@@ -1,4 +1,4 @@
-"""From a `ModelConfig` to prepared weights: find, inspect, read, check, arrange.
+"""Loads prepared weights for a `ModelConfig`: find, inspect, read, check, arrange.
 
 Each stage may refuse the model, with a sentence that says why. Code in a checkpoint is never executed.
 """
@@ -58,11 +58,11 @@ def load_weights(config: ModelConfig, report: Report) -> LoadedWeights:
     num_ranks = tensor_parallel.num_ranks()
     plan = tensor_parallel.read_plan(settings, num_ranks) if num_ranks > 1 else None
     needed = weight_bytes(checkpoint, dtype, device)
-    if plan is not None and device.type != "cpu":  # which each has to itself
+    if plan is not None and device.type != "cpu":  # a GPU shard has its device to itself
         needed = int(needed * tensor_parallel.share_of_bytes(checkpoint.tensor_bytes, plan, num_ranks))
     memory.check_weights_fit(needed, dtype.itemsize, device)
     report("reading weights", 0.05)
-    home = device if plan is None else torch.device("cpu")  # of which a GPU gets its part
+    home = device if plan is None else torch.device("cpu")  # for shards: a GPU then gets its part from the CPU
     model = read_model(
         checkpoint, settings, dtype, home, lambda share: report("reading weights", part_of(0.05, 0.7, share))
     )
@@ -79,7 +79,7 @@ def prepare_model(
     plan: dict[str, str] | None = None,
     report: Report = lambda what, share: None,
 ) -> LoadedWeights:
-    """Check and prepare a model whose weights are in place, read or made. The caller deletes or keeps the checkpoint's
+    """Check and prepare a model whose weights were read or generated. The caller deletes or keeps the checkpoint's
     files."""
     max_model_len = support_checks.choose_max_model_len(settings, config.max_model_len)
     fix_rotary_scaling(model, max_model_len)
@@ -94,7 +94,7 @@ def prepare_model(
     if plan is None or device.type != "cpu":
         with tensor_parallel.unsummed():
             lower_model(model, geometry)
-    if plan is None:  # packed weights cannot be split over processes
+    if plan is None:  # quantized weights cannot be split over processes
         if config.quantization == "auto":
             report("choosing the form of weights", 0.72)
             config = replace(config, quantization=choose_quantization(model, geometry, device, checkpoint.folder))
@@ -109,8 +109,8 @@ def read_model(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
-    """Read the weights into the library's own class, with bridle's attention. Every weight must be there. `progress`
-    gets the share of their bytes that were read."""
+    """Read the weights into the model class of transformers, with bridle's attention. Every weight must be in the
+    checkpoint. `progress` gets the share of the weights' bytes that was read."""
     return lead_to_bridle(_read_model(checkpoint, settings, dtype, device, progress))
 
 
@@ -168,13 +168,13 @@ def _read_packed(
 
 
 def lower_model(model: nn.Module, geometry: Geometry) -> None:
-    """Put lean layers in place of those that compute the same: less for a CPU to do, fewer launches on a GPU."""
+    """Replace layers by lean layers that compute the same: less work for a CPU, fewer launches on a GPU."""
     lower_layers(model, geometry)
 
 
 def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> Quantization:
-    """Return the quantization that `auto` selects for this model; weights that came quantized, and those on a GPU,
-    stay unchanged."""
+    """Return the quantization that `auto` selects for this model; weights that were stored quantized, and weights on a
+    GPU, stay unchanged."""
     from bridle.model.quality import choose_form
 
     if device.type != "cpu" or came_quantized(model):
@@ -184,7 +184,7 @@ def choose_quantization(model: nn.Module, geometry: Geometry, device: torch.devi
 
 
 def came_quantized(model: nn.Module) -> bool:
-    """Return whether a model that was just read has quantized weights."""
+    """Return whether a model that was just read has weights that were stored quantized."""
     from bridle.cpu_kernels.linear import QuantizedLinear
     from bridle.model.float8 import Float8Linear
     from bridle.model.quantization.code_linear import CodeLinear
@@ -195,7 +195,7 @@ def came_quantized(model: nn.Module) -> bool:
 
 
 def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[float], None] | None = None) -> None:
-    """Bring the linear layers into their fastest form for this machine; quantize them if asked for and not slower."""
+    """Convert the linear layers to their fastest form for this machine; quantize them if requested and not slower."""
     from bridle.model.quantize import is_worthwhile, prepare_quantized, quantize_linears
 
     prepare_quantized(model)
@@ -215,7 +215,7 @@ def prepare_linears(model: nn.Module, config: ModelConfig, progress: Callable[[f
 def _check_unknown_family(
     model: nn.Module, settings: PreTrainedConfig, geometry: Geometry, device: torch.device
 ) -> None:
-    """Compare a family's results with its own eager attention, if that was never done for this family."""
+    """Compare the results of a model family with its own eager attention, unless the family was compared before."""
     if support_checks.is_compared(settings):
         return
     report = compare_with_eager(model, geometry, device, max_tokens=64, floats=came_quantized(model))

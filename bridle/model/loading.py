@@ -54,7 +54,7 @@ def _load(config: ModelConfig, report: Report, sampler: Sampler | None) -> Local
     load = _load_single if config.draft_model is None else _load_pair
     executor = load(config, report, sampler)
     if executor.info.device == "cpu":
-        keep_large_buffers()  # after the weights and the KV cache, which stay
+        keep_large_buffers()  # after the weights and the KV cache, whose memory is not freed
     return executor
 
 
@@ -70,7 +70,7 @@ def _load_single(config: ModelConfig, report: Report, sampler: Sampler | None) -
 
 
 def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> LocalExecutor:
-    """The executor of a model, which holds that of its draft model."""
+    """Return the executor of a model. It contains the executor of the draft model."""
     if tensor_parallel.num_ranks() > 1:
         raise InvalidRequest("a draft model needs a model in one process, not in several shards", "draft_model")
     draft = load_weights(config_of_draft(config), lambda what, share: report(f"draft model: {what}", 0.2 * share))
@@ -90,12 +90,13 @@ def _load_pair(config: ModelConfig, report: Report, sampler: Sampler | None) -> 
 
 
 def _late(report: Report) -> Report:
-    """Memory for tensors after the largest step."""
+    """Return a report for the last 5 % of loading."""
     return lambda what, share: report(what, part_of(0.95, 1.0, share))
 
 
 def config_of_draft(config: ModelConfig) -> ModelConfig:
-    """Return the draft model's configuration: the model's, without the settings that belong to one checkpoint alone."""
+    """Return the draft model's configuration: the model's configuration, without the settings that belong to one
+    checkpoint."""
     assert config.draft_model is not None
     return replace(
         config,
@@ -116,6 +117,6 @@ def _token_bytes(loaded: LoadedWeights) -> int:
 
 
 def _with_room(loaded: LoadedWeights, num_tokens: int) -> LoadedWeights:
-    """The draft model with a KV pool of `num_tokens` tokens, for which memory was set aside."""
+    """Return the draft model with a KV pool of `num_tokens` tokens, for which memory was reserved."""
     block_size = kv_profiling.default_block_size(loaded.config)
     return replace(loaded, config=replace(loaded.config, num_blocks=-(-num_tokens // block_size)))

@@ -1,7 +1,6 @@
-"""Models on this machine and their sources: models that come with bridle, pulled ones, and the hub's
-local cache.
+"""Models on this machine and their sources: models that come with bridle, pulled models, and the hub's local cache.
 
-A further source is a class with the methods of `ModelSource` and a place in `SOURCES`. No torch.
+To add a source, write a class with the methods of `ModelSource` and add it to `SOURCES`. No torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bridle.model.library import find_entry, installed_entries, installed_path, 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine. `kind` says where it came from; `modified` is a time in seconds since 1970."""
+    """A model on this machine. `kind` names its source; `modified` is a time in seconds since 1970."""
 
     name: str
     kind: str
@@ -29,10 +28,10 @@ class StoredModel:
 
 
 class ModelSource(Protocol):
-    """A place that models come from."""
+    """A source of models."""
 
     def stored(self) -> Iterator[StoredModel]:
-        """The models of this source that are on this machine."""
+        """Yield the models of this source that are on this machine."""
 
     def has(self, name: str) -> bool:
         """Return whether a name belongs to this source."""
@@ -41,7 +40,7 @@ class ModelSource(Protocol):
         """Download a model, and return its folder. Raises `InvalidRequest` and `UnsupportedModel`."""
 
     def remove(self, name: str) -> bool:
-        """Delete a model from this machine. Return whether it was there. Raises `InvalidRequest`."""
+        """Delete a model from this machine. Return whether it existed. Raises `InvalidRequest`."""
 
 
 class Packaged:
@@ -65,7 +64,7 @@ class Packaged:
 
 
 class Library:
-    """The list of models with short names, and the user's folder of those that were pulled."""
+    """The list of models with short names, and the user's folder of pulled models."""
 
     def stored(self) -> Iterator[StoredModel]:
         for entry in installed_entries():
@@ -107,7 +106,7 @@ class HubCache:
     def pull(self, name: str, revision: str | None, progress: Progress) -> Path:
         from bridle.model.hub import ask_hub
 
-        ask_hub(hub_name(name)[0], revision)  # its refusal says more than that of the download
+        ask_hub(hub_name(name)[0], revision)  # its error explains more than the error of the download
         return resolve_model(name, revision, progress)
 
     def remove(self, name: str) -> bool:
@@ -133,7 +132,7 @@ SOURCES: tuple[ModelSource, ...] = (Packaged(), Library(), HubCache())
 
 
 def stored_models() -> Iterator[StoredModel]:
-    """All models on this machine that need no path."""
+    """Yield all models on this machine that can be named without a path."""
     for source in SOURCES:
         yield from source.stored()
 

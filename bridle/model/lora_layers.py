@@ -1,8 +1,8 @@
-"""Layers of a loaded model that take adapters: its linear layers, found under the names that adapters use.
+"""Layers of a loaded model that support LoRA adapters: its linear layers, by the names that adapters use.
 
-The names are the library's. Where lean layers compute several of the library's layers as one product, each of them is a
-range of that product's columns. While a step with adapters runs, each site that they touch computes in the place of its
-layer. At all other times the layers are exactly as they were loaded.
+The names are those of transformers. Where lean layers compute several of its layers as one product, each of these
+layers is a range of the product's columns. While a step with adapters runs, each site that the adapters change replaces
+the `forward` of its layer. In other steps the layers are exactly as they were loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINEARS = (
     *(nn.Linear, PackedLinear, FloatLinear, Int8Linear, QuantizedLinear, CodeLinear, Float8Linear),
     *(Joined, RowParallel),
 )
-#: Parts of layers that are computed expert by expert, or sequence by sequence.
+#: Parts of layers that compute only some tokens at a time: by expert, or by sequence.
 _PARTIAL = (".experts.", ".indexer.", ".compressor.")
 
 
@@ -41,11 +41,11 @@ class Site:
         self.module = module
         self.step: AdapterStep | None = None
         self._compute: Callable[[Tensor], Tensor] = module.forward
-        # A row-parallel layer sums its outputs over processes; adapters must add before that.
+        # A row-parallel layer sums its outputs over processes; adapters must be added before the sum.
         self._is_summed = isinstance(module, RowParallel)
 
     def run(self, rows: Tensor) -> Tensor:
-        """The layer's outputs for `rows`, with those of the adapters added."""
+        """Return the layer's outputs for `rows`, with the outputs of the adapters added."""
         out = self._compute(rows)
         self.add(out, rows)
         return out
@@ -56,23 +56,24 @@ class Site:
         self.step.add(self.number, out, rows)
 
     def put_in(self, step: AdapterStep) -> None:
-        """Compute in the layer's place from now on, with the adapters of `step`."""
+        """Replace the layer's `forward` from now on, with the adapters of `step`."""
         self.step = step
         if self._is_summed:
             vars(self.module)["add"] = self.add
         else:
             vars(self.module)["forward"] = self.run
-            vars(self.module)["adapt"] = self.add  # for those who compute the layer's own product themselves
+            vars(self.module)["adapt"] = self.add  # for code that computes the layer's product without `forward`
 
     def take_out(self) -> None:
-        """Let the layer compute alone again."""
+        """Restore the layer's own `forward`."""
         self.step = None
         for name in ("add",) if self._is_summed else ("forward", "adapt"):
             vars(self.module).pop(name, None)
 
 
 class Sites:
-    """All sites of a model. `layers` are the layers that adapters may name, `places` where each is computed."""
+    """All sites of a model. `layers` are the layers that adapters may name. `places` maps each of them to the site that
+    computes it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.layers: dict[str, LayerShape] = {}
@@ -87,7 +88,7 @@ class Sites:
 
     @contextmanager
     def applied(self, step: AdapterStep) -> Iterator[None]:
-        """Let the sites that `step` touches add its adapters inside the block."""
+        """Let the sites that `step` uses add its adapters inside the block."""
         sites = [self._sites[number] for number in step.by_site]
         lean = {id(layer): layer for number in step.by_site if (layer := self._lean.get(number)) is not None}
         try:
@@ -119,14 +120,14 @@ class Sites:
     def _add_layer(
         self, name: str, share: Share, num_inputs: int, site: int, columns: IndexRange, is_transposed: bool = False
     ) -> None:
-        """A layer of the library's, `share` of which is computed at a site, in some of its columns."""
+        """Add a layer of transformers, `share` of which is computed at a site, in some of the site's columns."""
         full_inputs = num_inputs * (share.count if share.dim == 1 else 1)
         full_outputs = columns.size * (share.count if share.dim == 0 else 1)
         self.layers[name] = LayerShape(full_inputs, full_outputs, is_transposed)
         self.places[name] = AdapterPlacement(site, columns, *_spans(share, num_inputs, columns.size))
 
     def _add_lean(self, name: str, layer: DenseLayer) -> None:
-        """Find the library's layers within the products of a lean layer."""
+        """Find the layers of transformers within the products of a lean layer."""
         heads, kv_heads = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         groups: tuple[tuple[Any, str, dict[str, int]], ...] = (
             (layer.qkv, "self_attn", _sizes(layer.attention_parts, heads, kv_heads, kv_heads)),
@@ -144,8 +145,8 @@ class Sites:
 
 
 def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The lean and the linear layers by their names, without the head, and without those that see only some tokens of a
-    step at a time."""
+    """Yield the lean and the linear layers by their names. The head, and layers that compute only some tokens of a step
+    at a time, are left out."""
     head = model.get_output_embeddings()
     within = ""
     for name, module in model.named_modules():
@@ -161,24 +162,24 @@ def _body(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """True for the library's linear layer with a weight [in, out]."""
-    library = sys.modules.get("transformers.pytorch_utils")  # which whoever has such a layer has imported
+    """Return whether a module is the linear layer of transformers with a weight [in, out]."""
+    library = sys.modules.get("transformers.pytorch_utils")  # imported if such a layer exists
     return library is not None and type(module) is library.Conv1D
 
 
 def _spans(share: Share, num_inputs: int, num_outputs: int) -> tuple[IndexRange, IndexRange]:
-    """The part of a layer's inputs and outputs that this process has, when it computes this many of each."""
+    """Return the ranges of a layer's inputs and outputs that this process has, if it computes these numbers of them."""
     inputs = share.rank * num_inputs if share.dim == 1 else 0
     outputs = share.rank * num_outputs if share.dim == 0 else 0
     return IndexRange(inputs, inputs + num_inputs), IndexRange(outputs, outputs + num_outputs)
 
 
 def _sizes(names: tuple[str, ...], *sizes: int) -> dict[str, int]:
-    """The outputs of each of the library's layers; of its only one, if it joined them itself."""
+    """Return the number of outputs of each layer of transformers; if transformers joined them, of the joined layer."""
     return dict(zip(names, sizes, strict=True)) if len(names) > 1 else {names[0]: sum(sizes)}
 
 
 def _bind(layers: Iterable[DenseLayer]) -> None:
-    """Let lean layers use the linear layers that are in place now."""
+    """Let lean layers use the linear layers that they have now."""
     for layer in layers:
         layer.bind()

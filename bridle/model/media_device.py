@@ -1,4 +1,4 @@
-"""Encodes images in this process and holds their features for the steps. Which of them stay is decided elsewhere."""
+"""Encodes images in this process and holds their features for the steps. The engine decides which features are kept."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from bridle.model.image_feature_cache import PictureRows
 from bridle.model.media_encoder import Features, MediaEncoder, alike
 from bridle.threads import run_after
 
-#: How many pictures are encoded together, and the bytes of what the tower reads of them: no more than one large picture
-#: may have, so that together they need no more memory than it.
+#: Maximum images that are encoded together. Their inputs of the tower have at most the bytes of one large image, so
+#: that together they need no more memory than one image.
 MAX_TOGETHER = 16
 MAX_TOGETHER_BYTES = 12 << 20
 
 
 class LocalMedia:
     """Implements `bridle.engine.interfaces.BatchedMedia` over an encoder, and gives the runner the encoded features. It
-    takes `reserved_bytes` at most; where prompts are encoded whole, a quarter of these is for the images in them."""
+    uses at most `reserved_bytes` of memory. In models that encode whole prompts, a quarter of this memory is for the
+    images in the prompts."""
 
     def __init__(self, encoder: MediaEncoder, reserved_bytes: int) -> None:
         self.epoch = 0
@@ -34,14 +35,15 @@ class LocalMedia:
 
     @property
     def row_bytes(self) -> int:
-        """The memory of one row of features."""
+        """Return the bytes of one row of features."""
         return self.encoder.row_bytes
 
     def num_bytes(self, medium: MultiModalItem) -> int:
         return medium.num_rows * self.row_bytes
 
     def encode(self, medium: MultiModalItem) -> None:
-        """Behind the steps on a CPU, whose processors both need, and by a thread that ends: see `bridle.threads`."""
+        """Encode one medium. On a CPU it waits for the running step, because both need all cores. It uses a thread that
+        ends afterwards: see `bridle.threads`."""
         num_clears = self._num_clears
         if self.encoder.is_on_cpu:
             features = run_after(lambda: self.encoder.encode(medium), "bridle-encode")
@@ -52,7 +54,8 @@ class LocalMedia:
                 self.kept_features[medium.key] = features
 
     def together(self, media: Sequence[MultiModalItem]) -> list[MultiModalItem]:
-        """On a CPU each is alone: there it costs little, and an image keeps its bits with any neighbours."""
+        """Return the media to encode together with the first one. On a CPU each is encoded alone: batching gains little
+        there, and an image then has the same bits whatever other images there are."""
         first, found, num_bytes = media[0], list(media[:1]), media[0].num_bytes
         for other in () if self.encoder.is_on_cpu else media[1:]:
             if not alike(first, other):
@@ -80,7 +83,7 @@ class LocalMedia:
         self.encoder.known.clear()
 
     def features(self, key: bytes) -> Features:
-        """Those of a picture that the step's plan names. Raises `InternalError` if they are not there."""
+        """Return the features of an image that the step's plan names. Raises `InternalError` if they are missing."""
         found = self.kept_features.get(key)
         if found is None:
             raise InternalError(f"the plan names picture {key.hex()}, whose features are not on the device")

@@ -1,7 +1,7 @@
 """Turns one image, or one sound, into its rows of a prompt, by the model's own tower.
 
-Images of one shape may be encoded together; each then differs from itself alone by rounding at most. Knows nothing of
-requests or steps.
+Images of one shape may be encoded together. The features of an image then differ only by rounding from those of the
+image alone. This module does not know requests or steps.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bridle.model.image_feature_cache import PictureRows
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of an image for the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its
-    first layers that adds some."""
+    """Features of an image for the language model: `rows` [N, hidden], and `further` [N, hidden] for each of its first
+    layers that adds further features."""
 
     rows: Tensor
     further: tuple[Tensor, ...] = ()
 
 
-#: The methods of the library that encode what is no picture, by the array that only these have.
+#: The methods of transformers that encode sound and video, by the name of the input array that only they have.
 _METHODS = {"input_features": "get_audio_features", "pixel_values_videos": "get_video_features"}
 
 
@@ -50,12 +50,12 @@ class MediaEncoder:
         self._inner = inner
         self._dtype = dtype
         self._device = device
-        #: Whether what it encodes may be whole prompts, each with the pictures in it.
+        #: True if `encode` takes whole prompts, each with its images.
         self.takes_prompts = getattr(inner.config, "model_type", "") == "paligemma"
-        #: The pictures of earlier prompts; none are kept until somebody says how many.
+        #: The rows of images of earlier prompts. The cache has no memory until its `max_bytes` is set.
         self.known = PictureRows(0)
         deepstack = getattr(getattr(inner.config, "vision_config", None), "deepstack_visual_indexes", None)
-        #: The memory that one row of features takes.
+        #: Bytes of one row of features.
         self.row_bytes = hidden_size * dtype.itemsize * (1 + len(deepstack or ()))
 
     @property
@@ -63,8 +63,8 @@ class MediaEncoder:
         return self._device.type == "cpu"
 
     def encode(self, medium: MultiModalItem) -> Features:
-        """The features of an image, or of a prompt that sees all of itself. Raises `MediaRefused` if they are not as
-        many as the prompt has places for."""
+        """Return the features of an image, or of a prompt whose tokens attend to each other in both directions. Raises
+        `MediaRefused` if their number differs from the number of placeholders in the prompt."""
         with torch.inference_mode():
             if medium.arrays[0].name == PROMPT_IDS:
                 return self._prompt(medium)
@@ -80,7 +80,7 @@ class MediaEncoder:
         return features
 
     def _pictures(self, several: Sequence[Sequence[MediaArray]], num_rows: int) -> list[Features]:
-        """The features of images whose arrays have the same names and shapes, each of `num_rows` rows."""
+        """Return the features of images whose arrays have the same names and shapes. Each image has `num_rows` rows."""
         inputs = {each[0].name: _joined([self._tensor(array) for array in each]) for each in zip(*several, strict=True)}
         tokens = inputs.pop(ROW_TOKENS, None)
         method = next((_METHODS[name] for name in inputs if name in _METHODS), "get_image_features")
@@ -96,13 +96,13 @@ class MediaEncoder:
             )
         if len(several) == 1:
             return [Features(rows, further)]
-        # Copies: a part of a tensor would keep all of it in memory.
+        # Copies, because a view of a part would keep the whole tensor in memory.
         parts = zip(*(torch.split(part, num_rows) for part in (rows, *further)), strict=True)
         return [Features(own.clone(), tuple(part.clone() for part in more)) for own, *more in parts]
 
     def _with_markers(self, rows: Tensor, tokens: Tensor, markers: Tensor) -> Tensor:
-        """Rows of images [N, hidden] at the positions of `tokens` that mark images, and at others the marker token's
-        own."""
+        """Return rows of images [N, hidden] at the positions of `tokens` that mark images, and the embedding of the
+        marker token at other positions."""
         is_row = tokens == self._inner.config.image_token_id
         if int(is_row.sum()) != len(rows):
             return rows
@@ -124,7 +124,8 @@ class MediaEncoder:
         return Features(rows.index_copy(0, places, torch.cat(seen)))
 
     def _rows_of(self, key: bytes | None, picture: MediaArray, num_rows: int) -> Tensor:
-        """The rows of one image of a prompt, from an earlier prompt if it is known by its key."""
+        """Return the rows of one image of a prompt. They come from the cache if an earlier prompt had an image with
+        this key."""
         rows = None if key is None else self.known.find(key)
         if rows is None or len(rows) != num_rows:
             rows = self._picture((picture,), num_rows).rows
@@ -137,7 +138,7 @@ class MediaEncoder:
         return numbers.to(self._device, self._dtype if numbers.is_floating_point() else numbers.dtype)
 
     def _flat(self, parts: Any) -> Tensor:
-        """A tensor or several, with any number of dimensions -> [N, hidden]"""
+        """Flatten one or several tensors, with any number of dimensions, to [N, hidden]."""
         several = [parts] if isinstance(parts, Tensor) else list(parts)
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in several]).to(self._dtype)
 

@@ -26,8 +26,8 @@ _PEAK = re.compile(r"VmHWM:\s*(\d+) kB")
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`, within the limits of the machine and of this process's control
-    group. A GPU's driver counts torch's cached memory as taken, so the cache is released first."""
+    """Return the bytes that can still be allocated on `device`, within the limits of the machine and of this process's
+    control group. A GPU's driver counts torch's cached memory as used, so the cache is released first."""
     if device.type == "cuda":
         release_cached(device)
         return int(torch.cuda.mem_get_info(device)[0])
@@ -37,7 +37,8 @@ def free_memory(device: torch.device) -> int:
 
 
 def check_weights_fit(needed: int, item_size: int, device: torch.device) -> None:
-    """Refuse weights of `needed` bytes, with numbers of `item_size` bytes, before reading them if they cannot fit."""
+    """Raise `UnsupportedModel` if weights of `needed` bytes, with values of `item_size` bytes, do not fit. Called
+    before the weights are read."""
     free = free_memory(device)
     if needed > free:
         raise UnsupportedModel(
@@ -76,25 +77,25 @@ def release_cached(device: torch.device) -> None:
     torch.cuda.synchronize(device)
     try:
         torch.cuda.empty_cache()
-    except RuntimeError as error:  # after a failed capture, torch may refuse it from now on
+    except RuntimeError as error:  # after a failed capture, torch may refuse this call from now on
         _log.warning("memory: torch could not return its cached memory on %s: %s", device, error)
 
 
 def return_memory() -> None:
-    """Return memory that the allocator keeps from earlier work to the system, so that others see it as free."""
+    """Return memory that the allocator keeps from earlier work to the system, so that other programs see it as free."""
     gc.collect()
     return_free_memory()
 
 
 def _forget_peak() -> None:
-    """Reset the process's peak of memory, where the system can do that. Elsewhere the peak is that of its whole life,
-    which overestimates."""
+    """Reset the process's peak of memory, if the system supports it. Otherwise the peak is that of the process's whole
+    life, which is an overestimate."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak() -> int:
-    """The most memory that the process has held at once."""
+    """Return the maximum memory that the process has used at once."""
     try:
         found = _PEAK.search(Path("/proc/self/status").read_text())
     except OSError:
@@ -108,7 +109,7 @@ def _peak() -> int:
 
 
 def show_bytes(size: int) -> str:
-    """A size for people to read."""
+    """Return a size in bytes as text for people."""
     if size < 1 << 20:
         return f"{size} bytes"
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.1f} GiB"

@@ -1,4 +1,4 @@
-"""Estimates how much memory a model will take, from its files, and how much there is. In bytes throughout. Loads
+"""Estimates the memory of a model from its files, and the free memory of its device. All sizes are in bytes. Loads
 nothing."""
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from bridle.model.pooling.settings import read_pooling
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: By default, either tier of adapters gets at most the free memory divided by this.
+#: By default, adapters on the device, and adapters on the host, each get at most the free memory divided by this
+#: number.
 _ADAPTER_PART = 8
 
 
 def weights_of(config: ModelConfig) -> int:
-    """The bytes that a model's weights will take, with those of its draft model, from the headers of their files, which
-    are downloaded if need be. Raises the error of loading for a checkpoint that cannot be loaded."""
+    """Return the bytes that the weights of a model and its draft model will take. They follow from the headers of the
+    files, which are downloaded if necessary. Raises the error of loading for a checkpoint that cannot be loaded."""
     if config.draft_model is not None:
         return weights_of(replace(config, draft_model=None)) + weights_of(config_of_draft(config))
     folder = folder_of(config)
@@ -37,7 +38,7 @@ def weights_of(config: ModelConfig) -> int:
     if kept is not None:
         return kept.weight_bytes
     checkpoint = inspect_checkpoint(folder)
-    if config.backend == "llamacpp":  # its models may be unknown to the library
+    if config.backend == "llamacpp":  # the models of llama.cpp may be unknown to transformers
         return checkpoint.num_bytes
     device = choose_device(config.device)
     dtype = choose_dtype(config, _settings(checkpoint), device)
@@ -51,13 +52,13 @@ def _settings(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def free_on(config: ModelConfig) -> int:
-    """The free bytes on the device that a model would be loaded to."""
+    """Return the free bytes on the device that a model would be loaded to."""
     return free_memory(choose_device(config.device))
 
 
 def settle_adapters(config: ModelConfig, engine: EngineConfig, num_copies: int = 1) -> tuple[ModelConfig, EngineConfig]:
-    """`engine` with numbers for the memory of adapters, and `config` with that memory of the device set aside.
-    `num_copies` engines like this one share the machine."""
+    """Return `config` and `engine` with the memory of adapters set: `engine` has the sizes, and `config` reserves that
+    memory of the device. `num_copies` engines like this one share the machine."""
     device = choose_device(config.device)
     engine = replace(
         engine,
@@ -72,11 +73,11 @@ def _part(wanted: int, device: torch.device, num_copies: int) -> int:
 
 
 def _reserve(config: ModelConfig, engine: EngineConfig, device: torch.device) -> int:
-    """The most bytes that adapters take of the memory that holds the model and its KV cache."""
+    """Return the maximum bytes that adapters take of the memory that holds the model and its KV cache."""
     assert engine.adapter_memory is not None
     assert engine.adapter_host_memory is not None
     reserve = engine.adapter_memory
-    if device.type == "cpu" or config.adapter_kernel == "torch":  # for the weights of a step's adapters, side by side
+    if device.type == "cpu" or config.adapter_kernel == "torch":  # for contiguous weights of a step's adapters
         reserve += MAX_STACKS * min(MAX_STACK_BYTES, engine.adapter_memory)
     if device.type == "cpu":
         reserve += engine.adapter_host_memory

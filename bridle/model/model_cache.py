@@ -1,8 +1,8 @@
-"""Keeps dense models on disk in the form in which a CPU computes them. A file that was loaded before is not unpacked,
-checked or arranged again, and the library that defines its architecture is not imported.
+"""Caches dense models on disk in the form in which a CPU computes them. Weights that were loaded before are not
+unpacked, checked or rearranged again, and transformers is not imported.
 
 An entry depends on the checkpoint's files (path, size, time of change), on the options, on the kernels, and on the
-versions of all programs that computed it. It is only written if the restored model gave the same bits.
+versions of all programs that computed it. An entry is only written if the restored model gave the same bits.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from bridle.model.restored import CannotDescribe, Describer, ModelPart, Restored
 
 _log = logging.getLogger(__name__)
 
-#: The version of what entries hold, and of how weights are checked and arranged: after a change all are made again.
+#: The version of the contents of entries, and of the checks and the order of weights. After a change of it, all entries
+#: are made again.
 _EDITION = 1
-#: Models with fewer bytes of weights are loaded again as quickly.
+#: Models with fewer bytes of weights are not cached, because their checkpoints load as quickly.
 LEAST_BYTES = 32 << 20
 _ALIGNMENT = 64
 _DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int8": torch.int8}
-#: The files of a folder that say what its model is, in addition to those with weights.
+#: The files of a folder that describe its model, in addition to those with weights.
 _DESCRIPTIONS = ("config.json", "generation_config.json", "gguf.json")
 
 
@@ -57,7 +58,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """The text of an entry."""
+    """The JSON text of a cache entry."""
 
     key: str
     model: ModelPart
@@ -69,7 +70,7 @@ class Description(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     num_values: int
     num_bytes: int
-    weight_bytes: int  # as it was estimated from the files
+    weight_bytes: int  # estimated from the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,14 @@ class _Place:
 
 
 def find_description(config: ModelConfig, folder: Path) -> Description | None:
-    """The description of the model that `config` asks for; None if it has to be loaded from its checkpoint."""
+    """Return the description of the model that `config` names; None if the model has to be loaded from its
+    checkpoint."""
     place = _place(config, folder)
     return None if place is None else _describe(place, place.files.read_text(place.path))
 
 
 def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
-    """The model that `config` asks for, as it was kept; None if it was not, or cannot be used any more."""
+    """Return the cached model that `config` names; None if it is not cached, or the entry is unusable."""
     place, found = _place(config, folder), kernels()
     told = None if place is None else _describe(place, place.files.read_text(place.path))
     if place is None or found is None or told is None:
@@ -101,7 +103,7 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
         geometry = Geometry(
             {int(layer): LayerGeometry(**shape) for layer, shape in described.geometry.items()}, described.vocab_size
         )
-    except (InternalError, LookupError, TypeError, ValueError) as error:  # an entry that says something else
+    except (InternalError, LookupError, TypeError, ValueError) as error:  # an entry with other contents
         _log.warning("%s cannot be used: %s", place.path, error)
         return None
     model.requires_grad_(False).eval()
@@ -112,8 +114,8 @@ def load_kept(config: ModelConfig, folder: Path) -> LoadedWeights | None:
 
 
 def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
-    """Keep a model that was just loaded from its checkpoint as `config` asks for it, if it is of a kind that can be.
-    Returns whether it is kept."""
+    """Cache a model that was just loaded from its checkpoint for `config`, if its kind can be cached. Return whether it
+    was cached."""
     place, found = _place(config, loaded.checkpoint.folder), kernels()
     model: Any = loaded.model
     is_small = loaded.checkpoint.num_bytes < LEAST_BYTES
@@ -146,7 +148,7 @@ def keep(config: ModelConfig, loaded: LoadedWeights) -> bool:
 
 
 def key_of(config: ModelConfig, folder: Path) -> str | None:
-    """All data that a kept model depends on, as text; None for a model that is not kept."""
+    """Return all data that a cached model depends on, as text; None for a model that is not cached."""
     found = kernels()
     is_asked = config.dtype in ("auto", "float32") and config.device in ("auto", "cpu") and config.backend != "llamacpp"
     if found is None or not is_asked or tensor_parallel.num_ranks() > 1:
@@ -179,7 +181,8 @@ def _place(config: ModelConfig, folder: Path) -> _Place | None:
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]] | None:
-    """The files of a checkpoint, with sizes and times of change in nanoseconds; None if it has none."""
+    """Return the files of a checkpoint with sizes and times of change in nanoseconds; None if the checkpoint has no
+    files."""
     gguf = weights_of(folder)
     try:
         weights = sorted(folder.glob("*.safetensors")) if gguf is None else pieces_of(gguf)
@@ -196,7 +199,7 @@ def _manifest() -> dict[str, str]:
 
 
 def _describe(place: _Place, text: bytes | None) -> Description | None:
-    """The description in an entry, if it belongs to this model."""
+    """Return the description in an entry, if the entry belongs to this model."""
     if text is None:
         return None
     try:
@@ -207,7 +210,7 @@ def _describe(place: _Place, text: bytes | None) -> Description | None:
 
 
 def _allocate(size: int) -> Bytes:
-    """In large pages: with the file itself mapped into memory, a token takes a sixth longer."""
+    """Return memory in large pages. If the file itself were mapped into memory, a token would take a sixth longer."""
     data: Bytes = alloc_huge_pages(size).numpy()
     return data
 
@@ -224,7 +227,7 @@ def _tensors(described: Description, data: Bytes) -> list[Tensor]:
 
 
 def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[Bytes]]:
-    """The place of each tensor, and all bytes in order, with gaps so that each begins at a cache line."""
+    """Return the place of each tensor, and all bytes in order, with gaps so that each tensor begins at a cache line."""
     places, parts, at = [], [], 0
     for tensor in tensors:
         name = str(tensor.dtype).removeprefix("torch.")
@@ -238,7 +241,7 @@ def _lay_out(tensors: Sequence[Tensor]) -> tuple[tuple[TensorPlace, ...], list[B
 
 @torch.inference_mode()
 def restores_exactly(model: Any, restored: RestoredModel, max_model_len: int) -> bool:
-    """Both models, on a few tokens, and the angles of all positions."""
+    """Return whether both models give equal bits for a few tokens, and equal angles for all positions."""
     first, second = DenseModel(model), DenseModel(restored)
     positions = torch.linspace(0, max_model_len - 1, min(max_model_len, 4096)).long().unsqueeze(0)
     turns = [short.rotations(positions) for short in (first, second)]

@@ -1,8 +1,8 @@
-"""Computes all layers of a model in one call of the native kernels, if those can compute every part of them.
+"""Computes all layers of a model in one call of the C kernels, if the kernels support every part of the layers.
 
-It is used for every step, prompts and single tokens alike, so that a token's result does not depend on the rest of its
-step. In a step with adapters, layers are computed in parts, between which adapters add their results. Rows without an
-adapter get the same bits. The lean layers compute the same in torch.
+The call computes every step, prompts and single tokens alike, so that a token's result does not depend on the other
+tokens of its step. In a step with adapters, layers are computed in parts, and adapters add their results between the
+parts. Rows without an adapter get the same bits. The lean layers give the same results in torch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from bridle.model.layer_taps import LayerTap
 from bridle.model.rope import POSITIONS, Compute, fits_memory
 from bridle.model.state_pool import StatePool
 
-#: The linear layers of each product of a layer: queries, keys and values, or what goes into a mixer; out; gates; down.
+#: The linear layers of each product of a layer: queries, keys and values, or a mixer's inputs; out; gates and up; down.
 Parts = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 _ACTIVATIONS = {silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 class NativeStep:
-    """The layers of one model, by the numbers that caches give them. `parts` are the linear layers of each of a layer's
-    four products. `fits` says whether a step can be computed this way."""
+    """The layers of one model, by their numbers in the caches. `parts` are the linear layers of each of a layer's four
+    products. `fits` returns whether the kernels can compute a step."""
 
     def __init__(
         self,
@@ -51,15 +51,16 @@ class NativeStep:
         self._numbers, self._parts = list(numbers), list(parts)
         self._num_tables = num_tables(described)
         self._first_kv = next(at for at, layer in enumerate(described) if layer.qkv and layer.mixer is None)
-        # What stands in each module itself: asked in every step, and modules are many.
+        # The attributes of each module itself, collected once, because every step checks them and there are many
+        # modules.
         self._states = [vars(module) for layer in parts for part in layer for module in part]
         self._ready: tuple[KVCache, StatePool | None, Layers] | None = None
         self.angles: Rotation | None = None  # of all positions, [tables, P, D], of which the first are known
         self._num_known = 0
 
     def keep_angles(self, compute: Compute, num_positions: int) -> None:
-        """Keep the angles of `num_positions` positions, so that no step computes them again, if there is room. Most
-        requests are short: angles are computed, and take memory, once a position behind them is needed."""
+        """Keep the angles of `num_positions` positions, so that no step computes them again, if memory allows. Most
+        requests are short, so angles are computed, and take memory, only when a step needs their positions."""
         with torch.inference_mode():
             if fits_memory(compute, num_positions):
                 cos, sin = self._rotations(compute(torch.zeros(1, 1, dtype=torch.long)))
@@ -68,7 +69,7 @@ class NativeStep:
                 self._know(compute, 0)
 
     def _know(self, compute: Compute, position: int) -> None:
-        """Compute the angles up to a position, in pieces that do not depend on it."""
+        """Compute the angles up to a position, in pieces whose bounds do not depend on it."""
         assert self.angles is not None
         num_positions = self.angles[0].shape[1]
         while self._num_known <= min(position, num_positions - 1):
@@ -79,7 +80,7 @@ class NativeStep:
             self._num_known = end
 
     def _turns(self, compute: Compute, position_ids: Tensor) -> Rotation:
-        """Cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
+        """Return cosines and sines of tokens at positions [1, T], or [3, 1, T]: [tables, T, D] each."""
         if self.angles is None or position_ids.dim() != 2:
             return self._rotations(compute(position_ids))
         cos, sin = self.angles
@@ -93,8 +94,8 @@ class NativeStep:
 
     @contextmanager
     def first_layers(self) -> Iterator[Sequence[int]]:
-        """In this block, compute only the first layer of each kind: a pass takes the same memory, and little time.
-        Yields their numbers."""
+        """In this block, compute only the first layer of each kind. A pass then takes the same memory, and little time.
+        Yields the numbers of these layers."""
         whole = self.described, self._numbers, self._parts
         kinds = {_kind(layer): number for number, layer in reversed([*enumerate(self.described)])}
         few = sorted(kinds.values())
@@ -123,8 +124,8 @@ class NativeStep:
         tap: LayerTap | None = None,
         states: StatePool | None = None,
     ) -> Tensor:
-        """[T, hidden] -> [T, hidden]; keys and values go to the cache, and states of recurrent layers to `states`.
-        `compute` gives angles of which none are kept."""
+        """Compute all layers: [T, hidden] -> [T, hidden]. Keys and values go to the cache, and states of recurrent
+        layers to `states`. `compute` returns angles that are not kept yet."""
         layers = self._over(cache, states)
         rows = native_rows(step, layers.num_slots, layers.tokens_per_chunk)
         cos, sin = self._turns(compute, position_ids)
@@ -133,7 +134,7 @@ class NativeStep:
         return layers.advance(hidden, cos, sin, step.slots, rows, between, tap, spans)
 
     def _adapt(self, layer: int, part: int, out: Tensor, rows: Tensor) -> None:
-        """Let adapters add to the result of a part of a layer."""
+        """Let adapters add to the result of one product of a layer."""
         end = 0
         for module in self._parts[layer][part]:
             begin, end = end, end + module.out_features
@@ -165,7 +166,7 @@ def _spans(step: PackedStep) -> Iterator[StateSpan]:
 
 
 def try_native_step(layers: Sequence[DenseLayer]) -> NativeStep | None:
-    """The layers as one call; None if the kernels cannot compute a part of them."""
+    """Return the layers as one call; None if the kernels cannot compute a part of them."""
     found = kernels()
     if found is None or are_in_floats():
         return None
@@ -219,7 +220,7 @@ def _describe(layer: DenseLayer) -> Layer | None:
 
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
-    """The part of a layer on which the memory of its pass depends."""
+    """Return the properties of a layer on which the memory of its pass depends."""
     return layer.window, *((matrix.kind, matrix.outputs, matrix.inputs) for matrix in layer.matrices)
 
 
@@ -236,7 +237,7 @@ def _have_one_eps(*norms: Norm | None) -> bool:
 
 
 def _matrices(module: Any) -> list[Matrix]:
-    """The packed matrices of a layer, one after the other; none if a part of it is not packed."""
+    """Return the packed matrices of a layer in order; none if a part of the layer is not packed."""
     parts: list[nn.Module] = list(module.parts) if hasattr(module, "parts") else [module]
     weights = [getattr(part, "native", None) for part in parts]
     return [weight.matrix for weight in weights if isinstance(weight, NativeWeight)] if all(weights) else []

@@ -1,10 +1,10 @@
-"""Support for families whose layers have attention functions of their own.
+"""Support for families whose layers have their own attention functions.
 
-During a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of a step they
-compute as the library does, which is the reference for tests. Position biases (ALiBi) become additional components of
-each key. This works because a head's bias for a key may depend on the key's position alone: a term that all keys share
-does not change a softmax. Llama 4's chunks become windows of their length, in which keys of the chunk before get no
-weight.
+During a step, where a handler is set, their queries, keys and values go to the paged cache. Outside of a step these
+layers compute as in transformers, which is the reference for tests. Position biases (ALiBi) become additional
+components of each key. This works because a head's bias for a key may depend on the key's position alone: a term that
+all keys share does not change a softmax. Llama 4's chunks become windows of their length, in which keys of the previous
+chunk get no weight.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from bridle.model.forward_context import handler_or_none
 from bridle.model.indexed_attention import lead_indexers
 from bridle.model.support_checks import COMPRESSED_FAMILIES
 
-#: The attention that these families are loaded with, of those that they have. Falcon's eager one adds ALiBi twice.
+#: The attention implementation in transformers that these families are loaded with. Falcon's `eager` adds ALiBi twice.
 LIBRARY_ATTENTION = {
     **dict.fromkeys(("bloom", "codegen", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "xglm"), "eager"),
     "falcon": "sdpa",
 }
-#: Numbers that a key gets for its position, three of which are used; the others keep heads aligned.
+#: Components that a key gets for its position. Three of them are used; the others keep heads aligned.
 _ADDED = 8
-#: What they are multiplied by in queries, so that they fit into half precision.
+#: Factor of these components in queries, so that they fit into half precision.
 _UNIT = 64.0
-#: How far the scores of a chunk's keys are above those of its neighbour.
+#: Difference between the scores of a chunk's keys and those of its neighbour.
 _CHUNK_STEP = 128.0
 Projected = tuple[Tensor, Tensor, Tensor]
-#: Queries and keys in another form, and a window.
+#: Queries and keys in changed form, and a window.
 ChangedHeads = tuple[Tensor, Tensor, int | None]
 
 
 def lead_to_bridle(model: nn.Module) -> nn.Module:
-    """Make the layers of a family in `LIBRARY_ATTENTION` call bridle's attention. Other models stay as they are."""
+    """Make the layers of a family in `LIBRARY_ATTENTION` call bridle's attention. Other models are unchanged."""
     config: Any = model.config
     if config.model_type == "llama4_text":
         _lead_llama4(model)
@@ -52,7 +52,7 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
         lead_indexers(model)
     if config.model_type not in LIBRARY_ATTENTION:
         return model
-    # The library would log that these families cannot change theirs.
+    # transformers would log that the attention of these families cannot be changed.
     vars(model)["set_attn_implementation"] = lambda name: None
     if has_biases(model):
         positions = _Positions(model)
@@ -65,7 +65,7 @@ def lead_to_bridle(model: nn.Module) -> nn.Module:
 
 
 def _number_shared(model: nn.Module) -> None:
-    """Let the attention layers of Zamba, which share weights, have keys and values of their own."""
+    """Give the attention layers of Zamba, which share weights, separate keys and values in the cache."""
     layers: Any = model.get_submodule("model.layers")
     for number, layer in enumerate(layers):
         for name in ("shared_transf", "shared_transformer"):
@@ -84,7 +84,7 @@ def _layers_with(model: nn.Module, *names: str) -> Iterator[Any]:
 
 
 def _replace(module: Any, name: str, attend: Callable[..., Any]) -> None:
-    """Let `attend` answer the calls of a module's method inside of steps."""
+    """Let `attend` replace a module's method inside steps."""
     original = getattr(module, name)
 
     def call(*args: Any, **options: Any) -> Any:
@@ -99,27 +99,27 @@ def _replace(module: Any, name: str, attend: Callable[..., Any]) -> None:
 def _paged(
     module: Any, scaling: float, window: int | None, query: Tensor, key: Tensor, value: Tensor, *rest: Any
 ) -> tuple[Tensor, None]:
-    """Queries, keys and values [1, H, T, D] -> [1, H, T, D]"""
+    """Compute attention over the cache: queries, keys and values [1, H, T, D] -> [1, H, T, D]"""
     query, key = query.to(value.dtype), key.to(value.dtype)
     rows, _ = bridle_attention(module, query, key, value, None, scaling=scaling, sliding_window=window)
     return rows.transpose(1, 2), None
 
 
 def _lead_rotary(module: Any, number: int) -> None:
-    """GPT-J, CodeGen and GPT-NeoX Japanese, whose scores are divided by a root."""
+    """Change GPT-J, CodeGen and GPT-NeoX Japanese, whose scores are divided by a root."""
     divisor = module.scale_attn if hasattr(module, "scale_attn") else module.norm_factor
     _replace(module, "_attn", partial(_paged, module, 1 / float(divisor), None))
 
 
 def _lead_neo(module: Any, number: int) -> None:
-    """GPT-Neo: scores are not divided, and every other layer has a window."""
+    """Change GPT-Neo: its scores are not divided, and every other layer has a window."""
     module.layer_idx = module.layer_id
     window = module.config.window_size if module.attention_type == "local" else None
     _replace(module, "_attn", partial(_paged, module, 1.0, window))
 
 
 def _lead_first(module: Any, number: int) -> None:
-    """The first GPT: its keys are transposed, and its results are in a list."""
+    """Change the first GPT: its keys are transposed, and its results are in a list."""
     module.layer_idx = number
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> list[Tensor]:
@@ -156,7 +156,8 @@ def _lead_falcon(module: Any, number: int) -> None:
 
 
 def _falcon_heads(module: Any, hidden_states: Tensor) -> Projected:
-    """[1, T, hidden] -> [1, H, T, D] each; heads of keys are not repeated, as the library's function does it."""
+    """Return queries, keys and values [1, H, T, D] of [1, T, hidden]. Key heads are not repeated, unlike in
+    transformers."""
     fused = module.query_key_value(hidden_states)
     if not module.new_decoder_architecture:
         query, key, value = module._split_heads(fused)
@@ -181,7 +182,7 @@ _FAMILIES: dict[str, Callable[[Any, int], None]] = {
 
 
 class _Positions:
-    """The positions [T] of the pass under way, which these families do not hand to their layers."""
+    """The positions [T] of the current pass, which these families do not pass to their layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.now = torch.empty(0)
@@ -193,7 +194,7 @@ class _Positions:
 
 
 def _attend_biased(module: Any, heads: Projected, scaling: float, biases: Tensor) -> Tensor:
-    """Attention with `biases` [H, T] of the keys that are added before scores are scaled -> [1, T, H * D]"""
+    """Compute attention with `biases` [H, T] of the keys, added before scores are scaled: [1, T, H * D]"""
     query, key, value = heads
     if key.shape[1] < query.shape[1]:  # each head has its own biases
         key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
@@ -204,7 +205,7 @@ def _attend_biased(module: Any, heads: Projected, scaling: float, biases: Tensor
 
 
 def _parts_of(numbers: Tensor) -> Tensor:
-    """float32 [H, T] -> [H, T, 8], whose sums they are: each part fits into bfloat16."""
+    """Split float32 [H, T] into parts [H, T, 8] whose sum is the original. Each part fits into bfloat16."""
     parts = numbers.new_zeros(*numbers.shape, _ADDED)
     for at in range(3):
         parts[..., at] = numbers.bfloat16()
@@ -245,7 +246,8 @@ def _lead_mpt(module: Any, positions: _Positions) -> None:
 
 
 def _lead_biased_falcon(module: Any, positions: _Positions) -> None:
-    """Its biases are rounded to bfloat16, and the mask that holds them is scaled as scores are."""
+    """Change Falcon with ALiBi: its biases are rounded to bfloat16, and the mask that holds them is scaled as scores
+    are."""
     from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
     def attend(hidden_states: Tensor, **rest: Any) -> tuple[Tensor, None]:
@@ -270,7 +272,8 @@ _BIASED: dict[str, Callable[[Any, _Positions], None]] = {
 
 
 def _lead_llama4(model: nn.Module) -> None:
-    """Its layers call bridle's attention, but cut it into chunks by a mask, and scale queries by places in a pass."""
+    """Change Llama 4: its layers call bridle's attention, but cut it into chunks by a mask, and scale queries by their
+    index in a pass."""
     config: Any = model.config
     positions = _Positions(model)
     for module in _layers_with(model, "attn_temperature_tuning"):
@@ -282,7 +285,7 @@ def _lead_llama4(model: nn.Module) -> None:
 
 
 def _chunked(positions: _Positions, size: int, scaling: float, query: Tensor, key: Tensor) -> ChangedHeads:
-    """A window shows two chunks at most, so the sign of a number is enough to distinguish the two."""
+    """Mark the keys of even and odd chunks by a sign. A window covers two chunks at most, so a sign is enough."""
     signs = 1 - 2 * (positions.now // size % 2).to(query.dtype)  # [T]
     added = torch.zeros(len(signs), _ADDED, dtype=query.dtype, device=query.device)
     added[:, 0] = signs
@@ -297,7 +300,7 @@ def _scaled(positions: _Positions, floor: float, scale: float, query: Tensor, ke
 
 
 def _unscaled(module: Any, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The layer's pass without its own scales."""
+    """Run the layer's pass without its own scaling of queries."""
     module.attn_temperature_tuning = False
     try:
         return forward(*args, **options)

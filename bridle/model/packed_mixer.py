@@ -1,8 +1,8 @@
-"""Recurrent mixers of the library over packed steps: all tokens at once.
+"""Recurrent mixers of transformers over packed steps: all tokens at once.
 
 A mixer's own code runs once per step. The functions that run along the tokens are replaced: short convolutions, gated
-delta rules, and the scans of Mamba and Mamba-2. On a CPU the replacements are kernels. MiniMax-01's lightning attention
-is a scan of Mamba-2 with fixed decays.
+delta rules, and the scans of Mamba and Mamba-2. On a CPU the replacements are C kernels. MiniMax-01's lightning
+attention is a scan of Mamba-2 with fixed decays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _KNOWN = _RULES | {_STATE_SPACE, _SCAN}
 
 
 def packed_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """A mixer's forward function, for `PackedMixer`; None if it needs another recurrence than those here."""
+    """Return a mixer's forward function, for `PackedMixer`; None if the mixer needs another recurrence than this module
+    has."""
     forward = inspect.unwrap(type(module).forward)
     names = {*forward.__code__.co_names}
     if "set_linear_cache" in names:
@@ -41,7 +42,7 @@ def packed_forward(module: nn.Module) -> Callable[..., Any] | None:
 
 
 class PackedMixer:
-    """A mixer whose forward function is called with the functions of `PackedStates` in the place of its own."""
+    """A mixer whose forward function runs with the functions of `PackedStates` instead of its own."""
 
     def __init__(self, module: nn.Module, layer: int, forward: Any) -> None:
         self._states = states = PackedStates(layer)
@@ -55,7 +56,8 @@ class PackedMixer:
         self._module = _Scanning(module) if hasattr(module, "dt_proj") else module
 
     def __call__(self, spans: Sequence[Span], cache: str, **inputs: Tensor) -> Tensor:
-        """Return the mixer's outputs for its inputs, the packed tokens of `spans`; it calls its cache `cache`."""
+        """Return the mixer's outputs for its inputs, the packed tokens of `spans`. `cache` is the name of the mixer's
+        cache argument."""
         self._states.spans, self._states.num_scans = spans, 0
         with self._states:
             output: Tensor = self._forward(self._module, **{**inputs, cache: self._states})
@@ -63,8 +65,8 @@ class PackedMixer:
 
 
 class _Scanning:
-    """A Mamba mixer, whose code multiplies by the weight of `dt_proj`: here the layer itself computes that product, in
-    whatever form its weight is, and with adapters."""
+    """A Mamba mixer whose code multiplies by the weight of `dt_proj`. Here the layer itself computes that product, in
+    any weight format, and with adapters."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -75,7 +77,7 @@ class _Scanning:
 
 
 class _Product:
-    bias = None  # it is in the product
+    bias = None  # the product includes it
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer, self.weight = layer, self
@@ -86,47 +88,47 @@ class _Product:
 
 
 class PackedStates(TorchFunctionMode):
-    """The states of all sequences of a step in one layer, in the place of a mixer's cache."""
+    """The states of all sequences of a step in one layer, used in the place of a mixer's cache."""
 
     def __init__(self, layer: int, spans: Sequence[Span] = ()) -> None:
         super().__init__()
         self.layer, self.spans = layer, spans
-        self.conv = 0, 0  # the number and the width of the convolution under way
-        self.num_scans = 0  # of this pass: some mixers scan head by head
+        self.conv = 0, 0  # number and width of the current convolution
+        self.num_scans = 0  # of this pass: some mixers scan each head separately
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute gates by operations whose last digits do not depend on a number's place among others."""
+        """Compute gates by operations whose last digits do not depend on a value's place in a tensor."""
         other = _GATES.get(func)
         return other(args[0]) if other is not None and len(args) == 1 and not kwargs else func(*args, **(kwargs or {}))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: the convolution itself reads it."""
+        """Return None: the convolution itself reads the state."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: the recurrence itself reads it."""
+        """Return None: the recurrence itself reads the state."""
 
     def update_conv_state(self, rows: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
-        """Record which convolution comes next."""
+        """Record the convolution that comes next."""
         self.conv = state_idx, conv_kernel_size
         return rows
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Do nothing: the recurrence has written it."""
+        """Do nothing: the recurrence has already written the state."""
         return recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """False, so that no code for single tokens is taken."""
+        """Return False, so that the mixer does not use its code for single tokens."""
         return False
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Return whether more than the last inputs are kept, which is never so."""
+        """Return False: only the last inputs are kept."""
         return False
 
     def causal_conv1d(
         self, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
     ) -> Tensor:
-        """Outputs [1, C, T] of the convolution with `weight` [C, K] over inputs [1, C, T]. A state [W, C] holds the
-        last inputs."""
+        """Return outputs [1, C, T] of the convolution with `weight` [C, K] over inputs [1, C, T]. A state [W, C] holds
+        the last inputs."""
         with torch._C.DisableTorchFunction():
             rows, (number, width) = _columns(hidden_states), self.conv
             out, key = torch.empty(rows.shape, device=rows.device), ("conv", number)
@@ -147,7 +149,7 @@ class PackedStates(TorchFunctionMode):
             out = torch.empty(values.shape, device=value.device)
             for stretches in self.groups(("recurrent", 0), (out.shape[1], keys.shape[-1], out.shape[-1]), out.device):
                 recurrences(out.device).delta_rule(queries, keys, values, decays, rates, stretches, out)
-            return out.to(query.dtype).unsqueeze(0), out  # the second one stands for the states
+            return out.to(query.dtype).unsqueeze(0), out  # the second value takes the place of the states
 
     def state_space(
         self,
@@ -160,7 +162,7 @@ class PackedStates(TorchFunctionMode):
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [1, T, H, P] for inputs [1, T, H, P], steps [1, T, H], rates [H], and rows [1, T, G, N]."""
+        """Return outputs [1, T, H, P] for inputs [1, T, H, P], steps [1, T, H], rates [H], and rows [1, T, G, N]."""
         with torch._C.DisableTorchFunction():
             steps = _softplus(_floats(dt[0]) if dt_bias is None else _floats(dt[0]) + dt_bias).clamp_(*dt_limit)
             out = self._space((hidden_states, write, read), steps, rate, _optional(others.get("D")))
@@ -193,7 +195,7 @@ class PackedStates(TorchFunctionMode):
         delta_bias: Tensor | None = None,
         **others: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [1, C, T] for inputs, steps and gates [1, C, T], rates [C, N], and rows [1, N, T]."""
+        """Return outputs [1, C, T] for inputs, steps and gates [1, C, T], rates [C, N], and rows [1, N, T]."""
         with torch._C.DisableTorchFunction():
             inputs, steps, writes, reads = (_columns(part) for part in (hidden_states, dt, write, read))
             steps = _softplus(steps if delta_bias is None else steps + delta_bias)
@@ -208,8 +210,8 @@ class PackedStates(TorchFunctionMode):
     def groups(
         self, key: StateKey, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32
     ) -> Iterator[list[Stretch]]:
-        """The spans with their states, no two of one sequence in a group. The work after a span's complete state runs
-        when the next group is requested."""
+        """Yield groups of spans with their states, so that no group has two spans of one sequence. The work after a
+        span's complete state runs when the next group is requested."""
         group: list[Stretch] = []
         first = offset = 0
         for number, span in enumerate(self.spans):
@@ -229,7 +231,7 @@ class PackedStates(TorchFunctionMode):
 
 
 def _lightning(self: Any, hidden_states: Tensor, past_key_values: PackedStates) -> tuple[Tensor, None]:
-    """MiniMax-01's linear attention, whose own code has blocks and a cache of its own."""
+    """Compute MiniMax-01's linear attention, whose own code uses blocks and a separate cache."""
     heads = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (self.num_attention_heads, -1))
     query, key, value = heads.split(self.head_dim, 3)
     rows = past_key_values.decay(value, -self.slope_rate.flatten(), key, query).to(value.dtype).flatten(2)
@@ -245,7 +247,7 @@ def _optional(rows: Tensor | None) -> Tensor | None:
 
 
 def _columns(part: Tensor) -> Tensor:
-    """[1, C, T] -> [T, C], each row contiguous"""
+    """Transpose [1, C, T] to [T, C] with contiguous rows."""
     rows = _floats(part[0]).t()
     return rows if rows.stride(1) == 1 else rows.contiguous()
 

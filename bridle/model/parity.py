@@ -1,9 +1,9 @@
-"""The third guard: compares a packed, paged run with the model's own eager attention.
+"""The third check of a model: compares a packed, paged run with the model's own eager attention.
 
 Three sequences go through chunked prefill, decodes and mixed steps over scattered blocks; every position's logits are
-compared with those of one plain eager pass per sequence. Sliding windows are narrowed for the trial, on both sides, so
-that a short run is longer than any window; so are the numbers of keys that indexes select. Where layers are recurrent,
-the first sequence is then rewound to a copy of its state, and that copy is continued in another slot, as by a fork.
+compared with those of one plain eager pass per sequence. In both runs, sliding windows are narrowed, so that a short
+run is longer than any window. The numbers of keys that indexes select are reduced likewise. If layers are recurrent,
+the first sequence is then rolled back to a copy of its state. That copy continues in another slot, as after a fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bridle.model.state_pool import StatePool
 
 TRIAL_WINDOW = 12
 TRIAL_BLOCK = 4
-#: One for each of the trial's three sequences, a copy, and a copy of that.
+#: One state for each of the trial's three sequences, a copy, and a copy of the copy.
 _TRIAL_STATES = 5
 #: Largest error that rounding explains, relative to the largest logit.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -86,8 +86,9 @@ def compare_with_eager(
 ) -> ParityReport:
     """Compare a loaded model's packed, paged pass with its own eager attention.
 
-    `prepare` is called between the two, while windows and indexes are narrowed. Apart from its changes, the model is
-    left as it was. With `floats` quantized layers are computed in floating point.
+    `prepare` is called between the eager and the packed pass, while windows and indexes are narrowed. Apart from the
+    changes of `prepare`, the model is unchanged afterwards. With `floats`, quantized layers are computed in floating
+    point.
     """
     config: Any = model.config
     dtype = next(model.parameters()).dtype
@@ -118,15 +119,16 @@ def compare_with_eager(
 
 
 def _largest_error(want: Tensor, have: Tensor) -> float:
-    """Largest difference; infinities must be in the same places (some models forbid ids), NaN counts as infinite."""
+    """Return the largest difference. Infinities must be in the same places, because some models forbid ids. NaN counts
+    as infinite."""
     same = want == have
     error = torch.where(same, torch.zeros_like(want), (want - have).abs())
     return float(torch.nan_to_num(error, nan=float("inf")).max())
 
 
 def _trial_sequences(vocab_size: int, max_tokens: int, avoided: Set[int] = frozenset()) -> list[list[int]]:
-    """A long, a middling and a short sequence of arbitrary tokens, the same each time. Ids of image placeholders are
-    `avoided`."""
+    """Return a long, a medium and a short sequence of random tokens, the same in each call. Ids of image placeholders
+    are `avoided`."""
     generator = torch.Generator().manual_seed(20)
     lengths = (max_tokens, max(3, max_tokens // 2), max(2, max_tokens // 5))
     drawn = [torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths]
@@ -135,7 +137,7 @@ def _trial_sequences(vocab_size: int, max_tokens: int, avoided: Set[int] = froze
 
 
 def _eager_logits(model: Any, tokens: list[int], device: torch.device) -> Tensor:
-    """[L, V] of one plain pass with the model's own attention."""
+    """Return logits [L, V] of one plain pass with the model's own attention."""
     model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
@@ -149,7 +151,7 @@ def _eager_logits(model: Any, tokens: list[int], device: torch.device) -> Tensor
 def trial_runner(
     model: nn.Module, geometry: Geometry, kernel: str, dtype: torch.dtype, device: torch.device, num_tokens: int
 ) -> ModelRunner:
-    """A runner with room for the given number of tokens in small blocks."""
+    """Return a runner whose cache holds `num_tokens` tokens in small blocks."""
     chosen = create_kernel(kernel, device, dtype)
     block_size = 256 if chosen.name == "varlen" else TRIAL_BLOCK
     cache = KVCache(geometry, num_tokens // block_size + 8, block_size, dtype, device)
@@ -158,7 +160,7 @@ def trial_runner(
 
 
 def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.device) -> tuple[list[Tensor], int]:
-    """Logits [L, V] of every position of each sequence, computed in mixed steps over scattered blocks."""
+    """Return logits [L, V] of every position of each sequence, computed in mixed steps over scattered blocks."""
     cache = runner.attention.cache
     free = list(range(cache.num_blocks))
     free = free[1::2] + free[0::2]  # neighbors are two blocks apart: no sequence is one run
@@ -191,7 +193,7 @@ def run_packed(runner: ModelRunner, sequences: list[list[int]], device: torch.de
 
 
 def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, saved: int) -> PlanRow:
-    """A row of the trial. The first sequence's state is copied once `saved` of its tokens went into it."""
+    """Return a row of the trial. The first sequence's state is copied after `saved` of its tokens."""
     row = PlanRow(sequence, start, length, num_logits=length)
     if runner.attention.states is not None:
         row.state = sequence
@@ -201,7 +203,8 @@ def _trial_row(runner: ModelRunner, sequence: int, start: int, length: int, save
 
 
 def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) -> Tensor:
-    """Logits [L, V] of the first sequence from position `start` on, computed from a copy of the copy of its state."""
+    """Return logits [L, V] of the first sequence from position `start` on, computed from a copy of the copy of its
+    state."""
     attention, length = runner.attention, len(mirror.tokens) - start
     assert attention.states is not None
     attention.states.copy([(_TRIAL_STATES - 2, _TRIAL_STATES - 1)])
@@ -210,8 +213,8 @@ def _continue_copy(runner: ModelRunner, mirror: CachedRequestState, start: int) 
 
 
 def _chunk(sequence: int, step: int) -> int:
-    """Tokens of a sequence in a step: each sequence goes through long chunks, short ones and single tokens, at
-    different times."""
+    """Return the number of tokens of a sequence in a step. Each sequence has long chunks, short chunks and single
+    tokens, at different times."""
     return (17, 1, 9, 1, 2, 30, 1)[(step + 2 * sequence) % 7]
 
 

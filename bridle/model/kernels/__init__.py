@@ -19,8 +19,8 @@ KERNELS = ("auto", "cpu", "native", "paged", "reference", "varlen")
 
 
 def create_kernel(name: str, device: torch.device, dtype: torch.dtype) -> AttentionKernel:
-    """The kernel called `name`; `auto` is `paged` on CUDA where Triton can run, `native` on a CPU for which there are
-    kernels, and plain torch (`cpu`) elsewhere.
+    """Return the kernel called `name`. `auto` is `paged` on CUDA if Triton can run, `native` on a CPU for which there
+    are C kernels, and plain torch (`cpu`) otherwise.
 
     Raises `InvalidRequest` for an unknown name. For a kernel that this device cannot run, the message gives the reason.
     """

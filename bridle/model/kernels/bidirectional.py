@@ -1,7 +1,8 @@
-"""Attention for models in which the rows of an image see each other: another kernel, with plain torch for the rows that
-have images.
+"""Attention for models in which the rows of an image attend to each other: another kernel, with plain torch for the
+rows that have images.
 
-The other kernel's result for such a row is discarded. Rows of text get the same result whatever other rows there are.
+The other kernel's result for a row with images is discarded. Rows of text get the same result whatever other rows are
+in the step.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from bridle.model.kv_cache import LayerCache
 
 
 class BidirectionalKernel:
-    """`causal`, corrected where tokens see later ones; if it `is_local`, within windows alone."""
+    """The kernel `causal`, corrected for tokens that attend to later tokens. With `is_local`, they do so only within
+    windows."""
 
     name = "both ways"
 
     def __init__(self, causal: AttentionKernel, is_local: bool = False) -> None:
-        knows_mutual = causal.name in ("cpu", "reference")  # and these only beyond windows
+        knows_mutual = causal.name in ("cpu", "reference")  # these kernels support it, but only beyond windows
         self._causal = CpuKernel(is_local) if is_local and knows_mutual else causal
         self._plain = CpuKernel(is_local)
         self._has_mutual = False

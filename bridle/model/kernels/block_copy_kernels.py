@@ -13,7 +13,7 @@ def copy_blocks(
     pools: tl.tensor,  # [P, 2] int64: the address of each pool, and the 8-byte words of one of its blocks
     block: tl.constexpr,
 ) -> None:
-    """Programs: pairs of blocks, pools, parts of a block."""
+    """Copy blocks. Program axes: pairs of blocks, pools, parts of a block."""
     pair = pairs + tl.program_id(0) * 2
     pool = pools + tl.program_id(1) * 2
     size = tl.load(pool + 1)

@@ -1,8 +1,8 @@
 """The rows of the block table that stays on a device: the sequence of each row, and the pages that the device does not
 have yet.
 
-A sequence keeps its row from step to step, so that only its new pages travel. Knows nothing of tensors. The least
-recently used row is reused; its former sequence is uploaded again when it runs again.
+A sequence keeps its row from step to step, so that only its new pages are uploaded. This module uses no tensors. The
+least recently used row is reused; its former sequence is uploaded again when it runs again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class BlockTableSlots:
         self._step = 0
 
     def place(self, rows: Sequence[PackedRow], block_size: int) -> tuple[list[int], npt.NDArray[np.int32]]:
-        """Return a seat for each row, and the pages to upload: [U, 2], a place in the table and its page."""
+        """Return a row of the table for each row of the step, and the pages to upload as [U, 2]: an index in the table
+        and its page."""
         needed = [-(-row.context // block_size) for row in rows]
         self.reserve(len(rows), max(needed))
         self._step += 1
-        for row in rows:  # first, so that none of them is given to another
+        for row in rows:  # first, so that none of their rows is given to another sequence
             if self._is_seated(row):
                 row.mirror.seat.last_step = self._step  # type: ignore[union-attr]
         seats = [self._seat(row) for row in rows]
@@ -40,7 +41,7 @@ class BlockTableSlots:
         return [seat.number for seat in seats], np.concatenate(news)
 
     def reserve(self, num_rows: int, num_pages: int) -> None:
-        """Grow by doubling. Then no sequence has a seat any more, because the new table is empty."""
+        """Grow by doubling. After that no sequence has a row of the table, because the new table is empty."""
         num_seats, width = self.num_seats, self.width
         while self.num_seats < num_rows:
             self.num_seats *= 2
@@ -67,7 +68,7 @@ class BlockTableSlots:
         return seat
 
     def _tell(self, seat: BlockTableRow, row: PackedRow, count: int) -> npt.NDArray[np.int32]:
-        """The pages of a row, up to `count`, that the device does not know."""
+        """Return the pages of a row, up to `count`, that the device does not have."""
         first = seat.num_told
         if count <= first:
             return np.empty((0, 2), np.int32)

@@ -1,9 +1,10 @@
-"""Attention for CPUs, also the plain-torch way on any device: the KV of each sequence is read where it lies.
+"""Attention for CPUs, also used as the plain-torch kernel on any device: it reads the KV of each sequence without
+copying it first.
 
-A sequence whose blocks are contiguous is read as a view of the pool; a scattered one is gathered once per layer.
-The query heads that share a key head are treated as further query rows, so keys are never repeated. One call per
-sequence keeps its result independent of its batch mates. Measured against padding and against matrix products by
-hand, this was the fastest for 16 to 64 sequences of 128 to 1,024 tokens (see docs/models.md).
+A sequence whose blocks are contiguous is read as a view of the pool. The KV of a scattered sequence is gathered once
+per layer. The query heads that share a key head are treated as further query rows, so keys are never repeated. One call
+per sequence keeps its result independent of the other sequences in the batch. Compared with padding and with separate
+matrix products, this was the fastest for 16 to 64 sequences of 128 to 1,024 tokens (see docs/models.md).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bridle.model.forward_context import AttentionOptions
 from bridle.model.h2d_copies import upload_list
 from bridle.model.kv_cache import LayerCache
 
-#: Rows of up to this many tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
+#: Rows of up to this number of tokens are folded: 1.4 to 1.7 times as fast at 2 to 8 tokens, no faster from 32 on.
 MAX_SHORT = 16
 
 # A query row per shared head, with the log-sum-exp that sinks need: [B, H, n, D] -> ([B, H, n, Dv], [B, H, n])
@@ -32,7 +33,7 @@ class CpuKernel:
     name = "cpu"
 
     def __init__(self, is_local: bool = False) -> None:
-        #: Whether tokens see each other in both directions within windows alone.
+        #: True if tokens attend to each other in both directions only within windows.
         self.is_local = is_local
         self._step: PackedStep | None = None
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
@@ -59,8 +60,8 @@ class CpuKernel:
         return torch.cat(parts).view(num_tokens, num_heads, -1)  # [T, Hq, Dv]
 
     def attend_both_ways(self, out: Tensor, query: Tensor, cache: LayerCache, options: AttentionOptions) -> None:
-        """Write the results of rows in which some tokens see later ones into `out` [T, Hq, Dv]: other kernels know
-        causal order alone."""
+        """Write the results of rows in which some tokens attend to later ones into `out` [T, Hq, Dv], because other
+        kernels support only causal order."""
         num_tokens, num_heads, dim = query.shape
         kv_heads = cache.keys.shape[1]
         grouped = query.reshape(num_tokens, kv_heads, num_heads // kv_heads, dim)
@@ -70,7 +71,7 @@ class CpuKernel:
                 out[row.offset : row.offset + row.length] = part.reshape(row.length, num_heads, -1)
 
     def _attend_row(self, grouped: Tensor, row: VisibleRow, cache: LayerCache, options: AttentionOptions) -> Tensor:
-        """[T, Hkv, G, D] -> [n, Hkv, G, Dv] of the row's tokens"""
+        """Return attention of the row's tokens: [T, Hkv, G, D] -> [n, Hkv, G, Dv]"""
         plain = options.softcap is None and options.sinks is None
         part = grouped.narrow(0, row.offset, row.length)
         keys, values = row.read(cache, grouped.dtype)
@@ -81,7 +82,8 @@ class CpuKernel:
         return self._attend_chunk(part, keys, values, row, options)
 
     def _rows(self, window: int | None) -> list[VisibleRow]:
-        """The step's rows as a layer with this window sees them. All layers with that window share them."""
+        """Return the step's rows with the positions that a layer with this window reads. All layers with that window
+        share them."""
         rows = self._visible.get(window)
         if rows is None:
             assert self._step is not None
@@ -96,7 +98,8 @@ class CpuKernel:
     def _attend_short(
         self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
-        """As `_attend_chunk`, for a few forced tokens: the heads of a group as query rows, as with single tokens."""
+        """Compute `_attend_chunk` for a few forced tokens. The heads of a group are further query rows, as with single
+        tokens."""
         length, kv_heads, group, dim = part.shape
         query = part.transpose(0, 1).reshape(1, kv_heads, length * group, dim)
         mask = self._short_mask(row, options.window, part)
@@ -106,7 +109,7 @@ class CpuKernel:
     def _attend_chunk(
         self, part: Tensor, keys: Tensor, values: Tensor, row: VisibleRow, options: AttentionOptions
     ) -> Tensor:
-        """[n, Hkv, G, D] over [1, Hkv, L, D] -> [n, Hkv, G, Dv]"""
+        """Return attention of [n, Hkv, G, D] over [1, Hkv, L, D]: [n, Hkv, G, Dv]"""
         group = part.shape[2]
         query = part.permute(2, 1, 0, 3)  # [G, Hkv, n, D]: groups as a batch over shared keys
         keys, values = keys.expand(group, -1, -1, -1), values.expand(group, -1, -1, -1)
@@ -122,7 +125,7 @@ class CpuKernel:
         return out.permute(2, 1, 0, 3)
 
     def _mask(self, row: VisibleRow, window: int | None, like: Tensor) -> Tensor | None:
-        """The row's additive mask [n, L]; None where plain causal order is enough."""
+        """Return the row's additive mask [n, L]; None if plain causal order is enough."""
         if row.length == 1:
             return None
         key = (row.offset, window)
@@ -131,7 +134,7 @@ class CpuKernel:
         return self._masks[key]
 
     def _short_mask(self, row: VisibleRow, window: int | None, part: Tensor) -> Tensor:
-        """The row's mask [n * G, L] for query rows of G heads that share a key head."""
+        """Return the row's mask [n * G, L] for query rows of G heads that share a key head."""
         group = part.shape[2]
         key = (row.offset, window, group)
         if key not in self._short_masks:
@@ -142,7 +145,7 @@ class CpuKernel:
 
 
 class VisibleRow:
-    """One row's tokens and the part of its KV that a layer with a given window sees."""
+    """One row's tokens, and the part of its KV that a layer with a given window reads."""
 
     __slots__ = ("_slots", "_span", "context", "first", "length", "mutual", "offset", "start")
 
@@ -157,12 +160,14 @@ class VisibleRow:
             self._slots = upload_list(slots, torch.int64, device)
 
     def read(self, cache: LayerCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]: views where the KV is contiguous and of `dtype`."""
+        """Return keys [1, Hkv, L, D] and values [1, Hkv, L, Dv]. They are views if the KV is contiguous and of
+        `dtype`."""
         return cache.view(*self._span, dtype) if self._slots is None else cache.gather(self._slots, dtype)
 
 
 def _attend_singles(grouped: Tensor, rows: list[VisibleRow], cache: LayerCache, scaling: float) -> list[Tensor]:
-    """A step of single tokens [T, Hkv, G, D], the hot loop of decoding: [1, Hkv, G, Dv] for each."""
+    """Compute a step of single tokens [T, Hkv, G, D], the hot loop of decoding. Return [1, Hkv, G, Dv] for each
+    token."""
     parts = []
     for query, row in zip(grouped.unsqueeze(1).unbind(0), rows, strict=True):
         keys, values = row.read(cache, grouped.dtype)
@@ -177,7 +182,8 @@ def _has_flash(query: Tensor, values: Tensor) -> bool:
 def _attend_with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """A sink only takes weight away: scaling by sigmoid(lse - sink) equals one more column without a value."""
+    """Compute attention with sinks. A sink only reduces weights, so scaling by sigmoid(lse - sink) equals one more key
+    without a value."""
     assert options.sinks is not None
     causal = mask is None and query.shape[2] > 1
     out: Tensor
@@ -190,7 +196,7 @@ def _attend_with_sinks(
 def _attend_by_hand(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: AttentionOptions
 ) -> Tensor:
-    """Attention with soft-capped scores, which no fused call offers."""
+    """Compute attention with soft-capped scores, which no fused call supports."""
     length = query.shape[2]
     scores = torch.matmul(query, keys.transpose(2, 3)).float() * options.scaling  # [G, Hkv, n, L]
     if options.softcap is not None:
@@ -218,10 +224,11 @@ def chunk_mask(
     mutual: Sequence[tuple[int, int]] = (),
     is_local: bool = False,
 ) -> Tensor | None:
-    """[n, L] with 0 where token `start + i` sees position `first + j`, -inf elsewhere, in `like`'s type. Positions
-    within the same pair of `mutual` (first, end) see each other both ways, beyond the window too unless it `is_local`.
+    """Return a mask [n, L] of `like`'s type: 0 where token `start + i` attends to position `first + j`, -inf elsewhere.
+    Positions within the same pair of `mutual` (first, end) attend to each other in both directions, also beyond the
+    window unless `is_local`.
 
-    None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
+    Returns None if the chunk starts at the first visible position and no window cuts it: plain causal order then.
     """
     if first == start and not mutual and (window is None or window >= context - start):
         return None

@@ -15,7 +15,7 @@ from bridle.model.kv_cache import LayerCache
 
 
 class AttentionKernel(Protocol):
-    """A way to compute attention over the paged cache."""
+    """A kernel that computes attention over the paged cache."""
 
     name: str
 
@@ -23,5 +23,5 @@ class AttentionKernel(Protocol):
         """Prepare the data that all layers of this step share."""
 
     def attend(self, query: Tensor, cache: LayerCache, options: AttentionOptions) -> Tensor:
-        """`query` [T, Hq, D] over each row's visible positions; the result is [T, Hq, Dv]."""
+        """Return attention of `query` [T, Hq, D] over each row's visible positions, [T, Hq, Dv]."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
-"""The three Triton kernels of a lean layer between its products and attention; `fused_step` says when they are used.
-Importing this needs Triton.
+"""The three Triton kernels of a lean layer for the operations between its matrix products and attention; `fused_step`
+says when they are used. Importing this module needs Triton.
 
-Rows [T, n] are contiguous. Numbers are float32 between reading and writing, and rounded once, as they are written. One
-program computes a row, or a part of one, from that row alone: its bits do not depend on the other rows. Nothing is read
-that the same kernel writes, so it does not matter in which order threads come to it.
+Rows [T, n] are contiguous. Values are float32 between reading and writing, and are rounded once, when they are written.
+One program computes a row, or a part of a row, from that row alone, so its bits do not depend on the other rows. No
+kernel reads values that it writes, so the order of threads does not matter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _store_rounded(
     scale: tl.tensor,
     is_number: tl.tensor,
 ) -> None:
-    """A row in float8, and its scale. Its largest number becomes 448, the largest that there is."""
+    """Store a row in float8, and its scale. Its largest value becomes 448, the largest value of float8."""
     top = tl.maximum(tl.max(tl.abs(row), 0) / 448.0, 1e-12)
     tl.store(scale, top)
     tl.store(to, (row / top).to(to.dtype.element_ty), is_number)
@@ -82,7 +82,7 @@ def _squares(
     block_heads: tl.constexpr,
     block_dim: tl.constexpr,
 ) -> tl.tensor:
-    """The sum of the squares of `count` heads."""
+    """Return the sum of the squares of `count` heads."""
     number = tl.arange(0, block_dim)
     sums = tl.zeros((block_heads, block_dim), tl.float32)
     for first in range(0, count, block_heads):
@@ -115,7 +115,8 @@ def turn_and_store(
     is_norm_of_all: tl.constexpr,
     is_rotated: tl.constexpr,
 ) -> None:
-    """Norm and rotation of query and key heads; keys and values go to their slot. Programs: tokens, groups of heads."""
+    """Normalize and rotate query and key heads; keys and values go to their slot. Program axes: tokens, groups of
+    heads."""
     token = tl.program_id(0).to(tl.int64)
     mine = mixed + token * ((num_heads + 2 * kv_heads) * dim)
     head = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
@@ -144,7 +145,7 @@ def turn_and_store(
         if has_norm:
             partner *= tl.load(weight + other, is_turned, 0.0).to(tl.float32)
         place = tl.load(places + token).to(tl.int64)
-        place = tl.minimum(tl.maximum(place, 0), num_places - 1)  # that of a token nobody asks for may be any
+        place = tl.minimum(tl.maximum(place, 0), num_places - 1)  # clamped for tokens whose result is unused
         angle = angles + place * stride + number % half
         sin = tl.load(angle + half, number < dim, 0.0).to(tl.float32)
         turned *= tl.load(angle, number < dim, 0.0).to(tl.float32)[None, :]
@@ -168,7 +169,7 @@ def _gated(at: tl.tensor, is_number: tl.tensor, size: tl.constexpr, is_gelu: tl.
     inner = opened
     if is_gelu:  # 0.5 + 0.5 tanh(z) is the logistic function of 2 z; 1.5957... is 2 sqrt(2 / pi)
         inner = 1.5957691216057308 * (opened + 0.044715 * opened * opened * opened)
-    small = tl.exp(-tl.abs(inner))  # no large numbers
+    small = tl.exp(-tl.abs(inner))  # avoids large numbers
     share = tl.where(inner < 0, small, 1.0) / (1.0 + small)
     return opened * share * through
 
@@ -181,7 +182,8 @@ def gate(
     block: tl.constexpr,
     is_gelu: tl.constexpr,
 ) -> None:
-    """SiLU, or GELU by tanh, of the first half times the second. Programs: tokens, blocks of columns."""
+    """Multiply the activation of the first half, SiLU or GELU by tanh, by the second half. Program axes: tokens, blocks
+    of columns."""
     token = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * block + tl.arange(0, block)
     is_number = number < size
@@ -198,7 +200,8 @@ def gate_rounded(
     block: tl.constexpr,
     is_gelu: tl.constexpr,
 ) -> None:
-    """As `gate`, rounded to float8. Programs: tokens. A row is computed twice: its scale follows from all of it."""
+    """Compute `gate` with results rounded to float8. Program axis: tokens. A row is computed twice, because its scale
+    depends on the whole row."""
     token = tl.program_id(0).to(tl.int64)
     mine = mixed + token * (2 * size)
     largest = tl.zeros((block,), tl.float32)

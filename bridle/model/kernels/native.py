@@ -1,7 +1,8 @@
-"""Attention by the native kernels: all sequences of a step in one call, over blocks where they lie.
+"""Attention by the C kernels: all sequences of a step in one call, over the blocks of the cache without copies.
 
-Layers that the kernels do not fit (wide or uneven heads, half precision) are computed in plain torch. A token's result
-depends neither on its batch mates, nor on how its prompt was cut, nor on where its blocks lie.
+Layers that the kernels do not support (wide or uneven heads, half precision) are computed in plain torch. A token's
+result depends neither on other sequences in the batch, nor on the chunks of its prompt, nor on the places of its
+blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class NativeKernel(CpuKernel):
     def __init__(self, found: Kernels) -> None:
         super().__init__()
         self._found = found
-        self._native_rows: dict[int, AttentionRows] = {}  # by query heads to a key head
+        self._native_rows: dict[int, AttentionRows] = {}  # by the number of query heads per key head
 
     def begin(self, step: PackedStep) -> None:
         super().begin(step)
@@ -47,6 +48,6 @@ class NativeKernel(CpuKernel):
 
 
 def native_rows(step: PackedStep, num_slots: int, tokens_per_chunk: int) -> AttentionRows:
-    """The rows of a step as native kernels take them."""
+    """Return the rows of a step as arguments of the C kernels."""
     sequences = [(row.offset, row.length, row.context, row.spans) for row in step.rows]
     return AttentionRows(sequences, num_slots, tokens_per_chunk)

@@ -1,4 +1,4 @@
-"""Attention on CUDA: Triton kernels of our own over the block table, for pages of any size.
+"""Attention on CUDA: bridle's own Triton kernels over the block table, for pages of any size.
 
 A short chunk (single tokens, forced tokens, the tail of a resumed sequence) is cut along its context into *works* of
 `CHUNK` positions. So a few sequences keep a GPU busy, and a second kernel joins their parts. A longer chunk is cut into
@@ -32,26 +32,26 @@ from bridle.model.kernels.paged_call import AttentionCall
 from bridle.model.kernels.prompts import MIN_TOKENS, PromptKernel
 from bridle.model.kv_cache import LayerCache
 
-#: Positions of a work.
+#: Number of positions of a work.
 CHUNK = 256
-#: Tokens of a sequence in a step, up to which its context is cut into works.
+#: Maximum tokens of a sequence in a step for which its context is cut into works.
 MAX_SHORT = 32
-#: Tokens of a tile: whole blocks of rows, however many query heads share a key head.
+#: Tokens of a tile. The rows of a tile fill whole blocks, for any number of query heads per key head.
 TILE = 64
 #: The widest head that fits into registers with the other data of a program.
 MAX_DIM = 256
-#: Bytes that parts may take at once. A step with more of them is done in turns.
+#: Maximum bytes of parts at once. A step with more parts is computed in several passes.
 MAX_PART_BYTES = 128 << 20
-#: Warps of a program that joins parts, which it reads as a tile.
+#: Warps of a program that joins parts. The program reads the parts as a tile.
 JOIN_WARPS = 4
-#: New pages that one program takes.
+#: Maximum new pages that one program writes.
 NEWS = 256
 
 Ints = npt.NDArray[np.int32]
 
 
 class SequencePart(NamedTuple):
-    """Sequences `first` to before `last` of a step, whose works and parts begin there."""
+    """Sequences `first` to before `last` of a step, and the offsets of their works and parts."""
 
     first: int
     last: int
@@ -63,7 +63,7 @@ class SequencePart(NamedTuple):
 
 
 class PromptRow(NamedTuple):
-    """A sequence whose chunk is so long that a library's kernel may compute it. `num_tiles` are its tiles."""
+    """A sequence whose chunk is long enough for a library's kernel. `num_tiles` are its tiles."""
 
     offset: int
     length: int
@@ -90,11 +90,11 @@ class PagedLayout:
     num_tiles: int
     num_news: int
     short: list[SequencePart]  # one entry per sequence
-    prompts: list[PromptRow]  # the last of those that are not short
+    prompts: list[PromptRow]  # the last of the sequences that are not short
 
 
 def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) -> PagedLayout:
-    """Describe a step's rows to the kernels, which have to be told all of it."""
+    """Return the complete description of a step's rows for the kernels."""
     short = [row for row in rows if row.length <= MAX_SHORT]
     long = sorted((row for row in rows if row.length > MAX_SHORT), key=lambda row: row.length >= MIN_TOKENS)
     ordered = short + long
@@ -125,7 +125,7 @@ def lay_out(rows: Sequence[PackedRow], block_size: int, seats: BlockTableSlots) 
 
 
 def tiles_of(lengths: Sequence[int], first: int) -> Ints:
-    """The tiles [sequence, tile] of chunks of these lengths, which are sequences from `first` on."""
+    """Return the tiles [sequence, tile] of chunks of these lengths, whose sequences are numbered from `first` on."""
     counts = [-(-length // TILE) for length in lengths]
     pairs = [(first + number, tile) for number, count in enumerate(counts) for tile in range(count)]
     return np.array(pairs, np.int32).reshape(-1, 2)
@@ -142,7 +142,7 @@ class LayoutParts(NamedTuple):
 
 
 def turns(entries: Sequence[SequencePart], max_parts: int) -> Iterator[SequencePart]:
-    """Join sequences, in order, to turns of at most `max_parts` parts (or of one sequence that has more)."""
+    """Join sequences, in order, to groups of at most `max_parts` parts (or of one sequence that has more)."""
     current: SequencePart | None = None
     for entry in entries:
         if current is not None and current.num_parts + entry.num_parts <= max_parts:
@@ -173,20 +173,20 @@ class PagedKernel:
         self._fallback = CpuKernel()
         self._step: PackedStep | None = None
         self._layout: PagedLayout | None = None
-        self.packed_words: Tensor | None = None  # the layout's, on the device
+        self.packed_words: Tensor | None = None  # of the layout, on the device
         self.seats = BlockTableSlots()
-        self.tables: Tensor | None = None  # [seats, width] int32: the blocks of sequences, from step to step
-        self.prompts: PromptKernel | None = None  # computes the longest chunks, where a layer is one that it takes
+        self.tables: Tensor | None = None  # [rows, width] int32: the blocks of sequences, kept between steps
+        self.prompts: PromptKernel | None = None  # computes the longest chunks, in layers that it supports
 
     @cached_property
     def kernels(self) -> Any:
-        """Takes a moment, and Triton."""
+        """Return the module of Triton kernels. The import takes a moment, and needs Triton."""
         from bridle.model.kernels import paged_kernels
 
         return paged_kernels
 
     def words(self, rows: Sequence[PackedRow], block_size: int) -> Ints:
-        """Return the words to upload with a step; its layout is kept for `begin`."""
+        """Return the words to upload with a step. Their layout is kept for `begin`."""
         self._layout = lay_out(rows, block_size, self.seats)
         return self._layout.words
 
@@ -204,10 +204,10 @@ class PagedKernel:
             self.take(parts.news, parts.layout.num_news)
 
     def make_tables(self, device: torch.device) -> Tensor:
-        """The block tables, as large as `seats` says."""
+        """Return the block tables, of the size that `seats` has."""
         shape = (self.seats.num_seats, self.seats.width)
         if self.tables is None or self.tables.shape != shape:
-            self.tables = None  # before there is another one
+            self.tables = None  # free the old table before the allocation
             self.tables = torch.empty(shape, dtype=torch.int32, device=device)
         return self.tables
 
@@ -276,7 +276,7 @@ class PagedKernel:
             self.attend_tiles(call, parts.sequences, parts.tiles, num_tiles)
 
     def attend_tiles(self, call: AttentionCall, sequences: Tensor, tiles: Tensor, count: int) -> None:
-        """The first `count` of `tiles` of long chunks, by the own kernel."""
+        """Compute the first `count` of `tiles` of long chunks by bridle's own kernel."""
         sizes = call.sizes(is_short=False)
         grid = (TILE * call.group // sizes["block_rows"], call.kv_heads, count)
         self.kernels.attend_whole[grid](

@@ -1,4 +1,4 @@
-"""Arguments of one layer's attention as the kernels of `paged` take them, and the sizes that these are compiled for."""
+"""Arguments of one layer's attention for the kernels of `paged`, and the sizes that the kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bridle.lora.fused import Machine
 from bridle.model.forward_context import AttentionOptions
 from bridle.model.kv_cache import LayerCache
 
-#: Rows of a program: 16 is the least that tensor cores multiply.
+#: Rows of a program: 16 is the minimum that tensor cores multiply.
 SHORT_ROWS, LONG_ROWS = 16, 64
-#: No window at all.
+#: The value that means no window.
 NO_WINDOW = (1 << 31) - 1
 
 
@@ -32,14 +32,14 @@ def blocks_for(is_short: bool, dim: int, item_size: int, capability: tuple[int, 
     if item_size == 4:  # float32 is multiplied without tensor cores
         return Blocks(16, 32 if not wide else 16, 4 if dim <= 64 else 8, 1)
     if is_short:
-        return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 3)  # for two buffers of keys and values
-    # Code for these GPUs needs more registers: with 64 keys of more than 64 numbers some would spill.
+        return Blocks(SHORT_ROWS, 64 if not wide else 32, 4, 3)  # enough for two buffers of keys and values
+    # Code for these GPUs needs more registers: with 64 keys of more than 64 values, some registers would spill.
     is_tight = (8, 6) <= capability < (9, 0) or capability >= (12, 0)
     return Blocks(LONG_ROWS, 64 if dim <= (64 if is_tight else 128) else 32, 4 if not wide else 8, 2)
 
 
 class AttentionCall:
-    """Arguments of one layer's attention, as the kernels take them."""
+    """Arguments of one layer's attention for the kernels."""
 
     def __init__(
         self, query: Tensor, cache: LayerCache, options: AttentionOptions, out: Tensor, machine: Machine
@@ -51,7 +51,7 @@ class AttentionCall:
         self.value_dim = cache.values.shape[-1]
         self.window = NO_WINDOW if options.window is None else options.window
         self.has_sinks = options.sinks is not None
-        self.sinks = out if options.sinks is None else options.sinks  # any pointer will do
+        self.sinks = out if options.sinks is None else options.sinks  # without sinks, any valid pointer
         self.has_softcap = options.softcap is not None
         self.numbers = (options.scaling, self.window, options.softcap or 1.0)
         self.strides = (query.stride(0), query.stride(1), cache.keys.stride(0), cache.values.stride(0))
@@ -61,7 +61,7 @@ class AttentionCall:
         return (self.query, self.cache.keys, self.cache.values, *more)
 
     def gathered(self, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [context, Hkv, D] of the sequence whose pages `table` has, side by side."""
+        """Return contiguous keys and values [context, Hkv, D] of the sequence whose pages are in `table`."""
         size = self.cache.block_size
         pages = table[: -(-context // size)]
         keys, values = (
@@ -91,5 +91,5 @@ class AttentionCall:
 
 
 def block_of(dim: int) -> int:
-    """A power of two that holds a head, at least 16."""
+    """Return the smallest power of two that is at least `dim` and 16."""
     return max(16, 1 << (dim - 1).bit_length())

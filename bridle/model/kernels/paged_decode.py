@@ -1,5 +1,5 @@
-"""The Triton kernels of `paged` for short chunks: each program does *works*, chunks of a sequence's positions. Needs
-Triton.
+"""The Triton kernels of `paged` for short chunks: each program computes *works*, chunks of a sequence's positions.
+Importing this module needs Triton.
 
 Pointers: `query` [T, Hq, D]; `keys` [slots, Hkv, D] and `values` [slots, Hkv, Dv], contiguous; `sequences` [N, 5],
 `works` [W, 2] and `tables` [seats, blocks], int32. The query heads that share a key head are rows of one product,
@@ -19,7 +19,7 @@ def _attend_work(
     query: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    sequence: tl.tensor,  # its numbers
+    sequence: tl.tensor,  # row of `sequences`
     length: tl.tensor,
     head: tl.tensor,  # key head
     split: tl.tensor,  # which chunk
@@ -48,7 +48,7 @@ def _attend_work(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """The rows of this program's block and key head over one chunk of their positions."""
+    """Compute the rows of this program's block and key head over one chunk of their positions."""
     row = tl.program_id(2) * block_rows + tl.arange(0, block_rows)
     context = tl.load(sequence + 2)
     is_row = row < length * group
@@ -128,7 +128,7 @@ def attend_part(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """A sequence's rows over one chunk of its positions. Programs: works, key heads, blocks of rows."""
+    """Compute a sequence's rows over one chunk of its positions. Program axes: works, key heads, blocks of rows."""
     work = works + (first_work + tl.program_id(0)) * WORK
     sequence = sequences + tl.load(work) * SEQUENCE
     length = tl.load(sequence + 1)
@@ -201,12 +201,13 @@ def attend_works(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> None:
-    """Works of sequences of one token, however many the device finds. Programs: each takes every so manieth work; key
-    heads, blocks of query heads."""
+    """Compute the works of sequences of one token; their number is known to the device only. Program axes: works with a
+    stride of the number of programs, key heads, blocks of query heads."""
     for number in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
         work = works + number * WORK
         sequence = sequences + tl.load(work) * SEQUENCE
-        # It is 1, but the compiler does not know: what depends on it is not kept in registers from work to work.
+        # The length is 1. The compiler does not know this, so it keeps no value that depends on the length in registers
+        # between works.
         length = tl.load(sequence + 1)
         _attend_work(
             query,

@@ -1,7 +1,7 @@
-"""The Triton kernel that joins the parts of a token's works. Needs Triton.
+"""The Triton kernel that joins the parts of a token's works. Importing this module needs Triton.
 
-Parts are read as tiles: all loads of a tile are under way at once, so that a long context, of hundreds of parts, waits
-for memory a few times. A token's tiles, and the order of the sums within each, follow from its own position alone.
+Parts are read as tiles. All loads of a tile run at once, so that a long context of hundreds of parts waits for memory
+only a few times. A token's tiles, and the order of the sums within each, follow from its own position alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from bridle.model.kernels.paged_reads import SEQUENCE
 
-# Parts of a tile: few where there are no more, or else most of what a program does were loads that are masked.
+# Parts of the smallest tile. In larger tiles, most loads of a short context would be masked.
 FEW = tl.constexpr(8)
 MANY = tl.constexpr(32)
 
@@ -31,7 +31,7 @@ def _join_tiles(
     block_value: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Sums [Dv] and the sum of weights over splits first to last, on top of `total` at `peak`."""
+    """Return the sums [Dv] and the sum of weights over splits `first` to `last`, added to `total` at `peak`."""
     number = tl.arange(0, block_value)
     joined = tl.zeros((block_value,), tl.float32)
     for begin in range(first, last, block_parts):
@@ -67,7 +67,7 @@ def join_parts(
     block_value: tl.constexpr,
     has_sinks: tl.constexpr,
 ) -> None:
-    """A token's parts put together, in the order of positions. Programs: sequences, tokens, query heads."""
+    """Join a token's parts in the order of positions. Program axes: sequences, tokens, query heads."""
     sequence = sequences + (first_sequence + tl.program_id(0)) * SEQUENCE
     place, head = tl.program_id(1), tl.program_id(2)
     length = tl.load(sequence + 1)

@@ -1,4 +1,4 @@
-"""The Triton kernels of `paged`, which says how they divide the work. Importing this needs Triton."""
+"""The Triton kernels of `paged`. `paged` describes how they divide the work. Importing this module needs Triton."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bridle.model.kernels.paged_prefill import attend_whole
 
 __all__ = ["attend_part", "attend_whole", "attend_works", "join_parts", "take_pages"]
 
-# Numbers of a new page: its place in the tables, and the page.
+# Numbers for a new page: its index in the tables, and the page.
 NEW = tl.constexpr(2)
 
 
 @triton.jit(do_not_specialize=["count"])
 def take_pages(news: tl.tensor, tables: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
-    """Write new pages into the block tables. Programs: blocks of them."""
+    """Write new pages into the block tables. Program axis: blocks of pages."""
     number = tl.program_id(0) * block + tl.arange(0, block)
     is_new = number < count
     place = tl.load(news + number * NEW, is_new, 0)

@@ -1,13 +1,15 @@
-"""The loop that every kernel of `paged` shares: a block of rows over the positions that they see. Needs Triton.
+"""The loop that every kernel of `paged` shares: a block of rows over the positions that they attend to. Importing this
+module needs Triton.
 
-Keys are read in blocks that begin at multiples of `block_keys` positions in every program. A block in which a row sees
-nothing changes no bit of the row. So a row's result depends neither on the other rows nor on where its pages lie.
+Keys are read in blocks that begin at multiples of `block_keys` positions in every program. A block without visible
+positions for a row changes no bit of the row. So a row's result depends neither on the other rows nor on the places of
+its pages.
 
 The loop loads the entries of the block table one round ahead. A load whose address depends on a load of the same round
-would occupy one pipeline stage. With the entries at hand, keys and values get `num_stages` - 1 buffers, and the copies
-of a round overlap the products of the round before.
+would occupy one pipeline stage. With the entries already loaded, keys and values get `num_stages` - 1 buffers, and the
+copies of a round overlap the products of the round before.
 
-`is_wide` multiplies in float32 whatever the type is. Triton's interpreter needs that, because it keeps bfloat16 as
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
 integers.
 """
 
@@ -52,7 +54,8 @@ def read_positions(
     has_softcap: tl.constexpr,
     is_wide: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Unnormalized sums [rows, Dv], the largest score and the sum of weights [rows] over positions low to high."""
+    """Return unnormalized sums [rows, Dv], the largest score and the sum of weights [rows] over positions `low` to
+    `high`."""
     number = tl.arange(0, block_dim)
     value_number = tl.arange(0, block_value)
     at_query = query + token.to(tl.int64)[:, None] * token_stride + full[:, None] * head_stride + number[None, :]
@@ -79,12 +82,12 @@ def read_positions(
             k = k.to(tl.float32)
         scores = tl.dot(q, k, input_precision="ieee") * scaling
         if has_softcap:
-            small = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh, without large numbers
+            small = tl.exp(-2.0 * tl.abs(scores) / softcap)  # tanh that avoids large numbers
             scores = tl.where(scores < 0, -softcap, softcap) * ((1.0 - small) / (1.0 + small))
         is_seen = (position[None, :] <= own[:, None]) & (own[:, None] - position[None, :] < window)
         scores = tl.where(is_seen & is_read[None, :], scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(highest == float("-inf"), 0.0, highest)  # nothing seen yet
+        base = tl.where(highest == float("-inf"), 0.0, highest)  # no visible position so far
         weights = tl.exp(scores - base[:, None])
         shrink = tl.exp(peak - base)
         at_value = (values + head * value_dim + value_number)[None, :] + (slot * value_stride)[:, None]

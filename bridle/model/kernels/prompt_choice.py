@@ -2,7 +2,7 @@
 
 Kernels of libraries are tried in a fixed order, so that the choice does not vary from start to start. The first kernel
 that gives the same result as bridle's own, and is no slower, computes chunks of `MIN_TOKENS` tokens or more. bridle's
-own kernel computes all others, and all chunks if no library's kernel qualifies.
+own kernel computes all shorter chunks, and all chunks if no library's kernel qualifies.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from bridle.model.sequence_state import CachedRequestState
 
 _log = logging.getLogger(__name__)
 
-#: Tokens and context of the trials of results, and of the one of speed.
+#: Tokens and context of the two trials of results; the second one is also the trial of speed.
 TRIALS = ((600, 600), (MIN_TOKENS, 900))
 SPEED_TRIAL = (2_048, 4_096)
-#: Half precision rounds weights before they are multiplied, and results.
+#: In half precision, weights are rounded before they are multiplied, and results too.
 _TOLERANCE = 3e-2
 
-#: Seconds that a call takes.
+#: Returns the seconds that a call takes.
 Timer = Callable[[Callable[[], object]], float]
 
 
 def choose_prompt_kernel(kernel: PagedKernel, geometry: Geometry, dtype: torch.dtype, block_size: int) -> None:
-    """Give `kernel` a library's kernel for long chunks, where one is to be had: on CUDA, in half precision."""
+    """Give `kernel` a library's kernel for long chunks, if one is available: on CUDA, in half precision."""
     device = kernel.machine.device
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return
@@ -54,8 +54,8 @@ def first_that_does(
     block_size: int,
     seconds: Timer,
 ) -> PromptKernel | None:
-    """The first of `found` whose result equals that of `kernel`, and that is no slower; the log says why others are not
-    used."""
+    """Return the first of `found` whose result equals that of `kernel`, and that is no slower; the log says why others
+    are not used."""
     shapes = sorted(
         {shape for shape in geometry.layers.values() if not (shape.has_softcap or shape.has_sinks)}, key=str
     )
@@ -100,12 +100,12 @@ def _problem(
                 scene = _scene(kernel, shape, trial, dtype, block_size)
                 want, have = (_attend(kernel, by, *scene).float() for by in (None, candidate))
                 error, limit = float((want - have).abs().max()), _TOLERANCE * max(1.0, float(want.abs().max()))
-                if not error <= limit:  # what is not a number is an error, too
+                if not error <= limit:  # NaN counts as an error, too
                     return f"{trial[0]} of {trial[1]} tokens differ by {error:.3g} (limit {limit:.3g})"
         scene = _scene(kernel, shapes[0], SPEED_TRIAL, dtype, block_size)
         times = [seconds(partial(_attend, kernel, by, *scene)) for by in (candidate, None)]
     except torch.OutOfMemoryError:
-        raise  # that may pass
+        raise  # the error may be temporary
     except Exception as failure:  # a version, a device or a driver that it was not built for
         return f"{type(failure).__name__}: {failure}"
     return None if times[0] <= times[1] else f"it takes {1e3 * times[0]:.2f} ms, the own kernel {1e3 * times[1]:.2f}"
@@ -114,7 +114,8 @@ def _problem(
 def _scene(
     kernel: PagedKernel, shape: LayerGeometry, trial: tuple[int, int], dtype: torch.dtype, block_size: int
 ) -> tuple[Tensor, LayerCache, AttentionOptions]:
-    """A sequence's query, its cache of random numbers in pages out of order, and a step in which `kernel` has begun."""
+    """Return a sequence's query, its cache of random values in shuffled pages, and options, for a step that `kernel`
+    has begun."""
     (length, context), device = trial, kernel.machine.device
     generator = torch.Generator().manual_seed(context)
     num_blocks = -(-context // block_size)

@@ -1,8 +1,9 @@
-"""Attention of long chunks by kernels of libraries: one sequence at a time, over its keys and values side by side.
+"""Attention of long chunks by kernels of libraries: one sequence at a time, over its gathered keys and values.
 
-These kernels are faster than `paged_prefill` on the GPUs that they are written for. They cannot read pages of any
-size, so a sequence's pages are gathered first, which is little next to the products of a long chunk. One call computes
-one sequence, so its result does not depend on the others of a step. `prompt_choice` says which of them is used.
+These kernels are faster than `paged_prefill` on the GPUs that they are written for. They support only some page sizes,
+so a sequence's pages are gathered first. The gather costs little compared to the products of a long chunk. One call
+computes one sequence, so its result does not depend on the other sequences of a step. `prompt_choice` selects the
+kernel.
 """
 
 from __future__ import annotations
@@ -22,30 +23,31 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bridle.model.forward_context import AttentionOptions
 
-#: Tokens of a sequence in a step from which on a library's kernel is worth a gather and calls of its own. Shorter
-#: chunks may be in a CUDA graph, which has the own kernel: a chunk's result does not depend on the graphs that exist.
+#: Minimum number of tokens of a sequence in a step for which a library's kernel is faster, despite the gather and the
+#: separate call. Shorter chunks may be in a CUDA graph, which uses bridle's own kernel: a chunk's result does not
+#: depend on the graphs that exist.
 MIN_TOKENS = 513
 
-#: The query [L, Hq, D], keys and values [C, Hkv, D] and options to [L, Hq, D]: the last L of C tokens.
+#: Attention of the last L of C tokens: query [L, Hq, D], keys and values [C, Hkv, D] and options -> [L, Hq, D].
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptKernel:
-    """A library's kernel. `has_window`: it computes sliding windows."""
+    """A library's kernel. `has_window` means that it supports sliding windows."""
 
     name: str
     attend: Attend
     has_window: bool = False
 
     def takes(self, options: AttentionOptions, dim: int, value_dim: int) -> bool:
-        """Return whether it computes layers like this."""
+        """Return whether the kernel supports layers with these options and head sizes."""
         is_plain = options.softcap is None and options.sinks is None
         return is_plain and dim == value_dim and dim % 8 == 0 and (options.window is None or self.has_window)
 
 
 def candidates(dtype: torch.dtype) -> Iterator[PromptKernel]:
-    """The kernels that may be here, the fastest first."""
+    """Yield the kernels that may be installed, the fastest first."""
     if dtype is torch.bfloat16 and find_spec("fa3_fwd_interface") is not None:
         with suppress(Exception):  # built for another torch
             function = import_module("fa3_fwd_interface").flash_attn_func
@@ -57,7 +59,7 @@ def candidates(dtype: torch.dtype) -> Iterator[PromptKernel]:
 
 
 def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask: Any) -> Tensor:
-    """torch's scaled dot products, over views [1, H, L, D] of [L, H, D]."""
+    """Compute torch's scaled dot product attention over views [1, H, L, D] of [L, H, D]."""
     query, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (query, keys, values))
     is_grouped = query.shape[1] != keys.shape[1]
     out = scaled_dot_product_attention(query, keys, values, scale=scaling, enable_gqa=is_grouped, **mask)
@@ -65,7 +67,7 @@ def _by_head(query: Tensor, keys: Tensor, values: Tensor, scaling: float, **mask
 
 
 def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """torch's FlashAttention-2. The first token sees as much of the context as was there before."""
+    """Compute torch's FlashAttention-2. The mask aligns the last token with the end of the context."""
     from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler, which a CPU never needs
 
     length, context = len(query), len(keys)
@@ -75,7 +77,8 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """cuDNN's, where the chunk is all of the context: torch hands it no mask that begins elsewhere."""
+    """Compute cuDNN's attention if the chunk is the whole context, because torch gives cuDNN no mask for later chunks.
+    Other chunks use `flash`."""
     if len(query) != len(keys):
         return flash(query, keys, values, options)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -83,11 +86,11 @@ def cudnn(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 
 
 def varlen(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """torch's FlashAttention-2 for packed sequences, of which there is one here."""
+    """Compute torch's FlashAttention-2 for packed sequences, here with one sequence."""
     from torch.nn.attention.varlen import varlen_attn
 
     ends = torch.arange(2, dtype=torch.int32, device=query.device)
-    left = -1 if options.window is None else options.window - 1  # its window does not count the own token
+    left = -1 if options.window is None else options.window - 1  # varlen_attn does not count the own token
     out = varlen_attn(
         query.contiguous(),
         keys,
@@ -118,7 +121,7 @@ def flash3(function: Any, query: Tensor, keys: Tensor, values: Tensor, options: 
 
 
 def _has_varlen() -> bool:
-    """Return whether torch has the function, for grouped heads and for windows (2.12)."""
+    """Return whether torch has `varlen_attn` with grouped heads and windows (2.12)."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -1,7 +1,7 @@
-"""The oracle: attention written out, slow and plain, so that it is easy to check.
+"""Reference attention: written out, slow and plain, so that it is easy to check.
 
-Each sequence's keys are gathered slot by slot from its block table; the mask is boolean; soft-capping and sinks are
-done by hand in float64. Other kernels are tested against this one.
+Each sequence's keys are gathered slot by slot from its block table. The mask is boolean; soft-capping and sinks are
+computed step by step in float64. Other kernels are tested against this one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ReferenceKernel:
 
 
 def _visible(row: PackedRow, window: int | None, device: torch.device) -> Tensor:
-    """[n, L]: which positions each of the row's tokens sees."""
+    """Return a mask [n, L] of the positions that each of the row's tokens attends to."""
     own = torch.arange(row.start, row.context, device=device)[:, None]
     other = torch.arange(row.context, device=device)[None, :]
     seen = other <= own

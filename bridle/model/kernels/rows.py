@@ -1,8 +1,8 @@
-"""Attention over steps that numbers at fixed places of a device describe, for use in graphs.
+"""Attention over steps that values at fixed addresses of a device describe, for use in CUDA graphs.
 
-Every token is a row of its own, except those of long chunks, which have tiles. How many works there are is known to the
-device alone, so a fixed number of programs shares them; tiles that a step has no use for end at once. Works and tiles
-are done as `paged` does them, and give the same bits.
+Every token is a separate row, except tokens of long chunks, which have tiles. Only the device knows the number of
+works, so a fixed number of programs shares them. Programs of tiles that a step does not use end at once. Works and
+tiles are computed as in `paged`, and give the same bits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.paged_call import AttentionCall, block_of
 from bridle.model.kv_cache import LayerCache
 
-#: New pages that a step tells within its graph. More than that, as when a long sequence comes back, are told before it.
+#: Maximum new pages that a step uploads within its graph. More pages, as when a long sequence resumes, are uploaded
+#: before the graph runs.
 NEWS_ROOM = 512
-#: Programs that share the works, in times of what keeps the device busy.
+#: Programs that share the works, as a multiple of the number that keeps the device busy.
 _SHARERS = 2
 
 
 class StepShape(NamedTuple):
-    """The most that a step may hold: tokens, those that give logits, and long chunks."""
+    """Capacity of a step: tokens, tokens that give logits, and long chunks."""
 
     num_tokens: int
     num_logits: int
@@ -36,7 +37,7 @@ class StepShape(NamedTuple):
 
     @property
     def num_tiles(self) -> int:
-        """The tiles of as many chunks: the last one of each need not be full."""
+        """Return the maximum number of tiles of `num_long` chunks. The last tile of each chunk may be partly filled."""
         return self.num_long and self.num_tokens // paged.TILE + self.num_long
 
 
@@ -53,7 +54,7 @@ class RowNumbers(NamedTuple):
 
 
 def parts_of(words: Any, shape: StepShape) -> RowNumbers:
-    """The parts of int32 `words`, which are a tensor or an array; works come last."""
+    """Return the parts of int32 `words`, a tensor or an array. The works come last."""
     parts, start = [], 0
     for count, width in _sections(shape):
         parts.append(words[start : start + count * width].reshape(count, width))
@@ -68,12 +69,12 @@ def num_words(shape: StepShape, num_works: int) -> int:
 
 
 def _sections(shape: StepShape) -> tuple[tuple[int, int], ...]:
-    """Entries, and numbers of each, of all parts before the works."""
+    """Return the number of entries, and of values of an entry, for each part before the works."""
     return (1, 2), (NEWS_ROOM, 2), (shape.num_tokens, 5), (shape.num_long, 5), (shape.num_tiles, 2)
 
 
 class Scratch:
-    """Memory for the parts of `num_parts` works of any layer, used by one after the other."""
+    """Memory for the parts of `num_parts` works of any layer. The layers use it one after the other."""
 
     def __init__(self, num_parts: int, geometry: Geometry, device: torch.device) -> None:
         self.num_parts = num_parts
@@ -84,18 +85,18 @@ class Scratch:
         self._totals = torch.empty_like(self._peaks)
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums, peaks and totals, as the kernels take them: contiguous, whatever the layer's shape is."""
+        """Return sums, peaks and totals for the kernels: contiguous, for layers of any shape."""
         return self._sums, self._peaks, self._totals
 
 
 def room_for_parts(geometry: Geometry) -> int:
-    """The most works that a step may have, for their parts to keep within their bounds."""
+    """Return the maximum number of works of a step, so that their parts stay within `MAX_PART_BYTES`."""
     numbers = max(shape.num_heads * shape.value_dim for shape in geometry.layers.values())
     return max(paged.MAX_PART_BYTES // (4 * numbers), 1)
 
 
 class RowsKernel:
-    """Implements `AttentionKernel` for steps of one size, whose numbers are `numbers`. The block tables are those of
+    """Implements `AttentionKernel` for steps of one size, which `numbers` describes. The block tables are those of
     `kernel`, which computes all other steps."""
 
     name = "rows"

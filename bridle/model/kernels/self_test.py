@@ -1,6 +1,7 @@
-"""Compares a kernel with the reference, on random numbers, before a model relies on it: compilers and drivers may fail.
+"""Compares a kernel with the reference on random values before a model uses the kernel, because compilers and drivers
+may fail.
 
-One trial for each shape of a layer: single tokens, a few and a long chunk, over several chunks of context.
+Each shape of a layer has one trial: single tokens, a few tokens and a long chunk, over several chunks of context.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _ROWS = ((300, 1), (7, 3), (300, 40), (40, 40))
 def tried_kernel(
     name: str, device: torch.device, dtype: torch.dtype, geometry: Geometry, block_size: int
 ) -> AttentionKernel:
-    """The kernel called `name`. If `auto` chose a kernel that fails here, the result is plain torch, and the log says
-    why. Raises `UnsupportedModel` if the kernel was requested by name."""
+    """Return the kernel called `name`. If `auto` chose a kernel that fails on this device, the result is plain torch,
+    and the log says why. Raises `UnsupportedModel` if the kernel was requested by name."""
     kernel = create_kernel(name, device, dtype)
     if kernel.name not in ("paged", "varlen"):
         return kernel
@@ -59,10 +60,10 @@ def find_problem(
         try:
             error, limit = _try(kernel, shape, dtype, device, block_size)
         except torch.OutOfMemoryError:
-            raise  # that may pass
+            raise  # the error may be temporary
         except Exception as failure:  # a compiler, its cache, a driver
             return f"{type(failure).__name__}: {failure}"
-        if not error <= limit:  # what is not a number is an error, too
+        if not error <= limit:  # NaN counts as an error, too
             return f"{shape} differs by {error:.3g} (limit {limit:.3g})"
     return None
 
@@ -71,7 +72,7 @@ def find_problem(
 def _try(
     kernel: AttentionKernel, shape: LayerGeometry, dtype: torch.dtype, device: torch.device, block_size: int
 ) -> tuple[float, float]:
-    """The largest error of one step, and the error that rounding explains."""
+    """Return the largest error of one step, and the error that rounding explains."""
     generator = torch.Generator().manual_seed(shape.num_heads)
 
     def random(*size: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. Only on request:
-`paged` pages in any size and does every kind of layer.
+"""Attention on CUDA in half precision: one call of torch's variable-length flash attention per layer. It is used only
+on request, because `paged` supports all page sizes and all kinds of layers.
 
-The kernel reads the pool through the block table. One split over keys keeps each row's result independent of its
-batch mates. Layers with soft-capping, sinks or values narrower than keys, and block sizes that the kernel cannot
-page, go through the plain-torch kernel instead.
+The kernel reads the pool through the block table. With one split over keys, each row's result is independent of the
+other rows in the batch. Layers with soft-capping, sinks or values narrower than keys, and block sizes that the kernel
+cannot page, go through the plain-torch kernel instead.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bridle.model.h2d_copies import upload_list
 from bridle.model.kernels.cpu import CpuKernel
 from bridle.model.kv_cache import LayerCache
 
-#: Flash attention pages the KV cache in multiples of this many tokens.
+#: Flash attention supports only page sizes that are multiples of this number of tokens.
 PAGE_MULTIPLE = 256
 MAX_HEAD_DIM = 256
-#: Arguments that the older ones of torch's functions lack.
+#: Arguments that older versions of torch's functions lack.
 _NEEDED = frozenset({"enable_gqa", "seqused_k", "block_table", "num_splits"})
 
 
@@ -56,7 +56,7 @@ class VarlenKernel:
 
         assert self._table is not None
         size = cache.block_size
-        # The kernel's left window does not count the own token, ours does.
+        # The kernel's left window does not count the own token; `options.window` does.
         left = -1 if options.window is None else options.window - 1
         out = varlen_attn(
             query.contiguous(),  # [T, Hq, D]
@@ -78,7 +78,7 @@ class VarlenKernel:
 
 
 def missing_for_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return the reason why this kernel is not available here, or None."""
+    """Return the missing requirement of this kernel on this device, or None."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return f"CUDA and half precision; this is {dtype} on {device}"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -108,7 +108,8 @@ def _is_flash_case(query: Tensor, cache: LayerCache, options: AttentionOptions) 
 
 
 def _block_table(step: PackedStep) -> Tensor:
-    """[N, longest table] int32, padded with block 0, which no row reads past its context."""
+    """Return block tables [N, longest table], int32. They are padded with block 0, which no row reads past its
+    context."""
     longest = max(len(row.mirror.blocks) for row in step.rows)
     table = torch.zeros(len(step.rows), longest, dtype=torch.int32)
     for number, row in enumerate(step.rows):

