@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from html.parser import HTMLParser
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridle import errors
+from bridle.engine.statistics import HELP, EngineStatistics
 from bridle.errors import BridleError
 from bridle.http import HttpSettings
 from bridle.http.errors import describe_validation, error_body, error_response, status_of
@@ -217,6 +219,23 @@ def test_metrics_count_calls_tokens_and_the_engine() -> None:
     assert found["bridle_engine_kv_usage", label] == 0
     labels = {value for (name, pairs) in found for key, value in pairs if key in ("route", "model")}
     assert labels <= {"scripted", "", "/v1/completions", "other", "/v1/models"}
+
+
+def test_each_metric_has_a_help_text_that_says_more_than_its_name_and_names_its_unit() -> None:
+    with local_client(scripted_model(next_token=saying("Hello."))) as client:
+        client.post("/v1/completions", json={"prompt": "Say", "max_tokens": 9})
+        families = list(text_string_to_metric_families(client.get("/metrics").text))
+    helps = {family.name: family.documentation for family in families}
+    assert {f"bridle_engine_{name.removeprefix('num_')}" for name in HELP} <= helps.keys()
+    units = ("seconds", "bytes", "blocks", "tokens", "adapters", "states")
+    for name, text in helps.items():
+        words = name.split("_")
+        derived = " ".join(words[2:])
+        assert re.fullmatch(r"[A-Z0-9].*[.]", text), (name, text)
+        assert text.lower().removeprefix("the engine's ").rstrip(".") != derived, (name, text)
+        assert words[-1] not in units or words[-1] in text.lower(), (name, text)
+    fields_of_metrics = {each.name for each in fields(EngineStatistics)} - {"policies", "tenant_blocks"}
+    assert fields_of_metrics | {"kv_usage"} == HELP.keys()
 
 
 def test_cross_origin_calls_need_the_setting() -> None:

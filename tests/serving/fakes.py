@@ -72,7 +72,6 @@ class Statistics:
 
     num_running: int = 0
     num_waiting: int = 0
-    cache_hit_rate: float = 0.0
     tenant_blocks: Counter[str] = field(default_factory=Counter)
 
 

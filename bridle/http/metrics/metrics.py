@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bridle.engine.statistics import GAUGES, HELP
 from bridle.http.metrics.tgi import TgiMetrics
 from bridle.http.middleware.request_context import MODEL_ROUTES, RequestContext
 from bridle.outputs import TOKEN_KINDS
@@ -37,15 +38,13 @@ _ROUTES = MODEL_ROUTES | {
 #: How many adapters are counted by name; the requests of further ones are counted together.
 MAX_ADAPTER_LABELS = 256
 _OTHER_ADAPTERS = "(others)"
-# Fields of the engine's statistics that go up and down; the others only grow.
-_GAUGES = frozenset(
-    {
-        *("num_running", "num_waiting", "num_suspended", "num_blocks", "num_free_blocks", "num_cached_blocks"),
-        *("num_parked", "num_parked_blocks", "num_prefilling", "num_states", "num_free_states", "num_kept_states"),
-        *("num_adapters", "num_adapters_on_host", "num_adapters_on_device"),
-        *("num_traced", "num_blocks_in_store", "num_host_blocks", "num_host_bytes", "num_retained"),
-    }
-)
+_HELP = HELP | {
+    "up": "1 if the engine is healthy, else 0.",
+    "control_up": "1 if the control runtime is ready, else 0.",
+    "control_restarts": "Restarts of the control runtime.",
+    "policy_control_up": "1 if the control runtime of policies is ready, else 0.",
+    "policy_control_restarts": "Restarts of the control runtime of policies.",
+}
 
 # The buckets that OpenTelemetry's conventions for generative AI advise.
 _LONG = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -70,20 +69,30 @@ class Metrics:
         ):
             self.add(collect)
         labels = ("route", "model", "status")
-        self._calls = Counter("bridle_http_requests", "HTTP calls answered.", labels, registry=self._registry)
-        self._tokens = Counter("bridle_http_tokens", "Tokens by kind.", ("model", "kind"), registry=self._registry)
+        self._calls = Counter("bridle_http_requests", "HTTP requests answered.", labels, registry=self._registry)
+        self._tokens = Counter(
+            "bridle_http_tokens", "Tokens of HTTP requests, by kind.", ("model", "kind"), registry=self._registry
+        )
         self._finished = Counter(
-            "bridle_http_choices", "Choices by finish reason.", ("model", "reason"), registry=self._registry
+            "bridle_http_choices",
+            "Outputs of HTTP requests, by finish reason.",
+            ("model", "reason"),
+            registry=self._registry,
         )
         self._adapters = Counter(
-            "bridle_http_adapter_requests", "Calls by adapter.", ("model", "adapter"), registry=self._registry
+            "bridle_http_adapter_requests",
+            "HTTP requests by LoRA adapter.",
+            ("model", "adapter"),
+            registry=self._registry,
         )
         self._adapter_labels: set[tuple[str, str]] = set()
-        self._seconds = self._histogram("request_seconds", "Whole duration of a call.", _SECONDS)
-        self._first = self._histogram("first_token_seconds", "From a call to its first token.", _SECONDS)
-        self._pace = self._histogram("token_seconds", "Mean time per further token.", _TOKEN_SECONDS)
+        self._seconds = self._histogram("request_seconds", "Seconds that an HTTP request took.", _SECONDS)
+        self._first = self._histogram(
+            "first_token_seconds", "Seconds from an HTTP request to its first token.", _SECONDS
+        )
+        self._pace = self._histogram("token_seconds", "Mean seconds per token after the first.", _TOKEN_SECONDS)
         self._others = (TgiMetrics(self._registry, models), GenAiMetrics(self._registry))
-        self.in_flight = Gauge("bridle_http_in_flight", "Requests in flight.", registry=self._registry)
+        self.in_flight = Gauge("bridle_http_in_flight", "HTTP requests in flight.", registry=self._registry)
 
     def add(self, collect: Callable[[], Iterator[Metric]]) -> None:
         """Add metrics that are made when somebody asks."""
@@ -136,10 +145,16 @@ class GenAiMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], more: tuple[str, ...] = ()) -> Histogram:
             return Histogram(f"gen_ai_{name}", text, labels + more, buckets=buckets, registry=registry)
 
-        self._duration = histogram("server_request_duration_seconds", "Duration of a request.", _LONG, ("error_type",))
-        self._first = histogram("server_time_to_first_token_seconds", "From a request to its first token.", _FIRST)
-        self._pace = histogram("server_time_per_output_token_seconds", "Time per token after the first.", _PACE)
-        self._tokens = histogram("client_token_usage", "Tokens of a request.", _TOKENS, ("gen_ai_token_type",))
+        self._duration = histogram(
+            "server_request_duration_seconds", "Seconds that a request took.", _LONG, ("error_type",)
+        )
+        self._first = histogram(
+            "server_time_to_first_token_seconds", "Seconds from a request to its first token.", _FIRST
+        )
+        self._pace = histogram("server_time_per_output_token_seconds", "Seconds per token after the first.", _PACE)
+        self._tokens = histogram(
+            "client_token_usage", "Tokens of a request, input or output.", _TOKENS, ("gen_ai_token_type",)
+        )
 
     def observe(self, call: RequestContext, seconds: float) -> None:
         """Count a call that just ended."""
@@ -179,9 +194,7 @@ def _of_engines(models: ModelRegistry) -> Iterator[Metric]:
                 _add(families, f"{name}_up", True, model.name, float(runtime.is_ready))
                 _add(families, f"{name}_restarts", False, model.name, runtime.num_restarts)
         for name, value in numbers_of(model.client.statistics()):
-            is_gauge = name in _GAUGES or not name.startswith(("num_", "finished"))
-            is_gauge = is_gauge and not name.endswith("_seconds")
-            _add(families, name, is_gauge, model.name, value)
+            _add(families, name, name in GAUGES, model.name, value)
     yield from families.values()
 
 
@@ -211,7 +224,7 @@ def _of_tools(models: ModelRegistry) -> Iterator[Metric]:
 def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Metric]:
     """The number of requests under each policy, and of the policies' actions on texts."""
     labels = ["policy", "version", "action"]
-    family = CounterMetricFamily("bridle_policy_actions", "Actions of policies.", labels=labels)
+    family = CounterMetricFamily("bridle_policy_actions", "Actions of policies on requests and texts.", labels=labels)
     for label, count in dict(policies.applied).items():
         name, _, version = label.partition("@")
         family.add_metric([name, version, "applied"], float(count))
@@ -225,9 +238,9 @@ def _of_policies(models: ModelRegistry, policies: PolicyRegistry) -> Iterator[Me
 
 def _of_traces(book: TraceStore) -> Iterator[Metric]:
     """Count the stored traces and the fate of the requested ones."""
-    yield GaugeMetricFamily("bridle_traces_kept", "Stored traces.", len(book.texts))
-    yield GaugeMetricFamily("bridle_traces_kept_bytes", "Size of the stored traces in bytes.", book.texts.num_bytes)
-    family = CounterMetricFamily("bridle_traces", "Requested traces by event.", labels=["event"])
+    yield GaugeMetricFamily("bridle_traces_kept", "Traces kept for clients.", len(book.texts))
+    yield GaugeMetricFamily("bridle_traces_kept_bytes", "Bytes of the traces kept for clients.", book.texts.num_bytes)
+    family = CounterMetricFamily("bridle_traces", "Traces, by what happened to them.", labels=["event"])
     for event in TRACE_EVENTS:
         family.add_metric([event], book.counts[event])
     family.add_metric(["dropped"], book.texts.num_dropped)
@@ -254,7 +267,6 @@ def _add(families: dict[str, Any], name: str, is_gauge: bool, model: str, value:
     if family is None:
         kind = GaugeMetricFamily if is_gauge else CounterMetricFamily
         public = "bridle_engine_" + name.removeprefix("num_")
-        text = f"The engine's {name.replace('_', ' ').removeprefix('num ')}."
-        family = families[name] = kind(public, text, labels=labels)
+        family = families[name] = kind(public, _HELP[name], labels=labels)
     for key, number in value.items() if by_key else ((None, value),):
         family.add_metric([model] if key is None else [model, str(key)], float(number))

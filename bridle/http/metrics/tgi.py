@@ -38,21 +38,21 @@ class TgiMetrics:
         self._registry = registry
         self._counts: Counter[tuple[str, str]] = Counter()
         self._durations = {
-            name: self._histogram(f"{name}duration", f"Seconds: {text}.", _DURATIONS)
+            name: self._histogram(f"{name}duration", f"Seconds {text}.", _DURATIONS)
             for name, text in (
-                ("", "the whole request"),
-                ("validation_", "until it was submitted"),
-                ("queue_", "without room in the engine"),
-                ("inference_", "in the engine"),
-                ("mean_time_per_token_", "per token of output"),
+                ("", "that a request took"),
+                ("validation_", "until a request was submitted to the engine"),
+                ("queue_", "that a request waited for room in the engine"),
+                ("inference_", "that a request was computed"),
+                ("mean_time_per_token_", "per output token, mean of a request"),
             )
         }
         self._lengths = {
-            name: self._histogram(name, f"Tokens: {text}.", _LENGTHS)
+            name: self._histogram(name, f"Tokens {text}.", _LENGTHS)
             for name, text in (
-                ("input_length", "the prompt"),
-                ("max_new_tokens", "the most that was asked for"),
-                ("generated_tokens", "the output"),
+                ("input_length", "in the prompt"),
+                ("max_new_tokens", "that a request allows in the output at most"),
+                ("generated_tokens", "in the output"),
             )
         }
         registry.register(_Collector(self._counts, models))
@@ -96,7 +96,7 @@ class _Collector(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        for name, text in (("count", "Requests."), ("success", "Requests answered.")):
+        for name, text in (("count", "Requests to generating routes."), ("success", "Requests that succeeded.")):
             yield UntypedMetricFamily(f"tgi_request_{name}", text, self._counts[f"tgi_request_{name}", ""])
         failures = UntypedMetricFamily("tgi_request_failure", "Requests that failed, by kind.", labels=["err"])
         for kind in sorted(set(_FAILURES.values())):
@@ -114,15 +114,15 @@ class _Collector(Collector):
 
         num_steps, num_failed = total("num_steps"), total("num_failed_steps")
         for name, text, value in (
-            ("count", "Steps.", num_steps),
-            ("success", "Steps that came to their end.", num_steps - num_failed),
-            ("failure", "Steps that failed.", num_failed),
+            ("count", "Steps of the engine.", num_steps),
+            ("success", "Steps of the engine that succeeded.", num_steps - num_failed),
+            ("failure", "Steps of the engine that failed.", num_failed),
         ):
             family = UntypedMetricFamily(f"tgi_batch_inference_{name}", text, labels=["method"])
             family.add_metric(["decode"], value)
             yield family
-        for name, text in (("step", "whole steps"), ("forward", "the model"), ("sample", "sampling tokens")):
-            seconds = SummaryMetricFamily(f"tgi_batch_{_PARTS[name]}_duration", f"Seconds: {text}.", labels=["method"])
+        for name, text in (("step", "in steps"), ("forward", "in forward passes"), ("sample", "sampling tokens")):
+            seconds = SummaryMetricFamily(f"tgi_batch_{_PARTS[name]}_duration", f"Seconds {text}.", labels=["method"])
             seconds.add_metric(["decode"], int(num_steps), total(f"{name}_seconds"))
             yield seconds
 
@@ -135,9 +135,9 @@ class _Collector(Collector):
             used += (getattr(counts, "num_blocks", 0) - getattr(counts, "num_free_blocks", 0)) * info.block_size
             room += info.num_blocks * info.block_size
         for name, text, value in (
-            ("tgi_queue_size", "Requests that wait for room.", waiting),
+            ("tgi_queue_size", "Sequences that wait for room in the batch.", waiting),
             ("tgi_batch_current_size", "Sequences in the batch.", running),
-            ("tgi_batch_current_max_tokens", "Tokens of KV in use.", used),
-            ("tgi_batch_max_total_tokens", "Tokens of KV there is room for.", room),
+            ("tgi_batch_current_max_tokens", "Tokens that the used KV blocks can hold.", used),
+            ("tgi_batch_max_total_tokens", "Tokens that all KV blocks can hold.", room),
         ):
             yield GaugeMetricFamily(name, text, float(value))

@@ -142,9 +142,9 @@ class WriterPool:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all writer processes."""
         labels = ["process"]
-        up = GaugeMetricFamily("bridle_front_end_up", "Whether a front-end process runs.", labels=labels)
-        busy = GaugeMetricFamily("bridle_front_end_connections", "Connections that it writes to.", labels=labels)
-        restarts = CounterMetricFamily("bridle_front_end_restarts", "Restarts of the process.", labels=labels)
+        up = GaugeMetricFamily("bridle_front_end_up", "1 if the front-end process runs, else 0.", labels=labels)
+        busy = GaugeMetricFamily("bridle_front_end_connections", "Connections of the front-end process.", labels=labels)
+        restarts = CounterMetricFamily("bridle_front_end_restarts", "Restarts of the front-end process.", labels=labels)
         for writer in self.writers:
             name = [str(writer.number)]
             up.add_metric(name, float(writer.is_up))
