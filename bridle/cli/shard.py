@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from bridle.cli.options import ModelOptions, RoomOptions
+from bridle.cli.options import CapacityOptions, ModelOptions
 from bridle.cli.preflight import check_models
 from bridle.errors import InvalidRequest
 from bridle.logs import LogFormat
@@ -65,7 +65,7 @@ def shard(
     listen: ListenOptions = ListenOptions(),
     place: PlaceOptions = PlaceOptions(),
     model: ModelOptions = ModelOptions(),
-    room: RoomOptions = RoomOptions(),
+    capacity: CapacityOptions = CapacityOptions(),
 ) -> int:
     """Compute a model for a server in another process, over gRPC.
 
@@ -88,7 +88,7 @@ def shard(
         die_with_parent(place.parent)
     configure_logs(listen.log_format, listen.log_level)
     check_address(listen.listen)
-    config = room.add_to(model.to_config(name))
+    config = capacity.add_to(model.to_config(name))
     if config.draft_model is not None:
         raise InvalidRequest("a draft model runs in the process of its engine, not in a shard", "draft_model")
     if place.parent is None:  # otherwise the process that started this one has checked it

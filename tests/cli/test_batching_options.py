@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridle.cli import main
-from bridle.cli.options import RoomOptions
+from bridle.cli.options import CapacityOptions
 from bridle.config import EngineConfig, ModelConfig
 from bridle.http.settings import ServeSettings
 from bridle.launch.launcher import shard_arguments
@@ -73,7 +73,7 @@ def test_a_shard_is_told_what_it_makes_room_for() -> None:
     assert words == [
         "demo", "--kv-tokens", "900", "--num-sharers", "2", "--step-tokens", "128", "--step-seqs", "9", "--no-warm-up",
     ]  # fmt: skip
-    room = RoomOptions(kv_tokens=900, step_tokens=128, step_seqs=9, num_sharers=2, warm_up=False)
-    assert room.add_to(ModelConfig("demo")) == config
+    capacity = CapacityOptions(kv_tokens=900, step_tokens=128, step_seqs=9, num_sharers=2, warm_up=False)
+    assert capacity.add_to(ModelConfig("demo")) == config
     of_router = replace(config, image_hosts=("a.example",), control_vectors=("polite=polite.gguf",))
     assert shard_arguments(of_router) == words
