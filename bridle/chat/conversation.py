@@ -21,8 +21,8 @@ from bridle.serving import LoadedModel, check_length
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_settings import ToolPrompt
 from bridle.tokenizer.chat_template import Look, Prepared, prepare
+from bridle.tokenizer.chat_template_quirks import fit_template
 from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
-from bridle.tokenizer.roles import fit_template
 
 # Names that mean something to whoever renders the template, in addition to the template's own variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})

@@ -22,8 +22,8 @@ from bridle.engine.request import Request
 from bridle.outputs import BY_ITSELF, ChatMessage, CompletionOutput
 from bridle.serving import LoadedModel
 from bridle.serving.outputs.tool_call_token_cache import CachedToolCall, seal_of
+from bridle.tokenizer.chat_template_quirks import THOUGHT_KEYS, thoughts_of
 from bridle.tokenizer.content_tokens import encode_prompt, without_marks
-from bridle.tokenizer.roles import THOUGHT_KEYS, thoughts_of
 
 #: How many answers of a conversation are looked at, the latest first; each costs a rendering.
 _MAX_TRIES = 3

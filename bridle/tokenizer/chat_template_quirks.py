@@ -1,4 +1,4 @@
-"""Roles of messages as a chat template takes them.
+"""Quirks of chat templates: the roles and parts of messages that each one takes.
 
 Templates differ: some know one system message or none, some refuse two messages of the same role in a row, and each has
 its own name for earlier reasoning. A template is rendered with probes once. Conversations are changed only where their

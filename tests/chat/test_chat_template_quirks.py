@@ -1,5 +1,5 @@
-"""Messages in roles that a chat template refuses or drops are merged by the rules of `bridle.tokenizer.roles`, as chats
-and scripts have them. Others stay as they are."""
+"""Messages in roles that a chat template refuses or drops are merged by the rules of
+`bridle.tokenizer.chat_template_quirks`, for chats and scripts. Others stay as they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bridle.errors import InvalidRequest
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.chat_settings import ChatSettings
 from bridle.tokenizer.chat_template import ChatTemplate, prepare
-from bridle.tokenizer.roles import RoleRules, fitted, rules_of
+from bridle.tokenizer.chat_template_quirks import RoleRules, fitted, rules_of
 from tests.fakes.role_templates import ALTERNATING, FIRST_SYSTEM, NO_SYSTEM, ONLY_FIRST_SYSTEM, PARTS, any_role
 from tests.http.harness import scripted_model
 from tests.tokenizer.templates import a_tokenizer

@@ -31,7 +31,7 @@ from bridle.structured_output.grammar import grammar_of
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 from bridle.tokenizer.chat_template import prepare
-from bridle.tokenizer.roles import fitted, rules_of
+from bridle.tokenizer.chat_template_quirks import fitted, rules_of
 from tests.chat.real_templates import END, NAMES, PARAMETERS, TOOLS, VARIABLE, RealTemplate, files, real_template
 from tests.chat.sampled_calls import CallSampler
 

@@ -10,8 +10,8 @@ import msgspec
 from bridle.aici.runtime.wasm import GuestFault
 from bridle.errors import BridleError
 from bridle.tokenizer.chat_template import prepare
+from bridle.tokenizer.chat_template_quirks import fit_template
 from bridle.tokenizer.content_tokens import Content, encode_prompt, protect, with_marks, without_marks
-from bridle.tokenizer.roles import fit_template
 
 if TYPE_CHECKING:
     from bridle.aici.runtime.instance import Instance
