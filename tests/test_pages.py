@@ -238,6 +238,19 @@ def test_files_that_are_named_exist() -> None:
             assert [*ROOT.glob(name), *ROOT.joinpath("bridle").glob(name)], (page, name)
 
 
+def test_names_in_the_table_of_additions_are_in_the_files_of_their_row() -> None:
+    rows = [line for line in PAGES["CONTRIBUTING.md"].splitlines() if line.startswith("| a")]
+    found = 0
+    for row in rows:
+        named = [path for place in re.findall(r"`(bridle/[^`]+)`", row) for path in ROOT.glob(place)]
+        folders = {path if path.is_dir() else path.parent for path in named}
+        source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+        for name in re.findall(r"`(_?[A-Z]\w+|_[a-z]\w+)`", row):
+            assert re.search(rf"\b{name}\b", source), (name, row)
+            found += 1
+    assert found > 5
+
+
 def test_every_package_has_its_line() -> None:
     rows = re.findall(r"^\| (`.+?`) \|", PAGES["docs/structures.md"], re.MULTILINE)
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/.]+)`", row)}
