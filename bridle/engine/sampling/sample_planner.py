@@ -128,6 +128,7 @@ class SamplePlanner:
             self._draw_one(seq, branches[0], item, out)
             return
         spreads = not seq.draws.was_forked and (len(branches) > 1 or any(branch.sample for branch in branches))
+        num_own = len(branches)
         if spreads:  # a single forced splice needs no row; it is already applied
             branches *= seq.sampling.n
         if not branches or (len(branches) > 1 and not self._may_have(seq, len(branches))):
