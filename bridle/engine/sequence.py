@@ -1,8 +1,8 @@
 """One token list with KV: the unit of scheduling.
 
-A sequence is its tokens plus one counter, `num_computed`: KV exists for `tokens[:num_computed]`, everything after
-has to go through the model. Prompt, chunked prompt, decode, forced tokens, resuming after a preemption and running
-again after a rewind are all the same state. The sequence knows nothing of batches, budgets or devices.
+A sequence is its tokens plus one counter, `num_computed`: KV exists for `tokens[:num_computed]`, and all later tokens
+have to go through the model. Prompt, chunked prompt, decode, forced tokens, resuming after a preemption and continuing
+after a rewind are all the same state. The sequence does not know batches, budgets or devices.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bridle.outputs import FinishReason, Usage
 from bridle.sampling import SamplingParams
 
 _MASK64 = (1 << 64) - 1
-#: Keeps checks apart from forks and options.
+#: Keeps the random keys of checks apart from those of forks and options.
 _CHECKS = 1 << 41
 
 
 def mix64(value: int) -> int:
-    """A bijective scramble of 64 bits (the finalizer of SplitMix64, Steele et al. 2014)."""
+    """Return a bijective scramble of 64 bits (the finalizer of SplitMix64, Steele et al. 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -42,12 +42,12 @@ def mix64(value: int) -> int:
 
 
 def root_key(seed: int) -> int:
-    """Random key of a request's first sequence."""
+    """Return the random key of a request's first sequence."""
     return mix64(seed & _MASK64)
 
 
 def fork_key(key: int, ordinal: int, branch: int) -> int:
-    """Random key of branch `branch` (from 1) of a sequence's fork number `ordinal` (from 0).
+    """Return the random key of branch `branch` (from 1) of a sequence's fork number `ordinal` (from 0).
 
     Branch 0 continues with the parent's key. A sampled token depends on the seed, this path and the number of tokens
     sampled so far, and on nothing else.
@@ -62,14 +62,14 @@ def copy_seed(seed: int, copy: int) -> int:
 
 
 def check_number(key: int, number: int) -> float:
-    """Return the random number, from 0 to 1, of check `number` of a sequence whose text may begin again."""
+    """Return the random number, from 0 to 1, of check number `number` of a sequence whose text may be restarted."""
     return fork_key(key, _CHECKS + number, 0) / (1 << 64)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The state of one output of a request: its tokens, and one part for each component that works on it. Only the
-    owner writes a part. Tokens are changed by the methods here."""
+    owner of a part writes it. Tokens are changed only by the methods of this class."""
 
     id: int
     request: Request
@@ -77,23 +77,23 @@ class Sequence:
     tokens: list[int]
     num_prompt: int
     sampling: SamplingParams
-    max_len: int  # of tokens, prompt included
+    max_len: int  # maximum length in tokens, prompt included
     key: int
     queue: QueueState
     stop_ids: frozenset[int] = frozenset()
-    runs: Runs = ()  # pictures among the tokens
-    vectors: VectorScales | None = None  # None: it uses no control vector
+    runs: Runs = ()  # images among the tokens
+    vectors: VectorScales | None = None  # None: the sequence uses no control vector
     probes: Probes = ()
-    allowed: bytes | None = None  # a mask for all of its draws, in addition to those of its controller
+    allowed: bytes | None = None  # mask for all of its samples, in addition to the controller's masks
     kv: KvState = field(default_factory=KvState)
     control: ControlState = field(default_factory=ControlState)
     draws: SamplerState = field(default_factory=SamplerState)
     drafts: DraftState = field(default_factory=DraftState)
     output: OutputState = field(default_factory=OutputState)
     trace: TraceState | None = None  # None: not requested
-    is_choosing: bool = False  # it waits until its options are scored
-    is_probe: bool = False  # it only scores options of another sequence, and is no output
-    asks_scores: bool = field(init=False)  # whether log-probabilities of known tokens are asked for
+    is_choosing: bool = False  # waits until its options are scored
+    is_probe: bool = False  # only scores options of another sequence; not an output
+    asks_scores: bool = field(init=False)  # whether log-probabilities of known tokens are requested
 
     def __post_init__(self) -> None:
         self.set_sampling(self.sampling)
@@ -108,7 +108,7 @@ class Sequence:
 
     @property
     def is_over(self) -> bool:
-        """Return whether it gets no further token, even if its client still lacks scores."""
+        """Return whether the output gets no further token, even if its client still waits for scores."""
         return self.is_finished or self.output.ending is not None
 
     @property
@@ -122,13 +122,14 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Return whether its controller keeps it from being computed."""
+        """Return whether the controller or a pending choice keeps the sequence from being computed."""
         control = self.control
         return control.missed_deadline or control.is_suspended or self.is_choosing
 
     @property
     def is_ready(self) -> bool:
-        """Return whether it has tokens to compute, and its controller, adapter, media and stored KV are ready."""
+        """Return whether the sequence has tokens to compute, and its controller, adapter, media and stored KV are
+        ready."""
         control, queue = self.control, self.queue
         return not (
             control.missed_deadline
@@ -141,8 +142,8 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """Number of tokens that must go through the model: all, so that the next one can be sampled; all but the
-        last if only scores are still missing."""
+        """Return how many tokens must go through the model: all, so that the next token can be sampled; all but the
+        last one if only scores are missing."""
         return len(self.tokens) - (self.output.ending is not None)
 
     @property
@@ -159,8 +160,8 @@ class Sequence:
 
     @property
     def max_reusable(self) -> int:
-        """Number of leading tokens that may come from the prefix cache. Cached positions give no logits, so at
-        least the last token, and every token that predicts one to be scored, is computed."""
+        """Return how many leading tokens may come from the prefix cache. Cached positions give no logits, so at least
+        the last token, and every token that predicts a token to be scored, is computed."""
         limit = len(self.tokens) - 1
         if self.wants_scores:
             limit = min(limit, self.output.num_scored - 1)
@@ -172,7 +173,7 @@ class Sequence:
         self.asks_scores = sampling.scores_output or sampling.prompt_logprobs is not None
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens. The caller trims the blocks."""
+        """Keep the first `num_tokens` tokens. The caller releases the blocks."""
         del self.tokens[num_tokens:]
         self.runs = before(self.runs, num_tokens)
         if self.vectors is not None:
@@ -188,19 +189,19 @@ class Sequence:
     def set_prompt(self, prompt: tuple[int, ...], max_len: int) -> None:
         """Begin with `prompt`; the sequence may grow to `max_len` tokens."""
         self.tokens, self.num_prompt, self.max_len = list(prompt), len(prompt), max_len
-        scored_from = max(self.sampling.prompt_logprobs_start, 1)  # nothing predicts the first token
+        scored_from = max(self.sampling.prompt_logprobs_start, 1)  # no position predicts the first token
         is_scored = self.sampling.prompt_logprobs is not None
         self.output.num_scored = min(scored_from, len(prompt)) if is_scored else len(prompt)
 
     def resume_from(self, tokens: tuple[int, ...]) -> None:
-        """Begin with `tokens` that another engine has sampled for this output and that its client has."""
+        """Begin with `tokens` that another engine sampled for this output; the client already has them."""
         self.tokens += tokens
         self.draws.num_draws = self.output.usage.sampled_tokens = len(tokens)
         self.output.num_scored, self.output.prompt_sent = len(self.tokens), True
         self.control.num_told = self.control.num_kept = len(self.tokens)
 
     def scale_vectors(self, scales: Mapping[str, float] | None) -> None:
-        """Change scales of control vectors for the next token and those after it."""
+        """Change the scales of control vectors for the next token and all later ones."""
         if self.vectors is not None and scales is not None:
             self.vectors = self.vectors.changed(len(self.tokens), scales)
 
@@ -214,27 +215,27 @@ class Sequence:
     # -- while a token is being sampled ----------------------------------------------------------------------
 
     def append_placeholder(self, row: int) -> None:
-        """Append a placeholder for the token that row `row` of the last batch samples, so that a step can be planned
-        that computes it. Its log-probability will come with it if requested."""
+        """Append a placeholder for the token that row `row` of the last batch samples, so that the next step can be
+        planned. If requested, its log-probability comes together with the token."""
         self.tokens.append(placeholder_for_row(row))
         self.output.num_scored += self.sampling.scores_output
 
     def pop_placeholder(self) -> None:
-        """Undo `append_placeholder`. The executor's mirror may have the token, which does not matter until it is
+        """Undo `append_placeholder`. The executor's copy may have the token, but the engine counts it only once it is
         known."""
         self.tokens.pop()
         self.output.num_scored -= self.sampling.scores_output
         self.kv.num_mirrored_tokens = min(self.kv.num_mirrored_tokens, len(self.tokens))
 
     def resolve_placeholder(self, position: int, token: int) -> None:
-        """Record that the executor's copy has `token` at `position`. It counts if nothing before it was rolled back and
-        the sequence has the same token there."""
+        """Record that the executor's copy has `token` at `position`. This counts only if nothing before it was rolled
+        back and the sequence has the same token there."""
         kv = self.kv
         if kv.num_mirrored_tokens == position and self.tokens[position : position + 1] == [token]:
             kv.num_mirrored_tokens += 1
 
     def keep_computed(self, end: int) -> None:
-        """Record that tokens up to `end` were computed, as far as they are still the same as in the executor's copy."""
+        """Record that tokens up to `end` were computed, as far as they still equal those of the executor's copy."""
         self.kv.num_computed = max(self.kv.num_computed, min(end, self.kv.num_mirrored_tokens))
         self.clamp_computed()
 
@@ -244,15 +245,15 @@ class Sequence:
         self.kv.num_mirrored_tokens = 0
 
     def plan_row(self, num_tokens: int, drafts: tuple[int, ...] = ()) -> PlanRow:
-        """Return the row that computes the next `num_tokens` tokens, and `drafts` after the last: the changes for
-        the executor's mirror, and the needed logits. The mirror counts as updated from then on."""
+        """Return the row that computes the next `num_tokens` tokens, with `drafts` after them: the changes for the
+        executor's copy, and the needed logits. The copy counts as updated from then on."""
         kv, tokens, blocks = self.kv, self.tokens, self.kv.block_table
         start, num_kept, num_kept_blocks = kv.num_computed, kv.num_mirrored_tokens, kv.num_mirrored_blocks
         is_drawn = start + num_tokens == len(tokens)
         num_logits = self._num_scored_logits(num_tokens, is_drawn) if self.wants_scores else int(is_drawn)
         new_blocks = tuple(blocks[num_kept_blocks:]) if len(blocks) > num_kept_blocks else ()
         kv.num_mirrored_tokens, kv.num_mirrored_blocks = len(tokens) + len(drafts), len(blocks)
-        row = PlanRow(  # names would take longer, and there are hundreds in a step
+        row = PlanRow(  # keywords would be slower, and a step has hundreds of rows
             self.id,
             start,
             num_tokens + len(drafts),
@@ -275,14 +276,14 @@ class Sequence:
         token to be scored, and the last one if the next token is sampled from it (`is_drawn`)."""
         start = self.kv.num_computed
         end = start + num_tokens
-        first = max(self.output.num_scored, start + 1) - 1  # predicts the first token to score
+        first = max(self.output.num_scored, start + 1) - 1  # position that predicts the first token to score
         return end - first if first < min(end, self.num_to_score - 1) else int(is_drawn)
 
     # -- options -------------------------------------------------------------------------------------------
 
     def probe(self, new_id: int, request: Request, sampling: SamplingParams) -> Sequence:
-        """A copy that only scores tokens, which `begin_probing` gives it once it shares the blocks. It has no text and
-        no controller."""
+        """Return a copy that only scores tokens. `begin_probing` adds these tokens once the copy shares the blocks. The
+        copy has no text and no controller."""
         probe = self.fork(new_id, self.index, 0)
         probe.request, probe.trace, probe.is_probe = request, None, True
         probe.set_sampling(sampling)
@@ -290,14 +291,14 @@ class Sequence:
         return probe
 
     def begin_probing(self, tokens: tuple[int, ...]) -> None:
-        """Append tokens that are computed so that the tokens after them can be scored. The last one is added twice,
-        because a token without a successor would not be scored."""
+        """Append tokens that are computed so that the tokens after them can be scored. The last token is added twice,
+        because a token without a successor would not be computed."""
         self.output.num_scored, self.output.ending = len(self.tokens) + 1, (FinishReason.LENGTH, None)
         self.tokens += (*tokens, tokens[-1])
         self.num_prompt = len(self.tokens)
 
     def note_scored(self, num_tokens: int) -> None:
-        """Record that the tokens after the first ones were scored."""
+        """Record that the first `num_tokens` tokens need no score any more."""
         self.output.num_scored = num_tokens
 
     def count_draw(self) -> None:
@@ -305,13 +306,12 @@ class Sequence:
         self.draws.num_draws += 1
 
     def owner_of_block(self, number: int) -> str:
-        """Return the user to whom block `number` belongs, once its hash is known."""
+        """Return the user that owns block `number`, once the block's hash is known."""
         shared = self.request.shared
         return self.request.tenant if shared is None or number >= self.kv.num_shared else shared.owner
 
-    def fork(self, new_id: int, index: int, branch: int, copy: int = 0) -> Sequence:
-        """A copy for branch `branch` of the fork under way, in output `copy` of the request's `n`; the caller shares
-        the blocks."""
+    def fork(self, new_id: int, index: int, branch: int) -> Sequence:
+        """Return a copy for branch `branch` of the current fork. The caller makes it share the blocks."""
         kv, control, output = self.kv, self.control, self.output
         root = root_key(copy_seed(self.request.sampling.seed or 0, copy)) if copy else self.key
         key = root if copy and not branch else fork_key(root, self.draws.num_forks, branch)

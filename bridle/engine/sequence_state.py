@@ -1,6 +1,7 @@
 """The state of a sequence apart from its tokens, in parts. Each part has one owner, and only the owner writes it.
 
-Every component may read them. They are plain data; values that follow from several parts are computed by `Sequence`.
+Every component may read every part. Parts are plain data; values that follow from several parts are computed by
+`Sequence`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bridle.traces import MAX_RECORDS, MAX_SAID, Draw, WaitRecord
 class SequenceStatus(Enum):
     """State of a sequence in the scheduler."""
 
-    OPENING = auto()  # its controller is being made
+    OPENING = auto()  # the controller is being created
     WAITING = auto()  # holds no blocks
     RUNNING = auto()  # holds blocks
     FINISHED = auto()
@@ -40,32 +41,32 @@ class PendingToken:
 
 @dataclass(slots=True)
 class QueueState:
-    """The sequence's state in the scheduler's queues, and its times there.
+    """The state of a sequence in the scheduler's queues, and its times there.
 
     Written by `SequenceQueues`; `adapter_not_scheduled` is written by `LoRAScheduler`, which chooses the adapters of a
     step, `num_passes` by `PromptShares`, and `awaits_kv` by `StoredBlocks`.
     """
 
-    level: int  # of urgency, smaller ones first: its request's, until it overtakes a higher one
+    level: int  # urgency, smaller first: the request's, until the sequence overtakes a higher one
     status: SequenceStatus = SequenceStatus.OPENING
-    adapter_not_scheduled: bool = False  # its adapter is not in the step under way
-    num_passes: int = 0  # sequences that took room for which it waits
-    awaits_media: bool = False  # what comes next is a picture that is not encoded; written by `EncoderScheduler`
-    awaits_kv: bool = False  # its next blocks are being read from the store
-    queued_at: float | None = None  # of the engine's clock
-    seconds: float | None = None  # until it was first given room
+    adapter_not_scheduled: bool = False  # its adapter is not in the current step
+    num_passes: int = 0  # sequences that took room that this one waits for
+    awaits_media: bool = False  # the next token belongs to an image that is not encoded; written by `EncoderScheduler`
+    awaits_kv: bool = False  # the next blocks are being read from the store
+    queued_at: float | None = None  # time of the engine's clock
+    seconds: float | None = None  # seconds until the sequence first got blocks
 
 
 class SaveKind(IntEnum):
-    """The reason for which a copy of a recurrent state is kept, in the order in which copies are evicted: the first two
-    kinds go before the others."""
+    """The reason why a copy of a recurrent state is kept, in the order in which copies are evicted. Copies of the first
+    two kinds are evicted before all others."""
 
     PERIODIC = 0  # within a long prompt
-    TAIL = 1  # at a block that a sequence has filled, and went on
+    TAIL = 1  # at a block that a sequence filled before it continued
     PROMPT = 2  # at the last full block of a prompt
     JUNCTION = 3  # where a prompt leaves a chain of cached blocks
     END = 4  # at the last full block of a sequence that ended or was preempted
-    BASE = 5  # before a row's drafts: the sequence's own, and never evicted
+    BASE = 5  # before a row's draft tokens: used by its sequence only, and never evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,10 @@ class SavedSlot:
 class RecurrentSlots:
     """A sequence's state in a model with recurrent layers. Written by `StateManager`.
 
-    `slot` holds the state after `position` tokens, drafts included; -1 if it has none. `pending` are the copies that
-    the current step makes, and `base` is the copy from before its draft tokens. `tail` is the hash of the sequence's
-    own newest copy. At `junction` tokens other sequences may continue differently; 0 if no such place is known.
+    `slot` holds the state after `position` tokens, drafts included; -1 if there is no slot. `pending` are the copies
+    that the current step makes, and `base` is the copy from before its draft tokens. `tail` is the hash of the
+    sequence's own newest copy. At `junction` tokens other sequences may continue differently; 0 if no junction is
+    known.
     """
 
     slot: int = -1
@@ -96,27 +98,28 @@ class RecurrentSlots:
 
 @dataclass(slots=True)
 class KvState:
-    """Number of computed tokens, their blocks, and the state of the executor's mirror.
+    """Number of computed tokens, their blocks, and the state of the executor's copy (mirror) of the sequence.
 
     Written by the scheduler, the block manager, the state manager and `StoredBlocks`.
     """
 
     num_computed: int = 0
-    is_prefilling: bool = False  # not all tokens have been computed since it was given room
+    is_prefilling: bool = False  # some tokens were not computed since the sequence got blocks
     block_table: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks of `tokens`, as far as known
-    num_shared: int = 0  # first of these hashes that a group of users shares
-    num_hashed: int = 0  # blocks of the table that were offered to the prefix cache
-    num_cached: int = 0  # tokens of the prompt that came from there when it was first computed
+    block_hashes: list[bytes] = field(default_factory=list)  # hashes of the full blocks of `tokens`, as far as known
+    num_shared: int = 0  # number of first hashes that a group of users shares
+    num_hashed: int = 0  # number of blocks that were added to the prefix cache
+    num_cached: int = 0  # prompt tokens found in the cache when the prompt was first computed
     num_retained: int = 0  # tokens that stay protected after the end, as the request asked
-    is_looked_up: bool = False  # whether its blocks were searched in the store
-    num_in_reach: int = 0  # first blocks that memory or the store had then, in a model with recurrent layers
+    is_looked_up: bool = False  # whether the store was searched for the blocks
+    # first blocks found in memory or in the store by that search, in a model with recurrent layers
+    num_in_reach: int = 0
     num_mirrored_tokens: int = 0
     num_mirrored_blocks: int = 0
     recurrent: RecurrentSlots | None = None  # None in models without recurrent layers
 
     def fork(self) -> KvState:
-        """Return the state of a fork, without its blocks."""
+        """Return the state of a fork, without blocks."""
         return KvState(
             num_computed=self.num_computed,
             block_hashes=self.block_hashes.copy(),
@@ -125,7 +128,7 @@ class KvState:
         )
 
     def forget(self) -> None:
-        """Record that no KV is left, so that everything is computed again."""
+        """Record that no KV is left, so that all tokens are computed again."""
         self.num_computed = self.num_mirrored_blocks = self.num_hashed = self.num_in_reach = 0
         self.is_looked_up = False
 
@@ -134,40 +137,40 @@ class KvState:
 class ControlState:
     """Asks to the sequence's controller, and its answers.
 
-    Written by `ControllerOpenings`, which makes controllers, and by `ControllerManager` and `ControllerOutputs`, which
-    ask and hear them.
+    Written by `ControllerOpenings`, which creates controllers, and by `ControllerManager` and `ControllerOutputs`,
+    which send the asks and process the answers.
     """
 
-    pool: ControllerPool | None = None  # where the controller lives
+    pool: ControllerPool | None = None  # runs the controller
     max_moves: int = 1 << 62
-    num_moves: int = 0  # draws and splices
+    num_moves: int = 0  # samples and splices so far
     awaits_answer: bool = False
     answer: Decision | None = None  # arrived, not applied yet
-    pending_ask: Ask | None = None  # what to tell it next
-    pending_token: int | None = None  # all that there is to tell, if that is a sampled token; then there is no ask
-    asked_round: int = 0  # the round in which it was asked last
-    missed_deadline: bool = False  # missed a step: not computed until it answers
-    is_suspended: bool = False  # it said wait
-    awaited: tuple[Awaited, ...] = ()  # for these alone
-    final_ask_sent: bool = False  # it was told that this is the end
+    pending_ask: Ask | None = None  # the next ask
+    pending_token: int | None = None  # a sampled token that is the only news; replaces `pending_ask`
+    asked_round: int = 0  # the round of the last ask
+    missed_deadline: bool = False  # answer is late: not computed until it arrives
+    is_suspended: bool = False  # the decision was to wait
+    awaited: tuple[Awaited, ...] = ()  # the only events that end the wait
+    final_ask_sent: bool = False  # the last ask, for logs, was sent
     num_idle_steps: int = 0
-    opened_at: float | None = None  # when it was asked for; all times are of the engine's clock
-    opening_seconds: float = 0.0  # until it was made
-    held_at: float = 0.0  # the last step in which it held the sequence up
-    held_seconds: float = 0.0  # that it did so, so far
-    spliced_at: int = -1  # how many tokens there were after the last splice
-    num_told: int = 0  # how many tokens it was told of,
-    num_kept: int = 0  # how many of those are still there; written by the sequence, too
-    log_tail: str = ""  # the end of what its controllers have printed, if a policy holds for it
+    opened_at: float | None = None  # when the creation of the controller began; all times are of the engine's clock
+    opening_seconds: float = 0.0  # seconds that creating the controller took
+    held_at: float = 0.0  # last step in which the controller held up the sequence
+    held_seconds: float = 0.0  # total seconds of such steps
+    spliced_at: int = -1  # number of tokens after the last splice
+    num_told: int = 0  # number of tokens reported to the controller
+    num_kept: int = 0  # how many of these tokens still exist; written by the sequence too
+    log_tail: str = ""  # end of the controllers' logs, if a policy applies to them
 
     @property
     def just_draws(self) -> bool:
-        """Return whether the controller has said in time that the next token is sampled as usual."""
+        """Return whether the controller has answered in time that the next token is sampled as usual."""
         return self.answer is DRAW and not self.num_idle_steps and self.num_moves < self.max_moves
 
     @property
     def is_parked(self) -> bool:
-        """Return whether it waits for things outside of the engine, and none of them is done."""
+        """Return whether the controller waits for events outside of the engine, and none of them has happened."""
         return self.is_suspended and bool(self.awaited) and not any(each.is_done for each in self.awaited)
 
     def clear_hold(self) -> None:
@@ -179,8 +182,8 @@ class ControlState:
 class SamplerState:
     """Counts of random numbers and of forks. Written by `SamplePlanner`.
 
-    `mus` are the states of Mirostat, each with the number of tokens that the sequence had by then. `is_plain` says that
-    its sampling parameters alone decide how a token is sampled, apart from bans and its controller's decision.
+    `mus` are the states of Mirostat, each with the number of tokens at that time. `is_plain` says that the sampling
+    parameters alone decide how a token is sampled, apart from bans and the controller's decision.
     """
 
     num_draws: int = 0
@@ -192,7 +195,7 @@ class SamplerState:
 
 @dataclass(slots=True)
 class Proposal:
-    """Tokens that a controller has proposed after the first `at` tokens. The first `num_true` of them were right."""
+    """Tokens that a controller has proposed after the first `at` tokens. The first `num_true` of them were accepted."""
 
     at: int
     tokens: tuple[int, ...]
@@ -206,21 +209,19 @@ class DraftState:
     proposed: AcceptanceRate = field(default_factory=AcceptanceRate)
     copied: AcceptanceRate = field(default_factory=AcceptanceRate)
     modelled: AcceptanceRate = field(default_factory=AcceptanceRate)
-    #: Of the parts of the drafts of the step under way: a guess, and what is forced after it.
+    #: Sizes of the parts of the current step's draft. A part is a guessed token and the tokens forced after it.
     sizes: tuple[int, ...] = ()
-    proposal: Proposal | None = None  # the latest, as long as it comes true
-    source: AcceptanceRate | None = (
-        None  # that of the drafts of the step under way; None: `copied`, since there were none yet
-    )
-    foretold: tuple[int, ...] | None = None  # what a controller that is far away was told ahead; None: there is no such
-    chance: float = 0.0  # that each of these is right if those before it are
-    watched: tuple[int, int] | None = None  # a place, and the token that was guessed to come there and not computed
+    proposal: Proposal | None = None  # the latest proposal, as long as it is right
+    source: AcceptanceRate | None = None  # of the current draft; None: `copied`, because there was no draft yet
+    # tokens sent ahead to a remote controller; None: the controller is not remote
+    foretold: tuple[int, ...] | None = None
+    chance: float = 0.0  # probability that each of these is right if those before it are
+    watched: tuple[int, int] | None = None  # a position, and the token that was guessed there but not computed
 
 
 @dataclass(slots=True)
 class TraceBudget:
-    """Budget for recording a request over all outputs: the remaining bytes, and the counts of kept and dropped
-    records."""
+    """Budget for recording a request over all outputs: limits, and counts of kept and dropped records."""
 
     most_records: int = MAX_RECORDS
     num_said: int = MAX_SAID
@@ -228,9 +229,10 @@ class TraceBudget:
     num_records: int = 0
 
 
-#: Of a traced draw: its bias, whether the token was drafted, what the rows of its step drew from, and which is its own.
+#: A traced draw: its bias, whether the token was a draft, the distributions of all rows of its step, and the number of
+#: its row.
 Drawn = tuple[tuple[tuple[int, float], ...], bool, Sequence[Draw | None], int]
-#: Of a token that was not sampled.
+#: The draw of a token that was not sampled.
 NO_DRAW: Drawn = ((), False, (), 0)
 
 
@@ -239,14 +241,14 @@ class TraceState:
     """State of the next record of a traced sequence. Written by `TraceRecorder`."""
 
     room: TraceBudget
-    by: str | None  # what steers it
-    num_seen: int = 0  # tokens that went through the model, as far as they were not rolled back
-    drawn: Drawn = NO_DRAW  # the draw under way
+    by: str | None  # name of the controller that steers the sequence
+    num_seen: int = 0  # tokens that went through the model and were not rolled back
+    drawn: Drawn = NO_DRAW  # the draw of the next token
     asked_at: float | None = None
-    answered: float = 0.0  # seconds that its controller took since the last token
-    wait: WaitRecord | None = None  # the wait under way
+    answered: float = 0.0  # seconds of the controller since the last token
+    wait: WaitRecord | None = None  # the current wait
     waits_since: float = 0.0
-    modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and what they meant
+    modules: tuple[tuple[str, str], ...] = ()  # names of controllers, and hashes of their modules
 
     def fork(self) -> TraceState:
         """Return the state of a copy, which shares the budget."""
@@ -255,22 +257,22 @@ class TraceState:
 
 @dataclass(slots=True)
 class OutputState:
-    """Text and tokens sent to the client and still to send, and counts. Written by `OutputProcessor` and its
-    helpers."""
+    """Text and tokens that were sent to the client or are still to be sent, and counts. Written by `OutputProcessor`
+    and its helpers."""
 
     text: OutputText | None = None
     unsent: list[PendingToken] = field(default_factory=list)
-    held: list[TokenEvent] = field(default_factory=list)  # whose text may still have to go
+    held: list[TokenEvent] = field(default_factory=list)  # events whose text may still be removed
     bans: dict[int, set[int]] = field(default_factory=dict)  # by position: tokens that lead to a banned phrase
-    num_banned: int = 0  # the last tokens, which say what is forbidden and must go
-    hit: GuardrailMatch | None = None  # the rule of an operator because of which they must
+    num_banned: int = 0  # number of last tokens to remove, because they spell forbidden text
+    hit: GuardrailMatch | None = None  # match of an operator's rule that removes them
     num_retries: int = 0  # since text was last released
-    changes: list[Change] = field(default_factory=list)  # that its controller was not told of
+    changes: list[Change] = field(default_factory=list)  # changes not reported to the controller yet
     prompt_sent: bool = False
-    num_scored: int = 0  # tokens whose log-probability is known or not wanted
+    num_scored: int = 0  # tokens whose log-probability is known or not requested
     prompt_logprobs: list[Logprob | None] = field(default_factory=list)
     ending: tuple[FinishReason, int | str | None] | None = None  # finish once every token is scored
     meter: ConstraintMeter | None = None  # None: not requested
-    aligned: AlignedSampling | None = None  # None: what a mask leaves is sampled
-    unlikely: ForcedRun | None = None  # a run below the floor, about which nothing was done yet
+    aligned: AlignedSampling | None = None  # None: sampled under the mask alone
+    unlikely: ForcedRun | None = None  # a run below the floor that was not handled yet
     usage: Usage = field(default_factory=Usage)

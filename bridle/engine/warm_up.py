@@ -15,7 +15,7 @@ from bridle.engine.scheduling.step_plan import PlanRow, SampleBatch, SampleRow, 
 from bridle.sampling import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
-#: Sampling with every filter and penalty at once, the most that a row can ask of the sampler.
+#: Sampling parameters with every filter and penalty at once: the largest load of the sampler.
 _DEMANDING = SamplingParams(
     temperature=0.9,
     top_p=0.9,
@@ -27,16 +27,17 @@ _DEMANDING = SamplingParams(
     frequency_penalty=0.1,
     logprobs=5,
 )
-#: On a CPU samplers work on few rows at a time, and slowly, so this many rows show what all need.
+#: Number of rows with all filters on a CPU. Samplers on CPUs work on few rows at a time, so more rows need no more
+#: memory.
 _MAX_DEMANDING_ON_CPU = 8
-#: Alternatives that are told with each token of a prompt that is scored.
+#: Number of alternatives reported with each scored prompt token.
 _NUM_TOP = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
-    """A step with `num_tokens` prompt tokens and tokens for others, `num_seqs` sequences in all. `seconds` includes
-    work that is done only once."""
+    """Measurement of a step with `num_tokens` prompt tokens and `num_seqs` sequences in all. `seconds` includes work
+    that is done only once."""
 
     num_tokens: int
     num_seqs: int
@@ -45,8 +46,8 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The time of the largest step in `seconds`; it has `num_tokens` prompt tokens. `decode_seconds` is the time of a
-    step with one token for each of `num_seqs` sequences."""
+    """Measurements of a warm-up. `seconds` is the time of the largest step, which has `num_tokens` prompt tokens.
+    `decode_seconds` is the time of a step with one token for each of `num_seqs` sequences."""
 
     num_tokens: int
     seconds: float
@@ -56,7 +57,7 @@ class WarmUp:
 
 def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmUp:
     """Run the largest step, then a decode of `num_seqs` sequences. Raises the executor's errors, such as `OutOfBlocks`.
-    No sequence may be alive."""
+    The executor must have no live sequence."""
     largest = run_largest_step(executor, num_tokens, num_seqs)
     num_seqs = _num_seqs(executor.info, num_seqs)
     try:
@@ -69,7 +70,7 @@ def warm_up(executor: Executor, num_tokens: int = 0, num_seqs: int = 0) -> WarmU
 def run_largest_step(executor: Executor, num_tokens: int = 0, num_seqs: int = 0, context: int = 0) -> LargestStep:
     """Run a prefill of `num_tokens` and one token for each of the other sequences. There are up to `num_seqs` sequences
     in total (0: as many as one step takes), as far as there is room for them. The first prompt begins at position
-    `context`, like the last chunk of a long prompt. KV before it is read, whatever its content."""
+    `context`, like the last chunk of a long prompt. KV before that position is read, whatever its content."""
     info = executor.info
     num_seqs = _num_seqs(info, num_seqs)
     prompts = _prompts(info, num_tokens or info.max_num_batched_tokens, num_seqs, context)
@@ -90,7 +91,7 @@ _Chunk = tuple[int, int]  # a prompt chunk: where it starts in its sequence, and
 
 
 def _prompts(info: ExecutorInfo, num_tokens: int, num_seqs: int, context: int) -> list[_Chunk]:
-    """As few prompts as hold `num_tokens` tokens, or as many of those as there is room for."""
+    """Return as few prompts as hold `num_tokens` tokens, or fewer if there is no room for them."""
     chunks: list[_Chunk] = []
     num_blocks = info.num_blocks
     start = min(context, info.max_model_len - 1, num_blocks * info.block_size - 1)
@@ -109,7 +110,7 @@ def _num_blocks(chunk: _Chunk, info: ExecutorInfo) -> int:
 
 def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
     """Run a step that computes these chunks and, if the model generates, samples a token after each. Returns its
-    seconds. On a GPU, whose memory has to be known, all tokens of prompts are scored as well."""
+    seconds. On a GPU, where its maximum memory matters, all prompt tokens are scored as well."""
     info = executor.info
     is_gpu, generates = info.device.startswith("cuda"), info.task == "generate"
     rows, block = [], 0
@@ -138,5 +139,5 @@ def _run(executor: Executor, step: int, chunks: list[_Chunk]) -> float:
 
 
 def _with_ends(rows: list[PlanRow]) -> Iterable[tuple[PlanRow, int]]:
-    """Each row with the number of logits rows up to its last."""
+    """Return each row with the number of logits rows up to its last one."""
     return zip(rows, accumulate(row.num_logits for row in rows), strict=True)

@@ -11,7 +11,6 @@ from bridle.errors import InvalidRequest
 
 #: Number of queued sequences per decoding sequence that admits prompts: if prompts are computed whole, and if the
 #: operator set `max_waiting_tokens`.
-#: operator set for how many steps prompts wait.
 _WHOLE_RATIO, _TOLD_RATIO = 0.3, 1.2
 _WAITING_STEPS = 20
 

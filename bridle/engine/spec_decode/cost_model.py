@@ -1,4 +1,4 @@
-"""Selection of drafts that are worth their cost: the rule of `Speculation`, computed from probabilities and seconds."""
+"""Selection of drafts that are worth their cost: the rule of `Speculation`, computed from probabilities and times."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from itertools import accumulate
 from bridle.engine.sequence import Sequence
 from bridle.engine.spec_decode.proposers import Proposer
 
-#: The most tokens that are drafted at once where the engine decides.
+#: Maximum length of a draft if the engine decides the length.
 MOST_DRAFTS = 16
-#: So many times its cost a draft has to be worth: what is known of either is known about. In a batch it has to be worth
-#: more, since a token that one sequence alone wins ends nothing sooner.
+#: Factors by which a draft's value must exceed its cost, because both are estimates. The second factor is for batches:
+#: a token that only one sequence gains does not end the step sooner.
 _MARGIN, _MARGIN_AMONG_OTHERS = 1.1, 0.2
-#: An output is not expected to be longer than this, whatever it may be at most.
+#: Maximum number of further tokens that an output is expected to have.
 _FORESEEN = 128
 
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A sequence that may get up to `limit` drafts: as many as are worth their cost if `is_free`, else all of them."""
+    """A sequence that may get up to `limit` draft tokens: as many as are worth their cost if `is_free`, else all of
+    them."""
 
     seq: Sequence
     limit: int
@@ -28,24 +29,24 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftProposal:
-    """Draft tokens in parts: each is a guessed token with the tokens that must follow it. After them another token
-    is sampled."""
+    """Draft tokens in parts: each part is a guessed token with the tokens that are forced after it. After the last part
+    another token is sampled."""
 
     wish: DraftRequest
     parts: list[tuple[int, ...]]
-    chance: float  # that a guessed token is right if those before it are
-    is_paid: bool = False  # its proposer took its time for it, after it was weighed
-    asking: float = 0.0  # seconds that what steers the sequence takes to be asked about a part
+    chance: float  # probability that a guessed token is right if those before it are
+    is_paid: bool = False  # its proposer's time was already spent and is not a cost
+    asking: float = 0.0  # seconds to ask the controller about a part
 
     def tokens(self, num_parts: int) -> tuple[int, ...]:
-        """Those of the first parts."""
+        """Return the tokens of the first `num_parts` parts."""
         return tuple(token for part in self.parts[:num_parts] for token in part)
 
 
 @dataclass(slots=True)
 class BaseStep:
-    """The step to which drafts are added: its seconds, those of one more row and of one more token without logits,
-    and its tokens without drafts."""
+    """The step to which drafts are added: its seconds, the seconds of one more row and of one more token without
+    logits, and its tokens without drafts."""
 
     seconds: float
     row: float
@@ -55,12 +56,12 @@ class BaseStep:
 
     @property
     def margin(self) -> float:
-        """The factor by which a draft's value has to exceed its cost."""
+        """Return the factor by which a draft's value has to exceed its cost."""
         return _MARGIN + _MARGIN_AMONG_OTHERS * (1.0 - 1.0 / max(self.num_sure, 1))
 
     def cost(self, size: float, chance: float) -> float:
-        """Return the seconds of a part of `size` tokens. The first is a guess that is right with this `chance`; the
-        others would then be computed anyway, but without logits."""
+        """Return the seconds of a part of `size` tokens. The first token is a guess that is right with probability
+        `chance`. In that case the other tokens would be computed anyway, but without logits."""
         return self.row * size - chance * self.other * (size - 1)
 
 
@@ -90,17 +91,17 @@ def best_pace(chance: float, cost: float, step: BaseStep, limit: int) -> float:
 
 
 def repays(behind: float, seq: Sequence, count: int, chance: float, cost: float, step: BaseStep) -> bool:
-    """Return whether drafting saves more time in the rest of a sequence than the `behind` seconds that its proposer
-    needs to catch up with it. The proposer offers `count` tokens per step, each for `cost` seconds."""
+    """Return whether drafting saves more time in the remaining output than the `behind` seconds that its proposer needs
+    to catch up with the sequence. The proposer offers `count` tokens per step, each for `cost` seconds."""
     if not behind:
         return True
     tokens = 1.0 + sum(chance**depth for depth in range(1, count + 1))
-    saved = step.seconds - (step.seconds + count * cost) / tokens  # for each token
+    saved = step.seconds - (step.seconds + count * cost) / tokens  # seconds saved per token
     return saved * min(seq.max_len - len(seq.tokens), _FORESEEN) > step.margin * behind
 
 
 def worthy(wishes: list[DraftRequest], step: BaseStep) -> list[DraftRequest]:
-    """Return the wishes of a step whose rows are cheap enough for any draft; in any other step, those that requests
+    """Return all wishes if a row of the step is cheap enough for any draft; otherwise those for drafts that requests
     asked for."""
     if step.margin * step.row * step.num_sure < step.seconds:
         return wishes
@@ -134,14 +135,14 @@ def worth_asking(
 
 
 def fitting(parts: list[tuple[int, ...]], limit: int, room: int) -> list[tuple[int, ...]]:
-    """Return the leading parts that fit."""
+    """Return the leading parts that fit: at most `limit` parts, with at most `room` tokens."""
     ends = accumulate(map(len, parts))
     return [part for part, end in zip(parts[:limit], ends, strict=False) if end <= room]
 
 
 def worth_while(guesses: list[DraftProposal], step: BaseStep) -> dict[int, int]:
-    """Return how many parts of each draft to compute. Parts that were requested or chosen before always count. The most
-    probable of the others follow, as long as each increases the tokens per second."""
+    """Return how many parts of each draft to compute. Parts that were requested or chosen before always count. Of the
+    other parts, the most probable ones are added as long as each increases the tokens per second."""
     counts: dict[int, int] = {}
     expected, seconds, room, margin = float(step.num_sure), step.seconds, step.room, step.margin
     free: list[tuple[float, int, int]] = []

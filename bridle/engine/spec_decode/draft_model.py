@@ -2,9 +2,9 @@
 
 The proposer keeps a shadow of each sequence: a sequence with the same tokens, its own blocks and its own count of
 computed tokens. The sequence may have changed since the last call (tokens sampled, forced or rolled back, a fork, a
-preemption). The shadow takes over its tokens, keeps the KV of the common ones, and computes the rest. Blocks of prompts
-are found by hash, as in the engine. One forward pass then gives one token of every sequence; `DraftStep` says how that
-is sampled. If the draft model fails, there are no drafts, and requests are not affected.
+preemption). The shadow then copies the tokens, keeps the KV of the common ones, and computes the others. Blocks of
+prompts are found by hash, as in the engine. One forward pass then gives one token of every sequence; `DraftStep` says
+how that token is sampled. If the draft model fails, there are no drafts, and requests are not affected.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from bridle.engine.spec_decode.step_cost import Average, StepCost
 
 _log = logging.getLogger(__name__)
 
-#: After so many failures in a row the draft model is not asked any more.
+#: Number of failures in a row after which the draft model is not used any more.
 _MAX_FAILURES = 3
-#: A pass of so many tokens tells what reading a prompt costs; that of few is a step's.
+#: A pass of at least this many tokens is counted as reading a prompt; a smaller one is counted as a step.
 _LONG = 32
 
 
 @dataclass(slots=True, eq=False)
 class _Shadow:
-    """The draft model's state of a sequence: `own` holds its tokens as of the last step, with draft tokens after
-    the first `num_known`."""
+    """The draft model's state of a sequence: `own` holds its tokens as of the last step. Tokens after the first
+    `num_known` are draft tokens."""
 
     own: Sequence
     num_known: int
@@ -64,15 +64,16 @@ class DraftModelProposer(Proposer):
         self.shadows: dict[int, _Shadow] = {}
         self._freed: list[int] = []
         self._step = 0
-        self._num_failures = 0  # in a row
+        self._num_failures = 0  # failures in a row
         self._cost = StepCost()
         self._reading = Average()
 
-    # -- what a proposer does ------------------------------------------------------------------------------
+    # -- interface of a proposer ---------------------------------------------------------------------------
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Run the draft model as often as the longest draft needs. A sequence with too many missing tokens gets a
-        part of them computed, and no draft yet. While no drafts are requested, the measured cost slowly fades."""
+        """Run the draft model as often as the longest draft needs. If too many tokens of a sequence are missing, a part
+        of them is computed, and the sequence has no draft yet. While no drafts are requested, the measured cost slowly
+        decreases."""
         if self._num_failures >= _MAX_FAILURES:
             return {}
         try:
@@ -81,7 +82,7 @@ class DraftModelProposer(Proposer):
                 self._cost.fade()
             while going:
                 going = self._advance(going)
-        except Exception as error:  # whatever it is, the sequences go on without drafts
+        except Exception as error:  # after any error, the sequences continue without drafts
             self._fail(error)
             return {}
         self._num_failures = 0
@@ -92,19 +93,19 @@ class DraftModelProposer(Proposer):
         return self._cost.of_step(num_sequences) if self._cost.is_known else 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Estimated from long prompts; 0 until there was one."""
+        """Return the seconds, estimated from long prompts; 0 before the first long prompt."""
         shadow = self.shadows.get(seq.id)
         num_known = shadow.own.kv.num_computed if shadow else 0
         return max(len(seq.tokens) - num_known - 1, 0) * self._reading.each
 
     def cut(self, seq: Sequence) -> None:
-        """Record how many tokens of the shadow are still right."""
+        """Record how many tokens of the shadow still equal those of the sequence."""
         shadow = self.shadows.get(seq.id)
         if shadow is not None:
             shadow.num_known = min(shadow.num_known, len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
-        """Release the shadow's blocks; full ones stay as cache."""
+        """Release the shadow's blocks; full blocks stay in the cache."""
         shadow = self.shadows.pop(seq.id, None)
         if shadow is not None:
             self.blocks.free(shadow.own)
@@ -113,11 +114,11 @@ class DraftModelProposer(Proposer):
     def close(self) -> None:
         self._executor.close()
 
-    # -- following -----------------------------------------------------------------------------------------
+    # -- updating shadows ----------------------------------------------------------------------------------
 
     def _begin(self, wishes: Iterable[Wish]) -> list[DraftStep]:
-        """Return the turns of this call. Of several outputs of a request, one begins, and the others find its blocks
-        later."""
+        """Return the drafts to make in this call. Of several new outputs of a request, one begins, and the others later
+        find its blocks in the cache."""
         turns: list[DraftStep] = []
         begun: set[str] = set()
         for seq, limit in wishes:
@@ -132,8 +133,8 @@ class DraftModelProposer(Proposer):
         return turns
 
     def _turn(self, seq: Sequence, limit: int) -> DraftStep | None:
-        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if the
-        sequence's next sampling is unknown."""
+        """Update the shadow to the tokens of `seq`. Returns None if the draft model cannot continue, or if it is
+        unknown how the sequence samples next."""
         limit = min(limit, self._info.max_model_len - len(seq.tokens))
         shadow = self.shadows.get(seq.id)
         num_known = shadow.num_known if shadow else 0
@@ -144,7 +145,7 @@ class DraftModelProposer(Proposer):
             return None
         if shadow is None:
             shadow = self.shadows[seq.id] = _Shadow(self._new_shadow(seq), len(seq.tokens))
-            self.blocks.admit(shadow.own)  # what the cache has of it; without room for the rest, nothing
+            self.blocks.admit(shadow.own)  # uses cached blocks; does nothing if there is no room for the other blocks
         else:
             self._follow(shadow, seq)
         return DraftStep(seq, shadow.own, limit, way, self._info.vocab_size)
@@ -168,7 +169,7 @@ class DraftModelProposer(Proposer):
         )
 
     def _follow(self, shadow: _Shadow, seq: Sequence) -> None:
-        """Take over the tokens after the known ones. Drafts that were right keep their KV."""
+        """Copy the tokens of `seq` after the known ones. Draft tokens that were right keep their KV."""
         own, num_same = shadow.own, shadow.num_known
         for drafted, token in zip(own.tokens[num_same:], seq.tokens[num_same:], strict=False):
             if drafted != token:
@@ -185,12 +186,12 @@ class DraftModelProposer(Proposer):
     # -- computing -----------------------------------------------------------------------------------------
 
     def _advance(self, turns: list[DraftStep]) -> list[DraftStep]:
-        """Run one forward pass: a token for each sequence that is up to date. Returns those that continue."""
+        """Run one forward pass: a token for each sequence that is up to date. Returns the drafts that continue."""
         began = self._clock()
         self._step += 1
         plan = StepPlan(self._step)
         picked = self._pick(turns, plan.copies)
-        plan.freed, self._freed = self._freed, []  # with those that made room for this pass
+        plan.freed, self._freed = self._freed, []  # including sequences that were dropped to make room for this pass
         drawing = [turn for turn in picked if turn.own.kv.num_computed + turn.num_tokens == len(turn.own.tokens)]
         plan.rows = [turn.own.plan_row(turn.num_tokens) for turn in picked]
         if not (plan.rows or plan.freed):
@@ -212,7 +213,7 @@ class DraftModelProposer(Proposer):
         return going
 
     def _pick(self, turns: list[DraftStep], copies: list[BlockCopy]) -> list[DraftStep]:
-        """Select the rows of one pass: the sequences that lack least come first."""
+        """Select the rows of one pass: the sequences with the fewest missing tokens come first."""
         budget = self._info.max_num_batched_tokens
         picked: list[DraftStep] = []
         for turn in sorted(turns, key=lambda turn: len(turn.own.tokens) - turn.own.kv.num_computed):
@@ -221,7 +222,7 @@ class DraftModelProposer(Proposer):
             end = own.kv.num_computed + turn.num_tokens
             if not turn.num_tokens or len(picked) == self._info.max_num_seqs or not self._make_room(own, end, turns):
                 continue
-            if self._by_sequence:  # such an executor frees what was cut with the next row
+            if self._by_sequence:  # such an executor frees truncated KV with the next row
                 self.blocks.truncate(own)
             copies += self.blocks.allocate(own, end)
             picked.append(turn)
@@ -230,7 +231,8 @@ class DraftModelProposer(Proposer):
         return picked
 
     def _make_room(self, own: Sequence, end: int, turns: list[DraftStep]) -> bool:
-        """Return whether `own` can be computed up to `end`, after dropping idle sequences' state if necessary."""
+        """Return whether `own` can be computed up to `end`, after dropping the shadows of idle sequences if
+        necessary."""
         busy = {turn.own.id for turn in turns}
         idle = (shadow.own for seq_id, shadow in list(self.shadows.items()) if seq_id not in busy)
         while self.blocks.num_needed(own, end) > self.blocks.num_free:
@@ -241,11 +243,11 @@ class DraftModelProposer(Proposer):
         return True
 
     def _append(self, turn: DraftStep, token: int) -> bool:
-        """Take a drafted token in; returns whether another one is wanted after it."""
+        """Append a drafted token. Returns whether another token is to be drafted after it."""
         return 0 <= token < self._rules.vocab_size and turn.append(token, self._rules)
 
     def _fail(self, error: Exception) -> None:
-        """Drop all shadows, because the executor's state is unknown."""
+        """Drop all shadows, because the executor's state is unknown after an error."""
         self._num_failures += 1
         ends = "; it is not asked any more" if self._num_failures == _MAX_FAILURES else ""
         _log.warning("the draft model failed, and this step has no drafts%s: %r", ends, error)

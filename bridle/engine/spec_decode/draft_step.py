@@ -2,7 +2,8 @@
 
 A draft token is sampled like the real token at that position. It has the same parameters, random key and number, the
 request's bans, and the mask that the controller predicts after the tokens so far. Tokens that the controller forces
-there become part of the draft. If it predicts nothing, the draft ends, because the next token could not be verified.
+become part of the draft. If the controller predicts nothing, the draft ends, because the next token could not be
+verified.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _PLAIN = Branch()
 
 @dataclass(slots=True, eq=False)
 class DraftStep:
-    """A sequence that gets `left` more draft tokens of a model with `vocab_size` ids. `own` are its tokens with the
-    drafted ones; `way` is how the next one is sampled."""
+    """A sequence that gets `left` more draft tokens from a model with `vocab_size` ids. `own` has its tokens and the
+    draft tokens; `way` is the branch by which the next token is sampled."""
 
     seq: Sequence
     own: Sequence
@@ -29,10 +30,10 @@ class DraftStep:
     way: Branch
     vocab_size: int
     num_drawn: int = 0
-    num_tokens: int = 0  # of the forward pass under way
+    num_tokens: int = 0  # tokens of the current forward pass
 
     def row(self, index: int) -> SampleRow:
-        """The row that drafts a token from logits row `index`.
+        """Return the row that drafts a token from logits row `index`.
 
         Both models use the same random number between 0 and 1, which selects a token by cumulative probability in the
         order of the vocabulary. So if the two distributions agree, both give the same token even at a high temperature.
@@ -52,18 +53,19 @@ class DraftStep:
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        """Draft tokens so far."""
+        """Return the draft tokens so far."""
         return tuple(self.own.tokens[len(self.seq.tokens) :])
 
     def append(self, token: int, rules: DecisionValidator) -> bool:
-        """Take a drafted token in; returns whether another one is wanted after it."""
+        """Append a drafted token. Returns whether another token is to be drafted after it."""
         self.own.tokens.append(token)
         self.left -= 1
         self.num_drawn += 1
         return self.left > 0 and token not in self.seq.stop_ids and self._go_on(rules)
 
     def _go_on(self, rules: DecisionValidator) -> bool:
-        """Find out how the next token is sampled, after those that are forced before it."""
+        """Append the tokens that are forced now, and find the branch that samples the next token. Returns whether there
+        is one."""
         pool = self.seq.control.pool
         if pool is None or "draft_masks" not in pool.capabilities:
             return True
@@ -79,7 +81,7 @@ class DraftStep:
         return False
 
     def _force(self, decision: Decision) -> bool:
-        """Append forced tokens. Returns whether `decision` contains nothing else."""
+        """Append forced tokens. Returns whether `decision` contains only forced tokens."""
         if not decision.is_forced or decision.branches[0].splices[0].backtrack:
             return False
         tokens = decision.branches[0].splices[0].ff_tokens
@@ -90,8 +92,8 @@ class DraftStep:
 
 
 def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
-    """Return the branch by which the next token of `seq` is sampled; None if it is unknown, or if no draft can be
-    verified against it."""
+    """Return the branch by which the next token of `seq` is sampled. None if the branch is unknown, or if no draft can
+    be verified against it."""
     pool, decision = seq.control.pool, seq.control.answer
     if pool is None:
         return _PLAIN
@@ -105,6 +107,6 @@ def first_way(seq: Sequence, rules: DecisionValidator) -> Branch | None:
 
 
 def is_plain_draw(decision: Decision) -> bool:
-    """Return whether the decision is one plain sample, without splices and options."""
+    """Return whether the decision samples one token plainly, without splices and options."""
     is_single = decision.is_draw and len(decision.branches) == 1 and decision.options is None
     return is_single and not decision.branches[0].splices

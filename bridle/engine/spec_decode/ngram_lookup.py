@@ -1,26 +1,26 @@
 """Drafts without a model: the tokens that followed an earlier occurrence of the last few tokens.
 
-The searched text is the client's prediction, if there is one, then prompt and output. If the output copies from it
-(edited code, quotations, JSON with the keys of the prompt), the draft continues the copy: prompt lookup (Saxena, 2023;
-`prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one with
-the longest common history is used.
+The searched text is the client's prediction, if there is one, then prompt and output. If the output copies from this
+text (edited code, quotations, JSON with the keys of the prompt), the draft continues the copy: prompt lookup (Saxena,
+2023; `prompt_lookup_num_tokens` in transformers). Among the latest few occurrences of the last `NGRAM` tokens, the one
+with the longest common history is used.
 
-If the output differs from the copied text, the copy resumes a few tokens later where both agree again, or after the
-changed token, because most edits are small.
+If the output differs from the copied text, the copy resumes a few tokens later where both agree again. If they do not
+agree again, it resumes after the changed token, because most edits are small.
 
-Every token takes one entry of a dictionary. A rewind undoes appending exactly.
+Every token takes one entry of a dictionary. A rewind exactly undoes the appending of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-#: So many tokens must agree before a copy is expected.
+#: Number of tokens that must agree before a copy is expected.
 NGRAM = 3
-#: So many earlier places are compared, the latest first, each so far back.
+#: Number of earlier positions to compare, the latest first, and number of tokens to compare at each.
 _MAX_PLACES = 8
 _MAX_AGREEMENT = 32
-#: So many tokens further on a copy may go on, and so often in a row it may meet another token than its own.
+#: Number of tokens that a copy may skip to resume, and of mismatches in a row before the copy ends.
 _MAX_GAP, _MAX_MISSES = 8, 2
 _Key = tuple[int, ...]
 
@@ -34,12 +34,13 @@ class NgramIndex:
         self.latest: dict[_Key, int] = {}  # an n-gram -> the position after its latest occurrence
         self.before: list[int | None] = []  # per position of the text: the occurrence before that one
         self._index(self._num_predicted)
-        self._next = 0 if self.text else None  # where the copy under way goes on
-        self._num_misses = 0  # how often in a row it met another token
-        self._agreement = NGRAM  # how many tokens in a row were its own since it last met another one
+        self._next = 0 if self.text else None  # position at which the current copy continues
+        self._num_misses = 0  # number of mismatches in a row
+        self._agreement = NGRAM  # number of matching tokens since the last mismatch
 
     def follow(self, tokens: Sequence[int], num_prompt: int, limit: int) -> None:
-        """Bring the text up to `tokens`, of which the first `num_prompt` are prompt: at most `limit` of them at once.
+        """Append the new ones of `tokens`, at most `limit` in one call. The first `num_prompt` of `tokens` are the
+        prompt.
 
         The caller reports rolled-back tokens with `cut`.
         """
@@ -54,7 +55,7 @@ class NgramIndex:
         self._index(len(self.text))
 
     def _behind(self, token: int, place: int) -> int | None:
-        """Return the position at which the copy at `place` continues after `token`."""
+        """Return the position at which the copy at `place` continues after `token`, or None."""
         text = self.text
         if place < len(text) and text[place] == token:
             self._num_misses = 0
@@ -71,7 +72,7 @@ class NgramIndex:
         return place if self._num_misses > 1 and token in behind else place + 1
 
     def cut(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens of the sequence."""
+        """Keep only the first `num_tokens` tokens of the sequence."""
         size = self._num_predicted + num_tokens
         while len(self.before) > size:
             end = len(self.before)
@@ -101,11 +102,11 @@ class NgramIndex:
             return ()
         part = self.text[start : start + limit]
         while part and len(part) < limit and start + len(part) >= len(self.text):
-            part += part[: limit - len(part)]  # the copy has come to its own beginning: the text repeats itself
+            part += part[: limit - len(part)]  # the copy has reached its own beginning: the text repeats itself
         return tuple(part)
 
     def draft_after(self, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Return the draft if `tokens` came first. They are not stored."""
+        """Return the draft that would follow if `tokens` came next. They are not stored."""
         size, going_on = len(self), (self._next, self._num_misses, self._agreement)
         self.text += tokens
         self._index(len(self.text))
@@ -118,7 +119,7 @@ class NgramIndex:
     def _index(self, end: int) -> None:
         text, before, latest = self.text, self.before, self.latest
         before += [None] * (min(end, NGRAM - 1) - len(before))
-        first = len(before) - NGRAM + 1  # where the next n-gram begins
+        first = len(before) - NGRAM + 1  # start of the next n-gram
         for last, key in enumerate(
             zip(*(text[first + place : end] for place in range(NGRAM)), strict=False), first + NGRAM
         ):

@@ -1,5 +1,5 @@
-"""Selection of proposers: which one drafts for a sequence, how its controller filters the draft, and how often each was
-right.
+"""Selection of proposers: which one drafts for a sequence, how its controller filters the draft, and each proposer's
+acceptance rate.
 
 A controller's proposal is used first, then copies from the text, then the draft model. `Speculation` weighs the drafts.
 """
@@ -27,9 +27,10 @@ from bridle.engine.spec_decode.cost_model import (
 from bridle.engine.spec_decode.proposers import ControllerProposer, NgramProposer, Proposer
 from bridle.engine.spec_decode.step_cost import AcceptanceRate, Average, StepCost
 
-#: How often a draft model is expected to be right before it has drafted anything: somebody chose it.
+#: Expected acceptance rate of a draft model before it has drafted anything. It is high because the operator chose the
+#: model.
 _CHOSEN = 0.8
-#: The least that a new sequence is expected to copy, however little others did: it may be of another kind.
+#: Minimum acceptance rate of copies that is expected of a new sequence, because it may differ from earlier ones.
 _LEAST_COPIED = 0.2
 
 
@@ -40,9 +41,9 @@ class DraftBackoff:
 
     length: int = 0
     left: int = 0
-    who: tuple[int, int] = (0, 0)  # how many sequences, and the last of them
-    is_due: bool = False  # nothing was looked for in the step under way
-    was_due: bool = False  # nor for those whose controllers are told ahead
+    who: tuple[int, int] = (0, 0)  # number of sequences, and the id of the last one
+    is_due: bool = False  # the search for drafts is paused in this step
+    was_due: bool = False  # paused also for controllers that get drafts ahead
 
     def begin(self, sequences: list[Sequence], longest: int) -> None:
         self.length = self.left = min(2 * self.length + 1, longest)
@@ -66,8 +67,8 @@ class DraftBackoff:
 
 @dataclass(slots=True)
 class _AskingCost:
-    """Cost of a controller pool for a part of a draft: seconds to filter it, its rows, and seconds to predict the
-    answer."""
+    """Cost of a controller pool for one part of a draft: seconds to filter it, its number of rows, and seconds to
+    predict the answer."""
 
     filtering: Average = field(default_factory=Average)
     size: Average = field(default_factory=Average)
@@ -75,7 +76,7 @@ class _AskingCost:
 
 
 class ProposerSelector:
-    """Asks the proposers, and learns their cost and their acceptance. `rest` is the backoff."""
+    """Asks the proposers for drafts, and learns their costs and acceptance rates. `rest` is the backoff."""
 
     def __init__(self, model: Proposer | None, vocab_size: int, timer: Callable[[], float], rest: DraftBackoff) -> None:
         self._proposals = ControllerProposer(vocab_size)
@@ -83,19 +84,20 @@ class ProposerSelector:
         self._model = model
         self._proposers: tuple[Proposer, ...] = (self._proposals, self._lookup, *(() if model is None else (model,)))
         self._modelled, self._copied = AcceptanceRate(), AcceptanceRate()  # over all sequences
-        self.num_sequences = 1  # of the step that was planned last
+        self.num_sequences = 1  # number of sequences in the step that was planned last
         self._asked: dict[ControllerPool | None, _AskingCost] = defaultdict(_AskingCost)
-        self._seconds_ahead = 0.0  # spent on drafts in addition to their rows, since this was asked for
+        self._seconds_ahead = 0.0  # seconds spent on drafts, in addition to their rows, since `take_seconds_ahead`
         self.timer = timer
         self._rest = rest
-        self._waiting = StepCost()  # of the engine for controllers that are far away, by how many tokens they were told
+        self._waiting = StepCost()  # the engine's waits for remote controllers, by the number of tokens sent ahead
 
     def on_decision(self, seq: Sequence, decision: Decision) -> None:
         """Record the tokens that a controller proposes with its answer."""
         self._proposals.on_decision(seq, decision)
 
     def guess(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return the drafts of all proposers. Each drafts for the sequences that those before it left out."""
+        """Return the drafts of all proposers. Each proposer drafts for the sequences without a draft of an earlier
+        one."""
         guesses = self.take_proposals(wishes)
         guesses += self._look_up(_others(wishes, guesses), step)
         if self._model is not None:
@@ -103,7 +105,7 @@ class ProposerSelector:
         return guesses
 
     def take_proposals(self, wishes: list[DraftRequest]) -> list[DraftProposal]:
-        """Return the drafts that controllers propose."""
+        """Return the drafts that controllers proposed."""
         found = self._proposals.propose((wish.seq, wish.limit) for wish in wishes)
         guesses = []
         for wish in wishes:
@@ -122,8 +124,8 @@ class ProposerSelector:
         return guesses
 
     def _look_up(self, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts copied from the text, if copies were accepted often enough to pay. Otherwise copies are only
-        measured."""
+        """Return drafts copied from the text, if enough copies were accepted to be worth their cost. Otherwise the
+        acceptance of copies is only measured."""
         chances = self._copied_chances([wish.seq for wish in wishes])
         ranked = sorted(chances.values())
         room, guesses = step.room, []
@@ -139,7 +141,7 @@ class ProposerSelector:
                 continue
             self._rest.is_due = False
             limit = wish.limit
-            if seq.is_controlled:  # asking it takes time: no further than there is room for
+            if seq.is_controlled:  # asking the controller takes time, so the draft is limited to the room
                 limit = min(limit, depth, -(-max(room, 0) // num_alike))
             if tokens := self._copy(seq, limit):
                 seq.drafts.source = seq.drafts.copied
@@ -149,7 +151,7 @@ class ProposerSelector:
         return guesses
 
     def _is_faster_modelled(self, wish: DraftRequest, chance: float, cost: float, step: BaseStep) -> bool:
-        """Return whether the draft model, which takes time, gives more tokens per second than a copy."""
+        """Return whether the draft model gives more tokens per second than a copy, although running it takes time."""
         if self._model is None:
             return False
         own = step.row + self._model.seconds(1)
@@ -157,8 +159,8 @@ class ProposerSelector:
         return modelled > best_pace(chance, cost, step, wish.limit)
 
     def _copied_chances(self, sequences: Iterable[Sequence]) -> dict[int, float]:
-        """Return the probability that a copied token is right, by sequence id: from this sequence, and before that
-        from all others."""
+        """Return the probability that a copied token is right, by sequence id. It is estimated from the sequence's own
+        copies, and from all sequences while these are few."""
         num_steps = self._rest.length + 1
         self._copied.decay(num_steps)
         chances = {}
@@ -172,12 +174,12 @@ class ProposerSelector:
         return self._lookup.propose([(seq, limit)]).get(seq.id, ())
 
     def track_unverified(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        """Remember the copied tokens of sequences where they are not computed, so that their accuracy is learned
-        without cost."""
+        """Remember the next copied token of a sequence that is not computed as a draft, so that the accuracy of copies
+        is learned at no cost."""
         seq.drafts.watched = (len(seq.tokens), tokens[0]) if tokens else None
 
     def _settle_watched(self, seq: Sequence) -> None:
-        """Compare the last remembered guess with the sampled token."""
+        """Compare the last remembered guess with the token that was sampled at its position."""
         watched, seq.drafts.watched = seq.drafts.watched, None
         if watched is not None and watched[0] < len(seq.tokens):
             is_right = int(seq.tokens[watched[0]] == watched[1])
@@ -185,8 +187,8 @@ class ProposerSelector:
             self._copied.note(1, is_right)
 
     def _lead(self, seq: Sequence, tokens: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-        """Return the guessed tokens that the sequence's controller allows, with those that it forces. If it forces
-        other tokens than guessed, the text is searched again after them."""
+        """Return the guessed tokens that the sequence's controller allows, with the tokens that it forces. If the
+        controller forces other tokens than guessed, the text is searched again after the forced tokens."""
         pool = seq.control.pool
         if not tokens or pool is None or "draft_filtering" not in pool.capabilities:
             return singles(tokens)
@@ -216,7 +218,7 @@ class ProposerSelector:
         return cost.filtering.each + cost.predicting.each
 
     def note_foreseen(self, seq: Sequence, num_known: int, seconds: float) -> None:
-        """Record how long it took to ask the controller of `seq` about the drafts of a step."""
+        """Record how long the lookahead of the controller of `seq` took for the drafts of a step."""
         self._asked[seq.control.pool].predicting.note(max(num_known, 1), seconds)
         self._seconds_ahead += seconds
 
@@ -227,12 +229,12 @@ class ProposerSelector:
             self._waiting.note(sum(map(len, told)), seconds)
 
     def take_seconds_ahead(self) -> float:
-        """Return the seconds of drafting and lookahead since the last call; they are no cost of rows."""
+        """Return the seconds of drafting and lookahead since the last call. They do not count as cost of rows."""
         seconds, self._seconds_ahead = self._seconds_ahead, 0.0
         return seconds
 
     def _ask(self, model: Proposer, wishes: list[DraftRequest], step: BaseStep) -> list[DraftProposal]:
-        """Return drafts of the draft model, as long as they are worth its time."""
+        """Return drafts of the draft model for the sequences for which they are worth its time."""
         chances = {wish.seq.id: self._model_chance(wish.seq) for wish in wishes}
         counts = worth_asking(wishes, chances, model, step)
         cost = step.row + model.seconds(1)
@@ -258,11 +260,12 @@ class ProposerSelector:
         return guesses
 
     def _model_chance(self, seq: Sequence) -> float:
-        """Return the probability that the draft model is right: from this sequence, and before that from all others."""
+        """Return the probability that the draft model's token is right: estimated from this sequence, and from all
+        sequences while its drafts are few."""
         return seq.drafts.modelled.chance_from(self._modelled.chance_from(_CHOSEN))
 
     def learn(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
-        """Record how many of the drafts of a step were sampled."""
+        """Record how many of the draft tokens of a step were accepted."""
         source = seq.drafts.source or seq.drafts.copied
         source.note(num_drafted, num_right)
         if source is seq.drafts.modelled:
@@ -288,7 +291,7 @@ class ProposerSelector:
 
 
 def _others(wishes: list[DraftRequest], guesses: list[DraftProposal]) -> list[DraftRequest]:
-    """Return the wishes without a draft."""
+    """Return the wishes that have no draft in `guesses`."""
     guessed = {guess.wish.seq.id for guess in guesses}
     return [wish for wish in wishes if wish.seq.id not in guessed]
 

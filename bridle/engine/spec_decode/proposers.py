@@ -1,8 +1,8 @@
 """Proposers of draft tokens: one interface, and the proposers that need no model.
 
 A proposer is asked for tokens before each step, for many sequences at once. Its guesses change only the time, because
-each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal,
-`NgramProposer` copies from the client's prediction and from the text itself; `DraftModelProposer` in `draft_model` asks
+each is compared with the sampled token (`SamplePlanner`). `ControllerProposer` uses a controller's proposal.
+`NgramProposer` copies from the client's prediction and from the text itself. `DraftModelProposer` in `draft_model` runs
 a smaller model.
 """
 
@@ -15,28 +15,29 @@ from bridle.engine.sequence import Sequence
 from bridle.engine.sequence_state import Proposal
 from bridle.engine.spec_decode.ngram_lookup import NgramIndex
 
-#: Tokens of a text that are made searchable in one step.
+#: Maximum number of tokens that are indexed in one step.
 _MOST_INDEXED = 4096
 
-#: A sequence, and how many tokens are wanted for it at most.
+#: A sequence, and the maximum number of tokens to draft for it.
 Wish = tuple[Sequence, int]
-#: Guessed tokens by sequence id; a sequence for which there is no guess is not in it.
+#: Guessed tokens by sequence id; sequences without a guess are left out.
 Drafts = dict[int, tuple[int, ...]]
 
 
 class Proposer:
-    """Guesses the next tokens of sequences. Its state of a sequence follows the tokens, and is dropped with the KV."""
+    """Guesses the next tokens of sequences. A proposer's state of a sequence follows its tokens, and is dropped with
+    its KV."""
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Guess the tokens that follow those of each sequence."""
+        """Return guesses of the tokens that follow those of each sequence."""
         raise NotImplementedError
 
     def seconds(self, num_sequences: int) -> float:
-        """Return the seconds that one token for each sequence takes; 0 if that is small next to a step."""
+        """Return the seconds that one token for each sequence takes; 0 if this is negligible compared to a step."""
         return 0.0
 
     def seconds_behind(self, seq: Sequence) -> float:
-        """Return the seconds until it knows all tokens of `seq`, before which it guesses nothing."""
+        """Return the seconds until the proposer has read all tokens of `seq`. It guesses nothing before that."""
         return 0.0
 
     def cut(self, seq: Sequence) -> None:
@@ -56,8 +57,8 @@ class ControllerProposer(Proposer):
         self._vocab_size = vocab_size
 
     def on_decision(self, seq: Sequence, decision: Decision) -> None:
-        """Store the proposal of an answer, up to an invalid token, for which the answer is refused later. A
-        controller that proposes nothing keeps its last proposal."""
+        """Store the proposal of an answer, up to an invalid token; the answer is refused later because of that token.
+        If the controller proposes nothing, its last proposal is kept."""
         if len(decision.branches) != 1 or not decision.is_draw:
             return
         tokens = decision.branches[0].draft
@@ -68,14 +69,15 @@ class ControllerProposer(Proposer):
         seq.drafts.proposal = Proposal(len(seq.tokens), tokens[:known])
 
     def propose(self, wishes: Iterable[Wish]) -> Drafts:
-        """Return the rest of the proposals."""
+        """Return the remaining tokens of the proposals."""
         return {seq.id: tokens for seq, limit in wishes if (tokens := proposed(seq, limit))}
 
     def _is_known(self, token: object) -> bool:
         return isinstance(token, int) and 0 <= token < self._vocab_size
 
     def cut(self, seq: Sequence) -> None:
-        """Drop a proposal that began after the end. A proposal that was in use continues from there."""
+        """Drop a proposal that begins after the end of the sequence. A proposal that was in use continues from the
+        end."""
         proposal = seq.drafts.proposal
         if proposal is not None:
             proposal.num_true = min(proposal.num_true, len(seq.tokens) - proposal.at)
@@ -84,8 +86,8 @@ class ControllerProposer(Proposer):
 
 
 def proposed(seq: Sequence, limit: int) -> tuple[int, ...]:
-    """Return at most `limit` tokens that the controller of `seq` has proposed next. A wrong or finished proposal is
-    dropped."""
+    """Return at most `limit` tokens that the controller of `seq` has proposed to come next. A proposal that is wrong or
+    used up is dropped."""
     proposal, answer = seq.drafts.proposal, seq.control.answer
     if proposal is None or (answer is not None and (len(answer.branches) != 1 or not answer.is_draw)):
         return ()
@@ -120,15 +122,15 @@ class NgramProposer(Proposer):
         return found
 
     def propose_after(self, seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[int, ...]:
-        """Continue a copy after tokens that may follow those of `seq`, which was just drafted for."""
+        """Continue a copy after tokens that may follow those of `seq`. `propose` must have just been called for it."""
         text = self._texts.get(seq.id)
         return () if text is None or limit <= 0 else text.draft_after(tokens, limit)
 
     def cut(self, seq: Sequence) -> None:
-        """Roll back the same tokens in the text."""
+        """Roll back the same tokens in the indexed text."""
         if seq.id in self._texts:
             self._texts[seq.id].cut(len(seq.tokens))
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the text of a sequence, as its KV is dropped."""
+        """Drop the indexed text of a sequence when its KV is dropped."""
         self._texts.pop(seq.id, None)

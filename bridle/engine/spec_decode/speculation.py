@@ -1,14 +1,14 @@
-"""Choice of how many tokens to draft for which sequences, so that one pass may give several tokens of one sequence.
+"""Decides how many tokens to draft for which sequences, so that one forward pass may give several tokens of a sequence.
 
-A draft costs a row of the step and the time of its proposer. It gives a token if it equals the sampled one. It never
-changes the output: each drafted position is sampled with its own random number and key, as it would have been later. A
-wrong draft is dropped with all that follow it (`SamplePlanner`). So this module affects only the time.
+A draft costs a row of the step and the time of its proposer. It gives a token if it equals the sampled one. Drafts
+never change the output: each drafted position is sampled with its own random number and key, as it would have been
+later. A wrong draft is dropped with all drafts after it (`SamplePlanner`). So this module affects only the time.
 
 A draft is worth its row if its probability (by recent acceptance rates) exceeds the row's share of the step's time,
 times the tokens that the step gives without it. So a full batch, with expensive rows and many tokens, gets no drafts.
 Copies from the text cost no time, so they are made first and then weighed; a draft model is weighed before it runs. A
-request may set a maximum number of drafts. It gets these until the cost of rows is known, and then as many of them as
-are worth their cost.
+request may set a maximum number of drafts. It gets this number until the cost of rows is known, and then as many of
+them as are worth their cost.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from bridle.engine.spec_decode.step_cost import StepCost
 from bridle.errors import InvalidRequest
 from bridle.sampling import AUTO_DRAFTS, MAX_DRAFTS
 
-#: The most tokens that controllers are told ahead in one step.
+#: Maximum number of draft tokens that are sent ahead to remote controllers in one step.
 _MOST_TOLD = 64
-#: Seconds that it takes to clone the guest of a controller that is far away, as was measured: for what is told to more
-#: than one of them there has to be so much time in a step.
+#: Measured seconds to clone the guest of a remote controller. Drafts are sent ahead to several of them only if the step
+#: has this much time for each.
 _CLONE_SECONDS = 1.25e-3
-#: A row of more tokens than this is taken for a part of a prompt.
+#: A row with more tokens than this counts as part of a prompt.
 _MOST_FORCED = 32
-#: After so many steps it is known what rows cost.
+#: Number of steps after which the cost of rows counts as known.
 ENOUGH_STEPS = 16
-#: After steps in which no draft was worth looking for none is looked for in so many further ones, at most.
+#: Maximum number of steps without a search for drafts, after steps in which no draft was worth its cost.
 _LONGEST_REST = 8
-#: The same after steps in which the text said nothing.
+#: Maximum number of steps without a search for drafts, after steps in which the text gave no copy.
 _LONGEST_SILENCE = 3
 
 
@@ -55,7 +55,7 @@ class Speculation:
         if default is not None and not AUTO_DRAFTS <= default <= MAX_DRAFTS:
             raise InvalidRequest(f"speculate is {default}; must be between {AUTO_DRAFTS} and {MAX_DRAFTS}", "speculate")
         self._default = default if default is not None else AUTO_DRAFTS if model is not None else 0
-        self.is_used = self._default != 0  # whether any request has asked for drafts
+        self.is_used = self._default != 0  # whether any request so far has asked for drafts
         self.rest = DraftBackoff()
         self.guessing = ProposerSelector(model, vocab_size, timer, self.rest)
         self.cost = StepCost()
@@ -66,7 +66,7 @@ class Speculation:
         self.is_used = self.is_used or bool(predicted if asked is None else asked)
 
     def _wanted(self, seq: Sequence) -> int:
-        """Return how many drafts the request of `seq` asks for."""
+        """Return how many draft tokens the request of `seq` asks for."""
         wanted = seq.sampling.speculate
         if wanted is None:
             has_proposal = seq.drafts.proposal is not None and bool(proposed(seq, 1))
@@ -81,8 +81,8 @@ class Speculation:
             self.rest.end()
 
     def draft_for_remote_controllers(self, sequences: Iterable[Sequence]) -> Drafts:
-        """Return drafts for the next step of sequences with remote controllers, which get them together with the
-        current ask. `draft` returns no others for them."""
+        """Return drafts for the next step of sequences with remote controllers. These controllers get the drafts
+        together with the current ask, and `draft` returns no other drafts for them."""
         if not self.is_used:
             return {}
         chosen = list(sequences)
@@ -108,8 +108,8 @@ class Speculation:
         return {guess.wish.seq.id: told for guess in guesses if (told := guess.wish.seq.drafts.foretold)}
 
     def draft(self, sequences: Iterable[Sequence], num_tokens: int, room: int) -> Drafts:
-        """Return drafts for a step that computes `num_tokens` tokens and gives one of each sequence: at most `room`
-        in total."""
+        """Return drafts, at most `room` tokens in total, for a step that computes `num_tokens` tokens and samples one
+        token of each sequence."""
         chosen = list(sequences)
         self.guessing.num_sequences = len(chosen)
         if room <= 0 or self.rest.goes_on(chosen):
@@ -145,7 +145,7 @@ class Speculation:
         return drafts
 
     def note_step(self, plan: StepPlan, sequences: Iterable[Sequence], waited: float, seconds: float) -> None:
-        """Update the cost of rows from a step over `sequences` that took `seconds` seconds, `waited` of them for
+        """Update the cost of rows after a step over `sequences` that took `seconds`, of which `waited` were spent on
         controllers. Steps with long prompts or without tokens are ignored."""
         self.guessing.note_waited(sequences, waited)
         seconds -= waited + self.guessing.take_seconds_ahead()
@@ -154,7 +154,7 @@ class Speculation:
             self.cost.note(plan.num_logits, seconds, sum(others))
 
     def may_draft(self, sequences: Iterable[Sequence]) -> bool:
-        """Return whether the next step may have drafts for any of them."""
+        """Return whether the next step may have drafts for any of these sequences."""
         return self.is_used and any(self._wish(seq) is not None for seq in sequences)
 
     def _wishes(self, sequences: Iterable[Sequence]) -> list[DraftRequest]:
@@ -170,7 +170,8 @@ class Speculation:
 
 
 def _told(wish: DraftRequest) -> tuple[int, ...]:
-    """Return the draft tokens that the controller was shown; if it has answered, those that it could predict."""
+    """Return the draft tokens that were sent ahead to the controller. If it has answered, only those that it could
+    predict."""
     seq, pool = wish.seq, wish.seq.control.pool
     tokens = (seq.drafts.foretold or ())[: wish.limit]
     if tokens and seq.control.answer is not None and pool is not None:
@@ -179,7 +180,7 @@ def _told(wish: DraftRequest) -> tuple[int, ...]:
 
 
 def _may_draft(seq: Sequence) -> bool:
-    """Return whether the next samples can be drafted: the sequence decodes, its controller supports lookahead, no
+    """Return whether the next tokens of `seq` can be drafted: it decodes, its controller supports lookahead, and no
     score is missing."""
     if seq.kv.is_prefilling or seq.request.embeds:
         return False
@@ -193,13 +194,13 @@ def _may_draft(seq: Sequence) -> bool:
         seq.is_controlled and seq.output.text is not None and seq.output.text.may_go
     ):  # it hears of each draw before one takes others back
         return False
-    if seq.sampling.has_mirostat:  # each draw changes what the next one may choose
+    if seq.sampling.has_mirostat:  # each sampled token changes the candidates of the next one
         return False
     return seq.draws.was_forked or seq.sampling.n == 1
 
 
 def _is_foreseen(seq: Sequence) -> bool:
-    """Return whether the controller of `seq` may be asked ahead, or was."""
+    """Return whether the controller of `seq` may be asked for lookahead, or was asked."""
     pool = seq.control.pool
     can = frozenset() if pool is None else pool.capabilities
     if not getattr(seq.request.controller, "is_pure", True) or "lookahead" not in can:

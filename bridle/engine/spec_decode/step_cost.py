@@ -1,4 +1,4 @@
-"""Cost of one more row or token in a step, and acceptance rates of drafts, both estimated from recent steps."""
+"""Cost of one more row or token in a step, and acceptance rates of drafts. Both are estimated from recent steps."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import ClassVar
 
 
 class StepCost:
-    """Model of a step's seconds, linear in its rows with logits and its further tokens, which cost less. Fitted by
-    least squares to recent steps."""
+    """Model of a step's seconds, linear in its rows with logits and in its further tokens, which cost less. It is
+    fitted to recent steps by least squares."""
 
-    #: A row is taken to cost this share of a step until steps of different sizes were seen, and at most so much of its
-    #: even share: many tokens are computed more cheaply than few.
+    #: Assumed cost of a row, as a share of a step, until steps of different sizes were seen; and the maximum share of
+    #: the average cost per row, because many tokens are computed more cheaply than few.
     FIRST_SHARE, FIRST_EVEN = 0.1, 0.5
-    #: Variances below these say nothing of what one more costs: of a number, and of what is left of that of the rows
-    #: once the further tokens are known.
+    #: Minimum variances for an estimate of the cost of one more: of a count, and the share of the variance of rows that
+    #: further tokens do not explain.
     _LEAST_SPREAD, _LEAST_OWN = 0.25, 0.05
-    #: What steps still count after the next one.
+    #: Weight of earlier steps after each new step.
     _MEMORY = 0.98
 
     def __init__(self) -> None:
-        self.num_steps = 0  # that were noted
+        self.num_steps = 0  # number of recorded steps
         self._weight = 0.0
         # Means of rows, further tokens and seconds; then (co)variances of the same, times the weight.
         self._rows = self._others = self._seconds = 0.0
         self._rows_rows = self._others_others = self._rows_others = 0.0
         self._rows_seconds = self._others_seconds = 0.0
-        self._row: float | None = None  # what one costs, once it was asked for
+        self._row: float | None = None  # cost of a row, once it was computed
 
     @property
     def is_known(self) -> bool:
@@ -60,7 +60,7 @@ class StepCost:
             setattr(self, name, self._MEMORY * getattr(self, name))
 
     def of_row(self) -> float:
-        """Seconds that one more row costs."""
+        """Return the seconds that one more row costs."""
         if self._row is None:
             self._row = self._fitted_row()
         return self._row
@@ -73,13 +73,13 @@ class StepCost:
         return max((self._rows_seconds - self._slope() * self._others_seconds) / self._own_spread(), 0.0)
 
     def of_other(self) -> float:
-        """Seconds that one more token without logits costs."""
+        """Return the seconds that one more token without logits costs."""
         if not self._has_others():
             return 0.0
         return max((self._others_seconds - self.of_row() * self._rows_others) / self._others_others, 0.0)
 
     def of_step(self, num_rows: int, num_others: int = 0) -> float:
-        """Seconds of a step with the given numbers of rows and further tokens."""
+        """Return the seconds of a step with these numbers of rows and further tokens."""
         if not self._weight:
             return 1.0
         row, other = self.of_row(), self.of_other()
@@ -94,7 +94,7 @@ class StepCost:
         return self._rows_others / self._others_others if self._has_others() else 0.0
 
     def _own_spread(self) -> float:
-        """Return the variance of rows not explained by further tokens, times the weight; 0 if they explain nearly
+        """Return the variance of rows that further tokens do not explain, times the weight; 0 if they explain nearly
         all of it."""
         own = self._rows_rows - self._slope() * self._rows_others
         return own if own >= self._LEAST_OWN * self._rows_rows else 0.0
@@ -127,13 +127,13 @@ class Average:
 class AcceptanceRate:
     """Recent acceptance rate of drafts, with decaying weights."""
 
-    #: What is expected before there was any guess; it counts as much as one guess does.
+    #: Expected acceptance rate before the first guess. It has the weight of one guess.
     PRIOR: ClassVar = 0.6
-    #: What old guesses still count after others, and after a step in which there may have been none.
+    #: Weight of old guesses after each step with guesses, and after each step in which there may have been none.
     MEMORY: ClassVar = 0.95
     FADING: ClassVar = 0.99
-    #: In a large batch: as how many guesses of a sequence those of all others count, and by how many standard errors a
-    #: chance has to be clear of doubt.
+    #: For large batches: the weight of all other sequences' guesses, as a number of the sequence's own guesses; and the
+    #: number of standard errors that are subtracted from an estimate.
     OTHERS: ClassVar = 7.0
     CARE: ClassVar = 2.0
 
@@ -142,11 +142,11 @@ class AcceptanceRate:
 
     @property
     def chance(self) -> float:
-        """Return the probability that a guessed token is right if those before it are."""
+        """Return the probability that a guessed token is right if the guesses before it are right."""
         return self.chance_from(self.PRIOR)
 
     def chance_from(self, prior: float) -> float:
-        """Return the probability with another prior than usual."""
+        """Return the probability of `chance` with another prior."""
         return min((self.num_right + prior) / (self.num_tried + 1.0), 1.0)
 
     def chance_among(self, others: AcceptanceRate, least: float, num_sequences: int) -> float:
@@ -160,7 +160,7 @@ class AcceptanceRate:
         return max(chance - share * self.CARE * error, 0.0)
 
     def note(self, num_guessed: int, num_right: int) -> None:
-        """Take in the guesses of one step."""
+        """Add the guesses of one step."""
         self.num_right = self.MEMORY * self.num_right + num_right
         self.num_tried = self.MEMORY * self.num_tried + min(num_right + 1, num_guessed)
 

@@ -1,4 +1,4 @@
-"""Verification of drafts: the rows that they need, and how many drafts equal the sampled tokens.
+"""Verification of drafts: the rows that drafts need, and how many drafts equal the sampled tokens.
 
 A draft is accepted if it equals the token sampled at its position. Between samples there may be forced tokens, which
 were computed with the drafts. All tokens after the first rejected draft are dropped.
@@ -24,23 +24,23 @@ from bridle.outputs import Logprob
 @dataclass(slots=True)
 class PlannedDraw:
     """One branch to apply after sampling. Row `row` of the batch samples its token; None if it does not sample. The
-    rows after it sample along the drafts of `item`. If the token is just appended, `sample_row` is its row, too."""
+    rows after it sample along the drafts of `item`. If the token is just appended, `sample_row` is its row too."""
 
     seq: Sequence
     branch: Branch
     row: int | None
     item: Scheduled
-    ways: Vectors[Branch] = ()  # along the drafts: draws, and what is forced between them
-    look: int | None = None  # the row of the batch that gives candidates, if what is forced after them counts
+    ways: Vectors[Branch] = ()  # branches along the drafts: samples, and forced tokens between them
+    look: int | None = None  # row of the batch that gives candidates, if forced tokens after them count
     sample_row: int = -1
 
 
-#: A draw. Nearly all are planned rows with a `sample_row`, because another object for each would take time.
+#: A draw. Nearly all draws are planned rows with a `sample_row`, because one more object for each would take time.
 AnyDraw = Scheduled | PlannedDraw
 
 
 def row_of(draw: AnyDraw) -> int | None:
-    """Return the row of the batch that samples the token of a draw, if it samples one."""
+    """Return the row of the batch that samples the token of a draw, or None."""
     return draw.row if isinstance(draw, PlannedDraw) else draw.sample_row
 
 
@@ -52,13 +52,13 @@ class AcceptedDrafts:
     num_drawn: int = 0
 
 
-#: Of a row none of whose drafts holds.
+#: Result for a row whose first draft was rejected.
 NONE_RIGHT = AcceptedDrafts()
 
 
 @dataclass(eq=False, repr=False)
 class DraftVerifier:
-    """Applies sampled tokens along drafts; `accept_one` applies a single one."""
+    """Applies sampled tokens along drafts. `accept_one` applies a single token."""
 
     _scheduler: Scheduler
     _steering: ControllerManager
@@ -66,10 +66,9 @@ class DraftVerifier:
     _accept_one: Callable[[PlannedDraw, int, Logprob | None], None]
 
     def ways(self, item: Scheduled) -> list[Branch]:
-        """Return the branches after each draft token of the sequence, as far as they are known: not past forks and
-        splices."""
+        """Return the known branches after each draft token of the sequence. They end at a fork or a splice."""
         plain: list[Branch] = []
-        place = 1  # drafts after which the next way comes
+        place = 1  # number of draft tokens before the next branch
         for way in self._steering.foresight.foresee(item.seq, item.drafts):
             forced = way.splices[0].ff_tokens if _is_forced(way) else ()
             is_other = forced != item.drafts[place : place + len(forced)]
@@ -78,11 +77,11 @@ class DraftVerifier:
             plain.append(way)
             place += max(len(forced), 1)
         while plain and not plain[-1].sample:
-            plain.pop()  # nothing is sampled after it
+            plain.pop()  # no token is sampled after it
         return plain
 
     def accept(self, draw: PlannedDraw, row: int, batch: SampleBatch, result: StepResult) -> AcceptedDrafts:
-        """Apply the sampled tokens of a row with drafts in order, with the forced ones between them, up to the first
+        """Apply the sampled tokens of a row with drafts in order, with the forced tokens between them, up to the first
         rejected draft."""
         right = AcceptedDrafts()
         ways = iter(draw.ways)
@@ -103,11 +102,11 @@ class DraftVerifier:
         return right
 
     def _accept_draft(self, draw: PlannedDraw, row: int, result: StepResult, right: AcceptedDrafts) -> bool:
-        """Apply one sampled token. Returns whether it equals the draft, so that the next one counts."""
+        """Apply one sampled token. Returns whether it equals the draft token, so that the next draft token counts."""
         seq, drafts = draw.seq, draw.item.drafts
         num_rewound = seq.output.usage.rewound_tokens
         self._accept_one(draw, result.tokens[row], result.logprobs[row])
-        is_same = seq.output.usage.rewound_tokens == num_rewound  # nothing that is forbidden had to go
+        is_same = seq.output.usage.rewound_tokens == num_rewound  # no forbidden text was rolled back
         if not is_same or right.num_tokens >= len(drafts) or result.tokens[row] != drafts[right.num_tokens]:
             return False
         right.num_tokens += 1
@@ -118,8 +117,8 @@ class DraftVerifier:
         return True
 
     def _force_drafted(self, seq: Sequence, tokens: tuple[int, ...]) -> int:
-        """Append forced tokens that were computed. Returns how many entered before the output ended, or 0 if a
-        policy changed the text."""
+        """Append forced tokens that were already computed. Returns how many were appended before the output ended, or 0
+        if a policy changed the text."""
         num_before, num_rewound = len(seq.tokens), seq.output.usage.rewound_tokens
         self._steering.force(seq, 0, tokens)
         is_same = seq.output.usage.rewound_tokens == num_rewound
@@ -131,14 +130,14 @@ class DraftVerifier:
 
 
 def num_guessed(item: Scheduled, ways: Vectors[Branch]) -> int:
-    """Return how many drafts of a row are guesses and not forced: according to `ways`, and after them according to
-    the lookahead."""
+    """Return how many draft tokens of a row are guesses, not forced: according to `ways`, and for the draft tokens
+    after them according to the lookahead."""
     covered = 1 if ways else 0
     count = covered
     for way in ways:
         count += way.sample
         covered += 1 if way.sample else len(way.splices[0].ff_tokens)
-    count -= max(covered - len(item.drafts), 0)  # the last draws what follows all drafts
+    count -= max(covered - len(item.drafts), 0)  # the last branch applies after all draft tokens
     starts = accumulate(item.seq.drafts.sizes, initial=0)
     return count + sum(covered <= start < len(item.drafts) for start in list(starts)[:-1])
 
@@ -149,7 +148,7 @@ def _is_forced(way: Branch) -> bool:
 
 
 def drafted_rows(draw: PlannedDraw) -> list[SampleRow]:
-    """Return the rows that sample along the drafts, after the row itself."""
+    """Return the rows that sample after each draft token of a draw; the row of the draw itself is not included."""
     item, rows = draw.item, list[SampleRow]()
     place = 1
     for way in draw.ways:
