@@ -310,8 +310,9 @@ class Sequence:
         shared = self.request.shared
         return self.request.tenant if shared is None or number >= self.kv.num_shared else shared.owner
 
-    def fork(self, new_id: int, index: int, branch: int) -> Sequence:
-        """Return a copy for branch `branch` of the current fork. The caller makes it share the blocks."""
+    def fork(self, new_id: int, index: int, branch: int, copy: int = 0) -> Sequence:
+        """Return a copy for branch `branch` of the current fork, in output `copy` of the request's `n` outputs. The
+        caller makes the copy share the blocks."""
         kv, control, output = self.kv, self.control, self.output
         root = root_key(copy_seed(self.request.sampling.seed or 0, copy)) if copy else self.key
         key = root if copy and not branch else fork_key(root, self.draws.num_forks, branch)
