@@ -21,7 +21,7 @@ TEXTS = ["Hello", "a longer text about ships and the sea " * 20, "7 + 5 =", "Hel
 
 @pytest.fixture(scope="module")
 def wanted() -> Iterator[torch.Tensor]:
-    with LLM("demo", num_blocks=256) as llm:
+    with LLM("demo", kv_memory=1 << 24) as llm:
         yield torch.tensor(llm.embed(TEXTS, use_tqdm=False))
 
 
