@@ -26,6 +26,7 @@ from bridle.cli.app import app
 from bridle.cli.run import settings_file
 from bridle.serving import ControlSettings
 from tests.command_server import command_folder
+from tests.covering import slow_but
 from tests.http.controlled import lent
 from tests.http.harness import served
 from tests.pages import Block, blocks_of, log_elsewhere, path_without_this_python, run_commands, run_programs, shows
@@ -88,6 +89,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("page", HERE)
 def test_programs_run(page: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom: a program may use what one above it has made. What it prints is what the page shows."""
@@ -104,10 +106,13 @@ COMMANDS = sorted(
     if page != "docs/writing-controllers.md"  # it has a test of its own
     and any(block.output is not None and block.language != "python" for block in blocks_of(text))
 )
+#: What is read first, one page that makes files, and those whose commands take no time.
+QUICK = {"README.md", "docs/first-server.md", "docs/traces.md", "docs/batching.md", "docs/from-tgi.md"}
+QUICK |= {"docs/multiple-models.md", "docs/watching.md"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize("page", COMMANDS)
+@pytest.mark.parametrize("page", slow_but(QUICK, COMMANDS))
 def test_commands_print_what_is_shown(page: str, server: str, tmp_path: Path) -> None:
     """In a shell, in a folder that has what a checkout has. The tutorial on servers is followed to the letter, from a
     shell that does not know the environment; of the others what is shown with its output is run."""
