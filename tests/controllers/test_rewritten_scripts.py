@@ -97,6 +97,7 @@ def saw(scripts: Guarded) -> list[object]:
 WORDS = st.lists(st.sampled_from(["red", " apple", " red apple", "green ", "é", ". ", "pp"]), min_size=1, max_size=4)
 
 
+@pytest.mark.few(1)
 @settings(max_examples=15 if IS_FULL else 6)
 @given(st.lists(WORDS.map("".join), min_size=1, max_size=4), st.integers(0, 3))
 @example(["One red apple and two green pears. "], 0)

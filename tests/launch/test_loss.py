@@ -74,6 +74,7 @@ def test_streams_survive_the_loss_of_their_shard(shard: LaunchedShard, how: sign
     assert all(reader.num_resuming for reader in crowd.readers[::2])
 
 
+@pytest.mark.slow  # `test_warm_standby.py` has the same with small processes
 def test_the_shard_that_stands_by_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.launch.warm_standby.PAUSE_SECONDS", 0.0)
     before, made = children(), requests(10, 400)
