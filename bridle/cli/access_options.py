@@ -40,7 +40,7 @@ class AccessOptions:
     "Password of the private key. Prefer the variable BRIDLE_SSL_KEYFILE_PASSWORD."
 
     def tls(self) -> TlsFiles | None:
-        """The files of the certificate, if there is one."""
+        """Return the files of the TLS certificate; None without one."""
         from bridle.http.server.tls import TlsFiles
 
         if self.ssl_certfile is not None:

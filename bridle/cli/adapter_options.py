@@ -19,7 +19,8 @@ _ADAPTERS = Group("Adapters", sort_key=12)
 
 
 def split_at_commas(type_: Any, value: str, *, delimiter: str | None = None) -> list[str]:
-    """The entries of an environment variable, as text-generation-inference writes lists of adapters."""
+    """Return the entries of an environment variable, in which text-generation-inference separates adapters by
+    commas."""
     return [entry.strip() for entry in value.split(delimiter or ",") if entry.strip()]
 
 
@@ -46,7 +47,7 @@ class AdapterOptions:
     memory if that is less."""
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server, with these adapters."""
+        """Return the settings of a server with these adapters and limits."""
         return replace(settings, adapters=self.to_set(), engine=self.limit(settings.engine))
 
     def to_set(self) -> AdapterSet:
@@ -55,7 +56,7 @@ class AdapterOptions:
         return AdapterSet(parse_adapters(self.adapter), self.adapters_dir, self.allow_adapter)
 
     def limit(self, engine: EngineConfig) -> EngineConfig:
-        """The settings of an engine, with these limits."""
+        """Return the settings of an engine with these limits on adapters."""
         names = ("max_step_adapters", "adapter_memory", "adapter_host_memory")
         given = {name: getattr(self, name) for name in names}
         return replace(engine, **{name: value for name, value in given.items() if value is not None})

@@ -1,6 +1,6 @@
-"""A server's API for the command line: the address of the server, requests, streams, and errors with a next step.
+"""Client of a server's API for the command line: the server's address, requests, streams, and errors with a next step.
 
-It uses only the standard library, so that a client needs none of a server's packages. It knows nothing of output.
+The module uses only the standard library, so that a client needs none of a server's packages. It prints nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bridle.errors import BridleError, InvalidRequest
 
 DEFAULT_BASE = "http://127.0.0.1:8080/v1/"
 _BASE_VARIABLE = "AICI_API_BASE"
-_TIMEOUT = 600.0  # seconds without a byte; a quiet stream sends pings more often
+_TIMEOUT = 600.0  # seconds without a byte; an idle stream sends pings more often
 _MAX_TRACE_BYTES = 256 << 20
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_RETRY_AFTER = 60.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MAX_SHOWN_BODY = 200
-#: What a person at the command line can do about a refusal, by status.
+#: For an HTTP status of an error: the next step for a user of the command line.
 _HINTS = {401: "; give one with --key, or with #key=KEY at the end of the address"}
 
 SERVER = Group("Server", sort_key=20)
@@ -45,21 +45,21 @@ class Server:
     "API key for the server."
 
     def api(self) -> Api:
-        """Its API."""
+        """Return a client of the server's API."""
         return Api(self.base_url, self.key)
 
 
 class ApiError(BridleError):
-    """The server refused, or could not be reached. `retry_after` is the number of seconds after which to try again, if
-    the server gave one."""
+    """The server refused the request, or could not be reached. `retry_after` is the number of seconds after which to
+    try again, if the server sent it."""
 
     code = "api_error"
     retry_after: float | None = None
 
 
 class Api:
-    """A server's API. `base` ends in `/v1/`, which is added where there is no path; a fragment `#key=K`
-    carries an API key."""
+    """A client of a server's API. `base` ends in `/v1/`, which is added if `base` has no path. A fragment `#key=K` of
+    `base` is the API key."""
 
     def __init__(self, base: str | None = None, key: str | None = None) -> None:
         parts = urlsplit(base or os.environ.get(_BASE_VARIABLE) or DEFAULT_BASE)
@@ -70,39 +70,39 @@ class Api:
         path = "/v1/" if parts.path in ("", "/") else parts.path.removesuffix("/") + "/"
         self.base = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self.key = key or in_url
-        self.request_id = ""  # of the last run
-        # A proxy of the environment must not be used for this machine.
+        self.request_id = ""  # id of the last run
+        # Requests to this machine must not use a proxy from the environment.
         proxies = [urllib.request.ProxyHandler({})] if parts.hostname in _LOOPBACK else []
         self._opener = urllib.request.build_opener(*proxies)
 
     def upload(self, wasm: bytes) -> dict[str, Any]:
-        """Upload a module."""
+        """Upload a Wasm module."""
         data: dict[str, Any] = self._json(self._request("controllers", wasm, "application/wasm"))
         return data
 
     def tag(self, module: str, tags: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Make tags name a module."""
+        """Give tags to an uploaded module."""
         body = json.dumps({"module_id": module, "tags": list(tags)}).encode()
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags", body))["tags"]
         return found
 
     def tags(self) -> list[dict[str, Any]]:
-        """All tags, newest first."""
+        """Return all tags, newest first."""
         found: list[dict[str, Any]] = self._json(self._request("controllers/tags"))["tags"]
         return found
 
     def status(self) -> dict[str, Any]:
-        """The server's state, as `GET /v1/status` gives it."""
+        """Return the server's state from `GET /v1/status`."""
         data: dict[str, Any] = self._json(self._request("status"))
         return data
 
     def models(self) -> list[dict[str, Any]]:
-        """The models and adapters that the server has or could load."""
+        """Return the models and adapters that the server has loaded or could load."""
         data: dict[str, Any] = self._json(self._request("models"))
         return list(data.get("data", ()))
 
     def adapters(self, model: str | None = None) -> list[dict[str, Any]]:
-        """The LoRA adapters of a model."""
+        """Return the LoRA adapters of a model (None: of all models)."""
         found: list[dict[str, Any]] = self._json(self._request("adapters" + _query(model)))["data"]
         return found
 
@@ -119,8 +119,8 @@ class Api:
 
     @contextmanager
     def run(self, body: dict[str, Any]) -> Iterator[Iterator[Any]]:
-        """Run a controller; gives the items of the stream as they come, `None` for its end mark. Leaving early ends
-        the run."""
+        """Run a controller. Yields the items of the stream as they arrive, and `None` for its end mark. Leaving the
+        context ends the run."""
         with self._open(self._request("run", json.dumps(body).encode())) as response:
             self.request_id = response.headers.get("x-request-id", "")
             yield _items(response)
@@ -179,18 +179,18 @@ def _items(response: HTTPResponse) -> Iterator[Any]:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """The message of a refusal, in any of the shapes that servers of this API use."""
+    """Return the message of an error response, in any format that servers of this API use."""
     body = error.read(_MAX_ERROR_BYTES).decode("utf-8", "replace").strip()
     try:
         said = _said(json.loads(body))
     except json.JSONDecodeError:
         said = None
-    is_short = len(body) <= _MAX_SHOWN_BODY and not body.startswith("<")  # pages are for browsers
+    is_short = len(body) <= _MAX_SHOWN_BODY and not body.startswith("<")  # HTML pages are for browsers
     return said or (body if is_short else "") or str(error.reason)
 
 
 def _seconds(text: str | None) -> float | None:
-    """The number in a `Retry-After` header. Servers of this API send a number; a date is ignored."""
+    """Return the seconds in a `Retry-After` header. Servers of this API send a number; a date is ignored."""
     return min(float(text), _MAX_RETRY_AFTER) if text is not None and text.isdecimal() else None
 
 

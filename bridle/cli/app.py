@@ -2,7 +2,7 @@
 used.
 
 Each flag is also an environment variable (`bridle.cli.variables`), and an entry of a settings file. The command line
-wins over the environment, and that over the file.
+has precedence over the environment, and the environment over the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ and flags by topic. `bridle doctor` checks this machine.
 
 
 class Command(NamedTuple):
-    """A command: its heading, its place, its arguments, and the first line of its help page."""
+    """A command: its group in the overview, its name, its function, its arguments, and the first line of its help
+    page."""
 
     group: Group
     name: str
@@ -50,12 +51,12 @@ class Command(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The place as cyclopts has it."""
+        """Return the import path of the function in the form that cyclopts reads."""
         module, _, name = self.place.partition(":")
         return f"bridle.cli.{module}:{name or self.name.replace('-', '_')}"
 
 
-#: In the order of the overview.
+#: The commands, in the order of the overview.
 _ROWS: tuple[tuple[Group, str, str, str | None, str], ...] = (
     (HELP, "help", "help_search:help_", "[WORD...]", "Show a command's help, or find commands and flags by words."),
     (SERVING, "serve", "serve", "[MODEL...]", "Serve models over HTTP and LMTP."),
@@ -96,14 +97,15 @@ COMMANDS = tuple(Command(*row) for row in _ROWS)
 
 
 def _shown_default(value: object) -> str | None:
-    """A default as help pages show it; defaults that mean "nothing" or "off" are left out."""
+    """Return a default as help pages show it; None for defaults that mean "nothing" or "off"."""
     if value is None or value is False or value == ():
         return None
     return "yes" if value is True else str(value)
 
 
 def _tree(*, is_overview: bool = False) -> App:
-    """All commands. Those of the overview have a summary, which saves importing them, and no page of their own."""
+    """Return the tree of all commands. For the overview, commands have only a summary, so that their modules are not
+    imported."""
     tree = App(
         name="bridle",
         help="Serve language models whose generation can be steered, token by token.",
@@ -124,7 +126,7 @@ def _tree(*, is_overview: bool = False) -> App:
         if command.rest is not None:
             usage = " ".join(["Usage: bridle", command.name, *command.rest.split(), "[OPTIONS]"])
             settings |= {"usage": usage, "help_epilogue": epilogue(command.name)}
-        if command.name == "runtime":  # which reads its own words
+        if command.name == "runtime":  # this command parses its own arguments
             settings |= {"help_flags": [], "version_flags": []}
         tree.command(command.target, name=command.name, group=command.group, sort_key=number, **settings)
     return tree
@@ -134,5 +136,5 @@ app = _tree()
 
 
 def show_overview() -> None:
-    """Print the page of the whole program."""
+    """Print the help page of the whole program."""
     _tree(is_overview=True)(["--help"], exit_on_error=False)

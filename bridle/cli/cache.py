@@ -1,4 +1,4 @@
-"""`bridle cache`: the files that bridle keeps so that models load sooner and prompts are not computed again."""
+"""`bridle cache`: the files that bridle stores so that models load faster and prompts are not computed again."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def _scopes(kv_store: str) -> list[ScopeFiles]:
 
 
 def _folder(kv_store: str) -> Path:
-    """Return the folder of the KV blocks. A server may run without one, as the variable of this flag says."""
+    """Return the folder of the KV blocks. The flag's variable may be `off` for a server, but this command still needs a
+    folder."""
     from bridle.kv_store import default_folder
 
     return default_folder() if kv_store in ("auto", "off") else Path(kv_store).expanduser()

@@ -1,4 +1,4 @@
-"""`bridle chat`: a conversation in the terminal, streamed, with the speed of each reply below it."""
+"""`bridle chat`: a streamed conversation in the terminal, with the speed of each reply below the reply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HELP = (
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TalkOptions:
-    """Beginning and display of a conversation."""
+    """Options for the beginning and the display of a conversation."""
 
     system: str | None = None
     "System prompt for the model."
@@ -84,7 +84,7 @@ def chat(
     name = name or default_model()
     model.check_backend(name)
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
-    sampling.to_params()  # what is wrong with it is said before the model is loaded
+    sampling.to_params()  # invalid values are reported before the model is loaded
     steering.named()
     specs = adapter_specs(talk.adapter)
     tracing.check()
@@ -111,7 +111,8 @@ def chat(
 
 @dataclass(slots=True)
 class TerminalChat:
-    """The turns so far, and the loop that adds turns. A reply that fails leaves the turns as they were."""
+    """The conversation so far, and the loop that reads the user's lines. A reply that fails leaves the conversation
+    unchanged."""
 
     loaded: LoadedModel
     params: SamplingParams
@@ -122,7 +123,7 @@ class TerminalChat:
     tracing: TraceOptions = field(default_factory=TraceOptions)
     traces: list[Trace] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
-    shown: list[dict[str, Any]] = field(default_factory=list)  # parts that go with the next turn
+    shown: list[dict[str, Any]] = field(default_factory=list)  # media for the next turn
     console: Console = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,7 +148,7 @@ class TerminalChat:
                 self.say(line)
 
     def command(self, line: str) -> None:
-        """Carry out a line that begins with a slash."""
+        """Execute a line that begins with a slash."""
         word, _, rest = line.partition(" ")
         if word == "/reset":
             self.turns.clear()
@@ -168,7 +169,7 @@ class TerminalChat:
         self._note(f"{num_turns} turn{'s' * (num_turns != 1)}, system prompt: {self.system or 'none'}")
 
     def show(self, modality: str, *paths: Path) -> None:
-        """Send images, sounds or videos along with the next turn. Raises the error of one of them."""
+        """Add images, sounds or videos to the next turn. Raises the error of an invalid file."""
         from bridle.multimodal import Source, reads
 
         if not paths:
@@ -191,11 +192,11 @@ class TerminalChat:
             self._note(f"{number} {WORDS[modality][number != 1]} for the next turn")
 
     def _content(self, text: str) -> str | list[dict[str, Any]]:
-        """Return the content of a turn: its media, then its text."""
+        """Return the content of a user's turn: its media, then its text."""
         return [*self.shown, {"type": "text", "text": text}] if self.shown else text
 
     def choose(self, name: str) -> None:
-        """Use an adapter from now on, or none if the name is empty."""
+        """Use an adapter from now on; none if `name` is empty."""
         try:
             self.loaded.adapters.resolve(name)
         except UnknownAdapter as error:
@@ -205,7 +206,7 @@ class TerminalChat:
         self._note(f"adapter: {self.adapter or 'none'}")
 
     def say(self, text: str) -> None:
-        """One turn: the user's text, then the reply, printed as it comes."""
+        """Run one turn: send the user's text, and print the reply as it is generated."""
         turns = [*self.turns, {"role": "user", "content": self._content(text)}]
         try:
             stream = self._stream(turns)
@@ -229,14 +230,14 @@ class TerminalChat:
         return TerminalTextStream(self.loaded, request, marks=True, on_record=self.tracing.printer(self.console))
 
     def keep_stream(self, stream: TerminalTextStream) -> None:
-        """Write the traces of all replies so far."""
+        """Write the traces of all replies so far, with the trace of `stream`."""
         from bridle.serving.tracing.trace_header import traces_of
 
         self.traces += traces_of(self.loaded, [stream.output])
         self.tracing.keep(self.traces)
 
     async def _prepare(self, serving: InProcessServing, turns: list[dict[str, Any]]) -> ChatRequest:
-        """Prepare the next turn, steered as the flags say. Thoughts come first, if the model has some."""
+        """Prepare the next turn, steered by the flags. If the model reasons, the reasoning precedes the answer."""
         from bridle.chat.chat_request import prepare_chat
         from bridle.chat.conversation import Conversation as Said
 
@@ -245,7 +246,7 @@ class TerminalChat:
         return await prepare_chat(serving, Said([*system, *turns]), self.params, steering)
 
     def _print(self, stream: TerminalTextStream) -> str:
-        """Print the reply as it comes, and return it; Ctrl-C keeps the part made until then and cancels the rest."""
+        """Print the reply as it is generated, and return it. Ctrl-C cancels the reply and keeps the text so far."""
         try:
             self._show(stream)
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`bridle check`: compares a checkpoint's computation here with that in transformers."""
+"""`bridle check`: compares bridle's computation of a checkpoint with the computation in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridle run`, `infer`, `upload`, `tag`, `tags`: controllers on a running server."""
+"""`bridle run`, `infer`, `upload`, `tag`, `tags`: run and manage controllers on a running server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from bridle.errors import InvalidRequest
 from bridle.traces import parse
 
 _FAILED = 1
-PATIENCE = 120.0  # seconds to come back again and again
-#: `--log-level` is a number here, as with the original's client; an environment made for `serve` may hold a word.
+PATIENCE = 120.0  # seconds for which a refused request is repeated
+#: `--log-level` is a number in these commands, as in AICI's client. The variable BRIDLE_LOG_LEVEL, made for `serve`,
+#: may be a word.
 _LEVELS = {"debug": 5, "info": 3, "warning": 1, "error": 1}
 
 MaxTokens = Annotated[int | None, Parameter(name=["--max-tokens", "-t"])]
@@ -35,7 +36,7 @@ Tags = Annotated[tuple[str, ...], Parameter(name=["--tag", "-T"], negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlagGroup:
-    """Sampling where the controller does not decide."""
+    """Sampling parameters, for tokens that the controller does not choose."""
 
     max_tokens: MaxTokens = None
     "Maximum number of tokens of each output. Default: what the context holds."
@@ -50,7 +51,7 @@ class SamplingFlagGroup:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """Output of a run: printed lines and stored values."""
+    """Output of a run: printed lines and saved values."""
 
     save: Annotated[Path | None, Parameter(name="--save")] = None
     "File to write everything about the run to, as with `--json`."
@@ -61,7 +62,7 @@ class ReportOptions:
 
     @property
     def level(self) -> int:
-        """The level as a number. Raises `InvalidRequest`."""
+        """Return the log level as a number. Raises `InvalidRequest`."""
         level = _LEVELS.get(self.log_level)
         if level is None and not self.log_level.isdecimal():
             raise InvalidRequest(f"--log-level is {self.log_level!r}; must be a number from 0 to 5", "log_level")
@@ -229,9 +230,9 @@ def _run(
     tracing: TraceOptions,
     is_stale: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Print a run while it continues. A run that ends early is saved up to there; an outdated run is not saved. If the
-    server says so, the request is sent again later: the server compiles an interpreter once, before the first script
-    runs."""
+    """Print a run while it continues. A run that ends early is saved up to its end; an outdated run is not saved. A
+    request that the server refuses with a time to retry is repeated, because the server may still be compiling an
+    interpreter for the first script."""
     report = RunReport(body | ({"trace": True} if tracing.is_wanted else {}), output.level)
     patience = PATIENCE
     while True:
@@ -250,7 +251,7 @@ def _run(
 
 
 def _keep_trace(api: Api, tracing: TraceOptions) -> None:
-    """Fetch the trace of the run that ended, show it and keep it, as the flags say."""
+    """Fetch the trace of the run that ended; show and save it as the flags say."""
     text = api.trace(api.request_id)
     if tracing.show == "tokens":
         show_traces(parse(text))

@@ -1,4 +1,4 @@
-"""Flags about the runtime of Wasm controllers, and about the tools that controllers may call."""
+"""Flags for the runtime of Wasm controllers, and for the tools that controllers may call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ControlOptions:
     refuses to start where one is missing, `best` uses what the kernel has. Default: best."""
 
     def to_settings(self) -> ControlSettings:
-        """Return the settings. The choice of a sandbox holds for the whole process."""
+        """Return the control settings. The choice of a sandbox applies to the whole process."""
         from bridle import os_sandbox
         from bridle.serving.controller_runtime import ControlSettings
 
@@ -87,9 +87,9 @@ class ToolOptions:
         return read_tools(self.tools)
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server with these tools."""
+        """Return the settings of a server with these tools."""
         if self.tools is None:
             return settings
         desk = self.desk()
-        make_loader: Callable[..., ModelLoader] = settings.make_loader  # one that takes tools
+        make_loader: Callable[..., ModelLoader] = settings.make_loader  # a function with a parameter `tools`
         return replace(settings, tools=desk, make_loader=partial(make_loader, tools=desk))

@@ -1,7 +1,7 @@
-"""Flags that are derived from the sampling parameters: a new parameter becomes a flag on the command line, too.
+"""Flags that are derived from the sampling parameters, so that a new parameter also becomes a flag.
 
-A group of flags that has a rule of its own for one writes it down, which takes the place of the derived one. Omitted
-options are None, or an empty list. Ranges are checked where `SamplingParams` are made.
+A class of flags may declare a flag with its own rule, which replaces the derived flag. Omitted flags are None, or an
+empty list. `SamplingParams` validates the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FURTHER = Group("Further sampling", sort_key=16)
 _FLAG = bool | None
 _TEXTS = tuple[str, ...]
 _IDS = tuple[int, ...]
-#: The type of a flag, by that of the sampling parameter.
+#: The type of a flag, by the type of the sampling parameter.
 _KINDS: Mapping[str, Any] = {
     "int": int | None,
     "float": float | None,
@@ -33,7 +33,7 @@ _KINDS: Mapping[str, Any] = {
     "Mapping[int, float]": _TEXTS,
     "Mapping[str, float]": _TEXTS,
 }
-#: What a flag's help begins with. One that is not here has the name of its field.
+#: The first sentence of a flag's help. A parameter that is missing here gets a sentence with its name.
 _TOLD: Mapping[str, str] = {
     "min_tokens": "Minimum number of output tokens.",
     "typical_p": "Sample from the tokens whose surprise is closest to the expected one, up to this probability.",
@@ -76,7 +76,7 @@ _TOLD: Mapping[str, str] = {
 
 
 def derived_options(params: type[SamplingParams] = SamplingParams) -> type[Any]:
-    """A group of flags with every sampling parameter that the command line takes."""
+    """Return a class with a flag for every sampling parameter that the command line has."""
     taken = fields_on("cli", params)
     return make_dataclass(
         "DerivedOptions",
@@ -87,7 +87,7 @@ def derived_options(params: type[SamplingParams] = SamplingParams) -> type[Any]:
 
 
 def _option(given: Field[Any], params: type[SamplingParams]) -> tuple[str, Any, Any]:
-    """Name, type and default of the flag for one field."""
+    """Return name, type and default of the flag for one field."""
     kind = _KINDS[str(given.type).removesuffix(" | None")]
     is_list, told = kind in (_TEXTS, _IDS), _TOLD.get(given.name, f"Sampling parameter `{given.name}`.")
     if is_list:
@@ -99,7 +99,7 @@ def _option(given: Field[Any], params: type[SamplingParams]) -> tuple[str, Any, 
 
 
 def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
-    """The addends that `--logit-bias` flags name. Raises `InvalidRequest`."""
+    """Return the addends in the values of `--logit-bias`. Raises `InvalidRequest`."""
     found: dict[int | str, float] = {}
     for item in given:
         name, sign, addend = item.rpartition("=")
@@ -116,7 +116,7 @@ def read_biases(given: tuple[str, ...]) -> dict[int | str, float]:
 
 
 def read_scales(given: tuple[str, ...]) -> dict[str, float]:
-    """The scales that `--control-vectors` flags name. Raises `InvalidRequest`."""
+    """Return the scales in the values of `--control-vectors`. Raises `InvalidRequest`."""
     found: dict[str, float] = {}
     for item in given:
         name, _, scale = item.rpartition("=")

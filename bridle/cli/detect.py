@@ -1,4 +1,4 @@
-"""`bridle detect`: the test of a text for an operator's watermark."""
+"""`bridle detect`: tests a text for an operator's watermark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from bridle.errors import InvalidRequest
 
-#: The most characters of a text.
+#: The maximum number of characters of a text.
 MAX_CHARS = 10_000_000
 
 
@@ -50,7 +50,7 @@ def detect(
     from bridle.watermark import detect as test
     from bridle.watermark import read_key
 
-    mark = Watermark(gamma, key=read_key(key_file), context=context)  # checks both numbers
+    mark = Watermark(gamma, key=read_key(key_file), context=context)  # validates both numbers
     text = sys.stdin.read() if str(file) == "-" else _read(file)
     if len(text) > MAX_CHARS:
         raise InvalidRequest(f"FILE: got {len(text)} characters; at most {MAX_CHARS}. Test a part of it.", "file")

@@ -1,4 +1,4 @@
-"""`bridle doctor`: checks whether this machine is set up, and gives advice if not."""
+"""`bridle doctor`: checks if this machine is set up for bridle, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
     from bridle.model.hub_lookup import hub_name, local_path
 
     if name is not None and local_path(name) is None:
-        hub_name(name)  # what cannot be a model is refused at once, and not after all other findings
+        hub_name(name)  # an invalid name is refused before all other checks
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -53,7 +53,7 @@ def doctor(name: Annotated[str | None, Parameter(name="MODEL")] = None, /, *, po
 
 
 def examine(port: int, model: str | None = None) -> Iterator[Finding]:
-    """All findings, in the order in which problems should be solved."""
+    """Yield all findings, in the order in which problems should be solved."""
     yield Finding("ok", "bridle", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     around = (setup_probes.packages, _libraries, _device, _memory, setup_probes.limits, setup_probes.files)
     settings = (setup_probes.variables, setup_probes.settings_file, setup_probes.surroundings)
@@ -64,7 +64,7 @@ def examine(port: int, model: str | None = None) -> Iterator[Finding]:
 
 
 def _guarded(probe: Probe) -> Iterator[Finding]:
-    """The findings of a probe. A probe that fails becomes a finding itself, since the doctor must continue."""
+    """Yield the findings of a probe. A probe that fails becomes a finding, because the doctor must continue."""
     try:
         yield from probe()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`bridle explain`: shows a trace in tables and sentences."""
+"""`bridle explain`: shows a trace as tables and sentences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def explain(
 
 
 def _read(path: Path) -> Iterator[Trace]:
-    """The traces of a file; while a large one is read, standard error shows that."""
+    """Yield the traces in a file. Standard error shows the progress while a large trace is read."""
     from bridle.load_progress import shown
     from bridle.traces import read
 

@@ -1,7 +1,7 @@
-"""The flags of other servers on the command line of `bridle serve`, since their users type those first.
+"""Flags of other servers on the command line of `bridle serve`, because users of these servers type them first.
 
-A flag that has another name here is read as that one; any other is refused, with the flag to use instead.
-`bridle.compat.cli_flags` has them all, docs/coming-from.md shows them as tables.
+A flag that has an equivalent in bridle is replaced; any other flag is refused, and the error names the flag to use
+instead. `bridle.compat.cli_flags` has the tables, and docs/coming-from.md shows them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from bridle.compat.cli_flags import MODEL, TAKEN, Flag, rows_of
 from bridle.compat.suggestions import nearest
 
-#: Flags whose value may look like a flag of another server.
+#: Flags whose value may look like another server's flag.
 _OPAQUE = ("-A", "--aici-rtarg")
 
 
 def in_our_words(words: Sequence[str]) -> list[str]:
-    """The words of a command line for `bridle serve`, with its own flags in place of those that it knows by another
-    name."""
+    """Return the arguments of `bridle serve` with bridle's own flags in place of other servers' flags."""
     rest, found = list(words), list[str]()
     while rest:
         word = rest.pop(0)
@@ -34,7 +33,7 @@ def in_our_words(words: Sequence[str]) -> list[str]:
 
 
 def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
-    """Yield our flags for another server's flag; its values are taken from `rest`."""
+    """Yield bridle's flags for another server's flag. Its values are removed from `rest`."""
     _, has_value, value = word.partition("=")
     if row.here == MODEL:
         yield from [value] if has_value else _values(rest, 1)
@@ -47,7 +46,7 @@ def _here(row: Flag, word: str, rest: list[str]) -> Iterator[str]:
 
 
 def _values(rest: list[str], at_most: int | None = None) -> list[str]:
-    """Take the words before the next flag."""
+    """Remove and return the words before the next flag, at most `at_most` words."""
     count = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     count = count if at_most is None else min(count, at_most)
     taken = rest[:count]
@@ -56,9 +55,9 @@ def _values(rest: list[str], at_most: int | None = None) -> list[str]:
 
 
 def advice(flag: str, own: Iterable[str] = ()) -> str | None:
-    """Return the flag to use instead of another server's flag, or None if no such server has it. `--flag=value` and
-    `--a_b` are recognized, too. A name that is almost one of our `own` flags is a misspelling of that, and does not
-    belong to a family of flags.
+    """Return the flag to use instead of another server's flag; None if no supported server has the flag. `--flag=value`
+    and `--a_b` are recognized, too. A name that resembles one of bridle's `own` flags is treated as a misspelling, not
+    as a member of a family of flags.
     """
     rows = rows_of(_plain(flag))
     if not rows or (rows[0].is_family and nearest(_plain(flag), own) is not None):
@@ -72,7 +71,7 @@ def advice(flag: str, own: Iterable[str] = ()) -> str | None:
 
 
 def meant_elsewhere(words: Sequence[str], message: str) -> Iterator[str]:
-    """Yield the meaning in other servers of those of our flags among `words` that `message` names."""
+    """Yield other servers' meanings of those flags among `words` that `message` names."""
     for name in dict.fromkeys(map(_plain, words)):
         if name.startswith("--") and name[2:].replace("-", "_") in message:
             rows = [row for row in rows_of(name) if not row.here and not row.is_family]
@@ -87,6 +86,6 @@ def _told(row: Flag) -> str:
 
 
 def _plain(word: str) -> str:
-    """A flag's name as the tables have it."""
+    """Return a flag's name in the form that the tables have."""
     name = word.partition("=")[0]
     return name.replace("_", "-") if name.startswith("--") else name

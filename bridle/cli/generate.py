@@ -1,4 +1,4 @@
-"""`bridle generate`: one prompt in, its continuation on stdout as it comes."""
+"""`bridle generate`: prints the continuation of one prompt as it is generated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AskOptions:
 
     @property
     def files(self) -> list[tuple[str, Path]]:
-        """Return the files that go with the prompt, by modality."""
+        """Return the media files of the prompt, with their modalities."""
         given = {"image": self.image, "audio": self.audio, "video": self.video}
         return [(modality, path) for modality, paths in given.items() for path in paths]
 
@@ -81,7 +81,7 @@ def generate(
     name, prompt = _model_and_prompt(words)
     model.check_backend(name)
     check_models(name, model.draft_model, model.tokenizer, revision=model.revision)
-    sampling.to_params()  # what is wrong with it is said before the model is loaded
+    sampling.to_params()  # invalid values are reported before the model is loaded
     steering.named()
     tracing.check()
     specs = adapter_specs((ask.adapter,) if ask.adapter is not None else ())
@@ -107,7 +107,7 @@ def build_request(
     ask: AskOptions,
     trace: bool,
 ) -> Request:
-    """The checked request, steered as the options say."""
+    """Return the validated request, steered as the options say."""
     from bridle.chat.conversation import Conversation, make_prompt
     from bridle.engine.multimodal.multimodal_inputs import NO_SIGHTS
     from bridle.multimodal import Source
@@ -142,7 +142,7 @@ def _model_and_prompt(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _misuse(words: tuple[str, ...]) -> str:
-    """Return a message that names the words to write instead of `words`. An unknown flag counts as a word."""
+    """Return an error message with the right form of the command. An unknown flag in `words` is named."""
     flag = next((word for word in words if word.startswith("--") and len(word) > 2), None)
     if flag is not None:
         from bridle.cli.typo_suggestions import unknown_flag
@@ -155,8 +155,8 @@ def _misuse(words: tuple[str, ...]) -> str:
 
 
 def _print_stream(loaded: LoadedModel, request: Request, tracing: TraceOptions, *, show_stats: bool) -> None:
-    """Print the text as it comes. A terminal shows at once text that may be rolled back; a file gets only final
-    text."""
+    """Print the text as it is generated. A terminal shows text at once, even if it may be rolled back; a file gets only
+    final text."""
     from rich.console import Console
 
     from bridle.cli.output import TerminalTextStream

@@ -1,7 +1,7 @@
-"""`bridle help`: shows a command's page, or every command and flag whose help contains some words.
+"""`bridle help`: shows a command's help page, or every command and flag whose help contains some words.
 
-It searches the data that the help pages are made from, so both always agree. A flag that several commands share is
-listed once.
+The search uses the data from which the help pages are made, so the results always agree with the pages. A flag that
+several commands share is listed once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MIN_LIKENESS = 0.6
 
 @dataclass(slots=True)
 class HelpEntry:
-    """A command or a flag: its names, its description, its heading, and the commands that have it."""
+    """A command or a flag: its names, its help text, its heading, and the commands that have it."""
 
     names: tuple[str, ...]
     text: str
@@ -39,8 +39,8 @@ class HelpEntry:
         return self.names[0].startswith("-")
 
     def rank(self, words: list[str]) -> int | None:
-        """Return how well all of `words` match: 0 a whole name, 1 part of a name, 2 the text, None if one does not
-        match."""
+        """Return the rank of a match of all `words`: 0 for a whole name, 1 for parts of names, 2 for the text. None if
+        a word does not match."""
         names = " ".join(self.names).lower()
         known = f"{names} {names.replace('-', ' ')} {self.variable.lower()} {self.text.lower()} {self.heading.lower()}"
         if not all(word in known for word in words):
@@ -74,7 +74,7 @@ def help_(*words: Annotated[str, Parameter(name="WORD", allow_leading_hyphen=Tru
 
 @cache
 def flag_names() -> dict[str, set[str]]:
-    """The entries that a settings file may have under each command: the names of its flags and arguments, without
+    """Return the entries that a settings file may have for each command: the names of its flags and arguments, without
     dashes."""
     from bridle.cli.app import app
 
@@ -85,7 +85,7 @@ def flag_names() -> dict[str, set[str]]:
 
 
 def command_names(path: str) -> set[str]:
-    """The names of a command's flags, with dashes, and of its arguments, as its help page shows them."""
+    """Return the names of a command's flags, with dashes, and of its arguments, as its help page shows them."""
     from bridle.cli.app import app
 
     here = app
@@ -96,7 +96,7 @@ def command_names(path: str) -> set[str]:
 
 @cache
 def variable_names() -> set[str]:
-    """The environment variables of all flags."""
+    """Return the environment variables of all flags."""
     from bridle.cli.app import app
 
     return {
@@ -108,7 +108,8 @@ def variable_names() -> set[str]:
 
 
 def _page_of(app: App, words: tuple[str, ...]) -> list[str] | None:
-    """The command that `words` name, None if they name none. No words name the whole program."""
+    """Return the path of the command that `words` name; None if they name no command. No words name the whole
+    program."""
     here = app
     for word in words:
         if word.startswith("-") or word not in list(here):
@@ -149,7 +150,7 @@ def _show(console: Console, entry: HelpEntry) -> None:
 
 
 def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
-    """Names that look like the words that were typed."""
+    """Return a hint with names that resemble the typed words."""
     names = {name.lstrip("-") for entry in entries for name in entry.names}
     parts = {part for name in names for part in name.split("-")}
     near = [match for word in words for match in difflib.get_close_matches(word, names | parts, 3, _MIN_LIKENESS)]
@@ -158,7 +159,7 @@ def _likely(entries: Iterable[HelpEntry], words: list[str]) -> str:
 
 @cache
 def help_entries() -> tuple[HelpEntry, ...]:
-    """All commands, then all flags, each once."""
+    """Return all commands, then all flags; a shared flag occurs once."""
     from bridle.cli.app import app
 
     commands: list[HelpEntry] = []
@@ -171,7 +172,7 @@ def help_entries() -> tuple[HelpEntry, ...]:
 
 
 def commands_of(app: App, path: tuple[str, ...]) -> Iterator[tuple[str, App]]:
-    """All commands below `path`, with their names."""
+    """Yield all commands below `path`, with their names."""
     for word in app:
         if word.startswith("-") or (*path, word) == ("help",):
             continue
@@ -190,13 +191,13 @@ def _flags(command_name: str, command: App) -> Iterator[HelpEntry]:
 
 
 def _heading(group: object) -> str:
-    """The heading of a flag; cyclopts keeps one group or several."""
+    """Return the heading of a flag; cyclopts stores one group or several."""
     first = next(iter(group), "") if isinstance(group, Iterable) else group
     return str(getattr(first, "name", first or ""))
 
 
 def arguments_of(command: App) -> Iterable[Argument]:
-    """The arguments of a command; none for a group of commands."""
+    """Return the arguments of a command; none for a group of commands."""
     if command.default_command is None:
         return ()
     return command.assemble_argument_collection(parse_docstring=True)

@@ -131,7 +131,7 @@ def remove(which: str, /, *, keys: File = None) -> int:
 
 
 def _shown(limits: UserLimits) -> str:
-    """The limits that differ from those of a user without any."""
+    """Return the limits of a user that differ from the defaults, as text."""
     parts = []
     if limits.requests_per_minute is not None:
         parts.append(f"{limits.requests_per_minute} requests a minute")
@@ -146,7 +146,7 @@ def _shown(limits: UserLimits) -> str:
 
 @contextmanager
 def _store(path: Path | None, *, makes: bool = False) -> Iterator[tuple[KeyStore, Path]]:
-    """The store of keys in a file. Only a command that makes a key (`makes`) may name a file that does not exist."""
+    """Return the key store in a file. Only a command that adds a key (`makes`) may name a file that does not exist."""
     from bridle.serving.controller_runtime import data_folder
     from bridle.serving.tenancy.keys import KeyStore
 

@@ -1,4 +1,4 @@
-"""Flags about a server's bounds: the size and number of requests, and the time for each."""
+"""Flags for a server's limits: the size and number of requests, and the time of each request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_THE_SERVER = ("max_connections", "max_header_bytes")
 @Parameter(name="*", group=_LIMITS)
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """The bounds on one client, and on all clients together."""
+    """Limits on each client, and on all clients together."""
 
     max_prompt_tokens: Annotated[int, Parameter(converter=count)] = 1 << 20
     "Maximum number of prompt tokens in flight, queued or running. Further requests get status 429."
@@ -57,7 +57,7 @@ class LimitOptions:
     prefix caching. `none` keeps all. Repeatable."""
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server, with these bounds."""
+        """Return the settings of a server with these limits."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         from bridle.serving.models.engine_supervisor import RestartPolicy
 

@@ -1,4 +1,4 @@
-"""`bridle lmtp`: sends typed prompts to a server of LMTP, and shows the answers as they come."""
+"""`bridle lmtp`: sends typed prompts to an LMTP server, and shows the answers as they arrive."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _tokenizer(name: str) -> Tokenizer:
 
 @contextlib.contextmanager
 def _interrupts(session: Interactive, main: asyncio.Task[Any] | None) -> Any:
-    """Let Ctrl-C cancel the answers under way, or leave if there are none."""
+    """Let Ctrl-C cancel the running answers, or end the command if no answer is running."""
 
     def interrupted() -> None:
         if session.is_answering:
@@ -110,7 +110,7 @@ def _interrupts(session: Interactive, main: asyncio.Task[Any] | None) -> Any:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Lines of standard input. The thread that waits for them never holds up the end of the program."""
+    """Yield the lines of standard input. A daemon thread reads them, so that it never delays the end of the program."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue()
     taken = threading.Semaphore(16)
@@ -129,12 +129,13 @@ async def _lines() -> AsyncIterator[str]:
 
 
 class Terminal:
-    """A `Screen` of lines: each answer has its own color, and a new line begins when another answer continues."""
+    """A `Screen` that prints lines: each answer has its own color, and a new line begins when another answer
+    continues."""
 
     def __init__(self, console: Console, *, shows_prompt: bool) -> None:
         self._console = console
         self._shows_prompt = shows_prompt
-        self._current: int | None = None  # whose line is unfinished
+        self._current: int | None = None  # number of the answer whose line is unfinished
         self._is_asking = False
         self._open: set[int] = set()
 
@@ -168,8 +169,8 @@ class Terminal:
             self._console.print(_PROMPT, end="")
 
     def _go_to(self, number: int | None, *, names: bool = True) -> None:
-        """Move to an unfinished line of this answer, or to the beginning of a new line. `names` puts the answer's
-        number there."""
+        """Continue the unfinished line of an answer, or begin a new line. With `names`, a new line begins with the
+        answer's number."""
         if self._is_asking:
             self._console.file.write(_CLEAR_LINE if self._console.is_terminal else "\n")
             self._is_asking = False

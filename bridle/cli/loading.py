@@ -1,4 +1,4 @@
-"""Load a model while showing how far it is. The bar goes to stderr, so that stdout holds only results."""
+"""Loads a model with a progress bar. The bar goes to stderr, so that stdout has only results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def loaded_model(
     more_adapters: bool = False,
     tools: ToolExecutor | None = None,
 ) -> Iterator[LoadedModel]:
-    """The model of `config` with its adapters, ready to generate; it is closed when the block ends. `control` says
-    whether Wasm controllers get a runtime (None: no), `more_adapters` that further adapters may be added; `tools` are
-    those that controllers may call, and are closed with the model. Raises the errors of loading."""
+    """Yield the loaded model of `config` with its adapters, and close the model when the block ends. `control` are the
+    settings of a runtime for Wasm controllers (None: no runtime). With `more_adapters`, further adapters may be added
+    later. Controllers may call `tools`, which are closed with the model. Raises the errors of loading."""
     with ExitStack() as stack:
         if tools is not None:
             stack.callback(tools.close)
@@ -43,7 +43,7 @@ def loaded_model(
 
                 config, engine_config = settle_adapters(config, engine_config or EngineConfig())
             elif config.reserved_memory is None:
-                config = replace(config, reserved_memory=0)  # none can come
+                config = replace(config, reserved_memory=0)  # no adapter can be added later
             model = load_model(config, engine_config, progress=progress, control=control, tools=tools)
         stack.callback(model.close)
         _add_adapters(model, adapters)
@@ -51,7 +51,7 @@ def loaded_model(
 
 
 def adapter_specs(texts: Sequence[str]) -> tuple[AdapterSpec, ...]:
-    """The adapters that `--adapter` flags name."""
+    """Return the adapters in the values of `--adapter`."""
     if not texts:
         return ()
     from bridle.serving import parse_adapters

@@ -1,4 +1,4 @@
-"""`bridle make-vector`: a control vector of pairs of prompts."""
+"""`bridle make-vector`: makes a control vector from pairs of prompts."""
 
 from __future__ import annotations
 

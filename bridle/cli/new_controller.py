@@ -1,4 +1,4 @@
-"""`bridle new-controller`: a folder for a controller of your own."""
+"""`bridle new-controller`: creates a folder for the user's own controller."""
 
 from __future__ import annotations
 

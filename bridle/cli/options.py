@@ -1,7 +1,7 @@
-"""Groups of flags that several commands share, and the checked settings they become.
+"""Groups of flags that several commands share, and their conversion to validated settings.
 
-Ranges are checked where the settings are made (`ModelConfig`, `EngineConfig`, `SamplingParams`), once for all
-ways in.
+The settings themselves validate ranges (`ModelConfig`, `EngineConfig`, `SamplingParams`), so that the command line and
+the Python API have the same rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridle.serving.models.loading import LoadedModel
     from bridle.serving.requests.steering import Named
 
-#: Warm enough to talk, where neither the command nor the checkpoint says more.
+#: The default temperature, if neither the command nor the checkpoint sets one. It suits conversations.
 _USUAL_TEMPERATURE = 0.7
 MODEL = Group("Model", sort_key=10)
 BATCHING = Group("Batching", sort_key=20)
@@ -39,7 +39,7 @@ Drafts = Annotated[int | None, Parameter(name=spellings("--speculate"), converte
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The checkpoint, and how it is loaded."""
+    """Options for the checkpoint and for loading it."""
 
     draft_model: Annotated[str | None, Parameter(name=spellings("--draft-model"))] = None
     "Smaller model with the same vocabulary that drafts tokens: folder, hub id or GGUF file. The output is unchanged."
@@ -105,7 +105,7 @@ class ModelOptions:
         return ModelConfig(model, warm_up=warm_up, **vars(self))
 
     def check_backend(self, model: str) -> None:
-        """Refuse settings that the backend does not take, before the model is looked for."""
+        """Raise an error for settings that the backend does not support, before the model is searched for."""
         from bridle.backends import check_backend
 
         check_backend(self.to_config(model))
@@ -114,7 +114,7 @@ class ModelOptions:
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
 class TraceModelOptions(ModelOptions):
-    """The model, or only its vocabulary, for traces that run again."""
+    """Options for the model, or only its vocabulary, with which traces run again."""
 
     tokenizer: str | None = None
     """Model whose vocabulary the traces have: folder, hub id or `demo`. With --model, it replaces the model's
@@ -124,7 +124,7 @@ class TraceModelOptions(ModelOptions):
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Limits on a step, on waiting requests and on their length."""
+    """Limits on a step, on the number of waiting requests, and on the length of requests."""
 
     max_num_seqs: Annotated[Count, Parameter(name=spellings("--max-num-seqs"))] = None
     "Maximum number of sequences that run at once. Default: 256."
@@ -190,8 +190,8 @@ class EngineOptions:
 
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
-class CapacityOptions:
-    """Memory that a shard reserves. A router that starts its shards passes these."""
+class RoomOptions:
+    """Memory that a shard reserves. A router that starts shards passes these options to them."""
 
     kv_tokens: Count = None
     "Size of the KV cache in tokens. Default: what memory allows."
@@ -222,7 +222,7 @@ else:
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(_Derived):
-    """Sampling of tokens. Sampling parameters that are not written down here are derived."""
+    """Options for sampling. Sampling parameters that this class does not declare are derived."""
 
     max_tokens: Count = 256
     "Maximum number of output tokens."
@@ -247,8 +247,8 @@ class SamplingOptions(_Derived):
     'Any sampling parameter as NAME=VALUE with a JSON value, such as `watermark={"gamma": 0.5}`. Repeatable.'
 
     def to_params(self, model: LoadedModel | None = None, named: Named | None = None) -> SamplingParams:
-        """The parameters; once the `model` is there, with what its checkpoint recommends for what was left out, and
-        with what the controllers that are `named` want of its end token."""
+        """Return the sampling parameters. With a loaded `model`, its checkpoint's recommendations replace missing
+        values. The controllers in `named` decide the default of `ignore_eos`."""
         given = self._given()
         params = SamplingParams(**{"temperature": _USUAL_TEMPERATURE} | given)
         if model is None:
@@ -261,7 +261,7 @@ class SamplingOptions(_Derived):
         return filled(params, model.defaults, given)
 
     def _given(self) -> dict[str, Any]:
-        """Return the values of the flags by the names of sampling parameters."""
+        """Return the given flags as sampling parameters by name."""
         given = {name: value for name, value in vars(self).items() if value is not None and value != ()}
         if "logit_bias" in given:
             given["logit_bias"] = read_biases(given["logit_bias"])
@@ -271,7 +271,7 @@ class SamplingOptions(_Derived):
 
 
 def _further(given: tuple[str, ...]) -> dict[str, Any]:
-    """Sampling parameters by name. A value is JSON, or else plain text."""
+    """Return the sampling parameters in the values of `--sampling`. A value is JSON, or else plain text."""
     found: dict[str, Any] = {}
     for item in given:
         name, sign, value = item.partition("=")

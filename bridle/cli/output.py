@@ -1,4 +1,4 @@
-"""Read the first output of a request as text, and measure how fast it came."""
+"""Reads the first output of a request as text, and measures the speed of generation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bridle.traces import Record
 
 
 class TerminalTextStream:
-    """The text of a request's first output, piece by piece. It is submitted when the iteration begins.
+    """The text of a request's first output, piece by piece. The request is submitted when the iteration begins.
 
-    Text that a controller may roll back is held until it is final. With `marks` it is shown at once, and a mark shows
-    where text was rolled back. Leaving the iteration early cancels the request. Raises the error that ended an output,
-    if one did.
+    Text that a controller may roll back is held until it is final. With `marks`, text is shown at once, and a mark
+    shows where text was rolled back. Leaving the iteration early cancels the request. The iteration raises the error
+    that ended an output.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class TerminalTextStream:
         marks: bool = False,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
-        """`on_record` gets the trace records of a request that is traced."""
+        """Create the stream. `on_record` receives the trace records of a traced request."""
         self.story = RequestRecord(id=request.id)
         self._client = model.client
         self._request = request
@@ -38,7 +38,7 @@ class TerminalTextStream:
         self._on_record = on_record
         self._running: RequestHandle | None = None
         self._deltas: DeltaReader | None = None
-        self._num_first = 0  # tokens that came with the first one
+        self._num_first = 0  # tokens that arrived together with the first token
 
     def __iter__(self) -> Iterator[str]:
         with run(self._client, self._request, story=self.story) as self._running:
@@ -46,7 +46,7 @@ class TerminalTextStream:
             yield from self._read(self._running, self._deltas)
 
     def stop(self) -> Iterator[str]:
-        """Cancel the request; gives the text that was generated until then and not read. `output` has all of it."""
+        """Cancel the request. Yields the generated text that was not read yet; `output` has the whole text."""
         if self._running is not None and self._deltas is not None:
             self._running.cancel()
             yield from self._read(self._running, self._deltas)
@@ -54,7 +54,7 @@ class TerminalTextStream:
     @property
     def output(self) -> RequestOutput:
         """Return the output read so far."""
-        assert self._running is not None  # it was iterated over
+        assert self._running is not None  # the stream was iterated over
         return self._running.output
 
     def _read(self, running: RequestHandle, deltas: DeltaReader) -> Iterator[str]:
@@ -74,14 +74,15 @@ class TerminalTextStream:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second after those that came first, so that the prompt's time does not count; 0 if none came
-        later."""
+        """Return the tokens per second after the first batch of tokens, so that the prompt's time does not count.
+        Return 0 if no token arrived later."""
         seconds = (self.story.last_token or 0.0) - (self.story.first_token or 0.0)
         return (self.story.num_tokens - self._num_first) / seconds if seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:
-        """One line: counts, time to the first token, speed, drafts, why it ended."""
+        """Return one line: token counts, time to the first token, speed, accepted drafts, and the reason if a limit
+        ended the output."""
         story, usage = self.story, self.output.usage
         parts = [f"{usage.prompt_tokens} tokens in"]
         if usage.cached_tokens:

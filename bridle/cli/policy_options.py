@@ -1,4 +1,4 @@
-"""The flag that holds all texts of a command to an operator's policies."""
+"""The flag that sets an operator's policies for all outputs of a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PolicyOptions:
     "TOML file of policies that every output must follow."
 
     def book(self) -> PolicyRegistry | None:
-        """The policies of a server."""
+        """Return the registry of policies for a server; None without policies."""
         if self.policies is None:
             return None
         from bridle.serving.policies import PolicyRegistry
@@ -29,6 +29,6 @@ class PolicyOptions:
         return PolicyRegistry(self.policies)
 
     def demands(self) -> PolicySet | None:
-        """The policies of a model that is used here."""
+        """Return the policies for a model that this process loads; None without policies."""
         book = self.book()
         return None if book is None else book.current

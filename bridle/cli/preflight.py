@@ -1,12 +1,12 @@
-"""Checks before torch is imported: the models that were named, and the address to listen on. Importing torch takes
-seconds, and a misspelled name should not."""
+"""Checks before torch is imported: the named models, and the address to listen on. Importing torch takes seconds, and a
+misspelled name should be reported sooner."""
 
 from __future__ import annotations
 
 
 def check_models(*names: str | None, revision: str | None = None) -> None:
-    """Check that models are on this machine or on the hub; None is a model without a name. `revision` is that of the
-    first. Raises `InvalidRequest` and `UnsupportedModel`."""
+    """Check that models are on this machine or on the hub; None is skipped. `revision` belongs to the first model.
+    Raises `InvalidRequest` and `UnsupportedModel`."""
     from bridle.model.hub_lookup import check_available
 
     for number, name in enumerate(names):
@@ -15,7 +15,7 @@ def check_models(*names: str | None, revision: str | None = None) -> None:
 
 
 def check_address(host: str, port: int) -> None:
-    """Check that an address can be listened on. Raises `InvalidRequest`."""
+    """Check that a server can listen on an address. Raises `InvalidRequest`."""
     from bridle.http.server.listening import check_port, try_address
 
     check_port(port)

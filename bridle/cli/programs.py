@@ -1,5 +1,5 @@
-"""Files with controllers: scripts for the standard controllers, and modules. They are sent to a server, or given to a
-model that is loaded here."""
+"""Files with controllers: scripts for the standard controllers, and Wasm modules. A file is sent to a server, or run by
+a model that this process loads."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.serving.models.loading import LoadedModel
 
-#: The standard controller that runs a file, by the file's ending.
+#: The standard controller that runs a file, by the file name extension.
 STANDARD = {
     ".py": "gh:microsoft/aici/pyctrl",
     ".js": "gh:microsoft/aici/jsctrl",
     ".json": "gh:microsoft/aici/declctrl",
 }
 _MODULE = ".wasm"
-#: What a file with a conversation may have.
+#: The fields that a file with a conversation may have.
 _OF_CHATS = {"messages", "tools", "chat_template_kwargs"}
-#: How the name of a controller's file ends.
+#: The file name extensions of controllers.
 ENDINGS = (*STANDARD, _MODULE)
 
 
 def check_program(path: Path) -> None:
-    """Refuse a file that nothing runs."""
+    """Raise `InvalidRequest` for a file that no controller runs, or that does not exist."""
     if path.suffix not in ENDINGS:
         raise InvalidRequest(
             f"no standard controller runs {str(path)!r}; it ends in {', '.join(ENDINGS)}", "controller"
@@ -40,8 +40,8 @@ def check_program(path: Path) -> None:
 
 
 def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
-    """The name of the Wasm controller that runs a file, and its argument; None if the file is the controller itself,
-    which is then kept by the model's runtime."""
+    """Return the name of the Wasm controller that runs a file, and its argument. If the file itself is a module, upload
+    it to the model's runtime and return its id and None."""
     if path.suffix != _MODULE:
         return STANDARD[path.suffix], path.read_text(encoding="utf-8")
     from bridle.serving.controller_runtime import LOCAL_ADMIN, upload_module
@@ -50,13 +50,13 @@ def controller_in(path: Path, model: LoadedModel) -> tuple[str, str | None]:
     return upload_module(control_of(model), path.read_bytes(), LOCAL_ADMIN).module_id, None
 
 
-# -- for a server --------------------------------------------------------------------------------------------
+# -- programs for a server -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program to run: a controller by name, or a file to upload; and the file with its argument. `names` are those
-    that were given, of which further ones steer beside it."""
+    """The program to run: a controller by name, or a file to upload, and the file with its argument. `names` are the
+    names from the command line; the controllers after the first steer, too."""
 
     controller: str
     upload: Path | None
@@ -68,14 +68,14 @@ class Program:
         return [Path(path) for path in (self.file, self.upload) if path is not None and path != "-"]
 
     def body(self, api: Api) -> dict[str, Any]:
-        """The body of the request, with the files as they are now."""
+        """Return the body of the request, with the current content of the files."""
         argument = _read(self.file)
         module = None if self.upload is None else str(api.upload(read_wasm(self.upload))["module_id"])
         return {"controller": module or self.controller, "controller_arg": argument} | further_controllers(self.names)
 
 
 def further_controllers(names: Sequence[str]) -> dict[str, Any]:
-    """The field that names the controllers after the first, if there are any."""
+    """Return the field `controllers` with the names after the first; empty if there are none."""
     return {"controllers": list(names[1:])} if len(names) > 1 else {}
 
 
@@ -104,7 +104,7 @@ def _read(file: str | None) -> str:
 
 
 def read_wasm(path: Path) -> bytes:
-    """The bytes of a module, for an upload."""
+    """Return the bytes of a module for an upload. Raises `InvalidRequest`."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -112,7 +112,7 @@ def read_wasm(path: Path) -> bytes:
 
 
 def read_messages(path: Path) -> dict[str, Any]:
-    """The fields of a request that a file with a conversation has. Raises `InvalidRequest`."""
+    """Return the request fields in a file with a conversation. Raises `InvalidRequest`."""
     try:
         found = json.loads(_read(str(path)))
     except ValueError as error:
@@ -127,7 +127,8 @@ def read_messages(path: Path) -> dict[str, Any]:
 
 
 def _standard(file: str | None) -> str:
-    """The standard controller for a script. Raises `InvalidRequest` that names the controller to write instead."""
+    """Return the standard controller for a script. Raises `InvalidRequest` that lists the possible extensions and
+    flags."""
     name = STANDARD.get(Path(file).suffix) if file else None
     if name is None:
         what = "there is nothing to run" if file is None else f"no standard controller runs {file!r}"

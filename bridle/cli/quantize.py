@@ -1,4 +1,4 @@
-"""`bridle quantize`: a checkpoint with weights in fewer bits."""
+"""`bridle quantize`: writes a checkpoint with quantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`bridle replay`: runs a recorded trace again: texts on a model, exchanges with a control runtime on a fresh one."""
+"""`bridle replay`: runs a recorded trace again, on a model for outputs, or on a new control runtime for its
+exchanges."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def _replay_texts(
 
 @contextmanager
 def _progress(old: Trace, number: int, count: int) -> Iterator[Callable[[], None]]:
-    """Show how many tokens of a recorded request have been computed again; returns the function to call for each."""
+    """Show how many tokens of a recorded request have been computed again. Yields the function to call for each
+    token."""
     from bridle.load_progress import shown
     from bridle.traces import TokenRecord
 
@@ -136,7 +138,7 @@ def _model_for(
     adapter: str | None,
     model: ModelOptions,
 ) -> Iterator[tuple[LoadedModel, str | None]]:
-    """Return the model, the other objects that the traces need, and the name of the adapter."""
+    """Yield the loaded model with everything that the traces need, and the name of the adapter."""
     from bridle.cli.loading import adapter_specs, loaded_model
     from bridle.serving.controller_runtime import as_control
 
@@ -153,8 +155,8 @@ def _model_for(
 def _steering_for(
     loaded: LoadedModel, steering: SteeringOptions, program: Path | None
 ) -> Callable[[Trace], object | None]:
-    """The controllers for the request of a trace now; None for the recorded ones. The program replaces the recorded
-    controller. Constraints and other controllers stay."""
+    """Return a function that gives the new controllers for a trace, or None for the recorded controllers. The program
+    replaces the recorded controller; constraints and other controllers stay."""
     from bridle.controllers.composition import compose
     from bridle.serving.requests.steering import PLAIN
     from bridle.serving.tracing.trace_header import ran_form

@@ -1,7 +1,7 @@
-"""From words on a command line to an exit code.
+"""Runs a command line and returns an exit code.
 
-A mistake of the user is one line on stderr and exit code 2; any other failure is one line and code 1; a bug of bridle
-keeps its traceback. Ctrl-C is one line and 130, as shells expect.
+A user's mistake prints one line on stderr and gives exit code 2. Any other failure prints one line and gives code 1. A
+bug of bridle prints its traceback. Ctrl-C prints one line and gives 130, as shells expect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MISUSE = 2
 FAILURE = 1
 
-#: Modules that come with an extra of the package.
+#: The extra of the package that installs a module.
 _EXTRAS = {
     "grpc": "cluster",
     "google": "cluster",
@@ -39,19 +39,19 @@ _EXTRAS = {
     "llama_cpp": "llamacpp",
 }
 
-#: Thresholds for the collector of garbage. With the usual ones it looks through what libraries define a hundred times
-#: while they are imported, which takes as long as a tenth of them.
+#: Thresholds of the garbage collector. With the default thresholds, the collector walks over the objects of imported
+#: libraries a hundred times, which adds a tenth to the time of the imports.
 _GARBAGE = (50_000, 20, 50)
-#: Commands for whose flags users of other servers look.
+#: Commands that explain flags of other servers.
 _SERVING = ("serve", "serve-model")
-#: Commands whose log has a form to choose.
+#: Commands with a choice of log formats.
 _SERVICES = ("serve", "serve-model", "shard")
-#: What a further word of a command was probably meant for.
+#: A hint for an unexpected additional word of a command.
 _WHERE_TO = {"run-batch": "; --output FILE says where the answers go"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command of `arguments` and return its exit code. None means the process's own arguments."""
+    """Run the command of `arguments` and return its exit code. None means the arguments of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         signals.listen()
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     except BridleError as error:
         return _complain(str(error), FAILURE)
-    except BrokenPipeError:  # the reader of a pipe, `head` for one, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         sys.stderr.close()
         return 0
     except ModuleNotFoundError as error:
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(f"{error.name} is not installed: {install_hint(extra)}", FAILURE)
     except OSError as error:
-        if error.filename is None:  # not about a file that somebody named
+        if error.filename is None:  # the error names no file
             raise
         return _complain(f"{error.filename}: {error.strerror}", FAILURE)
     except KeyboardInterrupt:
@@ -107,7 +107,7 @@ def _in_our_words(words: list[str]) -> list[str]:
 
 
 def _warn_of_variables(words: Sequence[str]) -> None:
-    """Warn of misspelled BRIDLE_ variables, which would otherwise be ignored without a sign."""
+    """Warn of misspelled BRIDLE_ variables, which have no effect."""
     if words and words[0] in _SERVING and any(name.startswith("BRIDLE_") for name in os.environ):
         from bridle.cli.setup_probes import variables
 
@@ -117,8 +117,8 @@ def _warn_of_variables(words: Sequence[str]) -> None:
 
 @contextmanager
 def settings_file(words: list[str]) -> Iterator[None]:
-    """Let a YAML file set flags that command line and environment leave open. `--config` before the command, or
-    BRIDLE_CONFIG, names the file; the flag is removed from `words`."""
+    """Read flags from a YAML file while the block runs; the command line and the environment have precedence.
+    `--config` before the command, or BRIDLE_CONFIG, names the file; the flag is removed from `words`."""
     from bridle.cli.app import app
     from bridle.cli.settings_file import SettingsFile
 
@@ -143,7 +143,7 @@ def settings_file(words: list[str]) -> Iterator[None]:
 
 
 def _meant_elsewhere(words: Sequence[str], message: str) -> str:
-    """Return an addition to an error about a flag that means something else in another server."""
+    """Return an addition to an error message about flags that mean something else in another server."""
     if words[:1] != ["serve"]:
         return ""
     from bridle.cli.foreign_flags import meant_elsewhere
@@ -157,8 +157,8 @@ def _complain(message: str, code: int) -> int:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Return whether flags or the environment set the JSON log format. The mistake may be in how the flags are
-    written, so they are not parsed here."""
+    """Return whether flags or the environment set the JSON log format. The words are searched, not parsed, because the
+    error to report may be a parsing error."""
     given = os.environ.get("BRIDLE_LOG_FORMAT")
     for word, after in zip(words, [*words[1:], ""], strict=True):
         if word.partition("=")[0] in ("--log-format", "--log_format"):
@@ -167,8 +167,8 @@ def _wants_json(words: Sequence[str]) -> bool:
 
 
 def _told(error: CycloptsError, words: Sequence[str]) -> str:
-    """The mistake on the command line. For a flag of another server, or a misplaced one, it names the flag to use
-    instead."""
+    """Return the message for a mistake on the command line. For another server's flag, or a misplaced flag, the message
+    names the flag to use instead."""
     from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     from bridle.cli.typo_suggestions import unknown_command, unknown_flag
@@ -181,7 +181,7 @@ def _told(error: CycloptsError, words: Sequence[str]) -> str:
         return unknown_command(words[len(path)], [name for name in here if not name.startswith("-")])
     if isinstance(error, UnknownOptionError):
         flag = error.token.keyword or error.token.value
-        flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # as a settings file has it
+        flag = flag if flag.startswith("-") else f"--{flag.strip('[]')}"  # the form in a settings file
         if flag.partition("=")[0] == "--config":
             return "--config stands before the command: bridle --config FILE COMMAND"
         from bridle.cli.foreign_flags import advice
@@ -200,12 +200,12 @@ def _flags_of(command: str) -> set[str]:
 
 
 def _help_hint(words: Sequence[str]) -> str:
-    """The help page closest to the typed words."""
+    """Return the command that shows the help page closest to the typed words."""
     return " ".join(["bridle", *_command_of(words)[1], "--help"])
 
 
 def _command_of(words: Sequence[str]) -> tuple[App, list[str]]:
-    """The command that the first words name, if they name one, and these words."""
+    """Return the command that the first words name (the whole program if none), and these words."""
     from bridle.cli.app import app
 
     here: App = app

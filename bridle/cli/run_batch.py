@@ -1,4 +1,4 @@
-"""`bridle run-batch`: answers a file of requests into a file of answers, without a server."""
+"""`bridle run-batch`: answers a file of requests without a server, and writes a file of answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """Destination of the answers, and settings for all requests."""
+    """Options for the destination of the answers, and for all requests."""
 
     output: Annotated[Path | None, Parameter(name=["--output", "--output-file", "-o"])] = None
     "File to write the answers to. Default: standard output."
@@ -52,12 +52,12 @@ class BatchOptions:
     `auto` with a draft model, else `off`."""
 
     def check(self) -> None:
-        """Refuse requests that are invalid with any model."""
+        """Raise `InvalidRequest` for options that are invalid with any model."""
         if self.max_in_flight < 1:
             raise InvalidRequest(f"max_in_flight is {self.max_in_flight}; must be at least 1", "max_in_flight")
 
     def settings(self) -> HttpSettings:
-        """Those of the application that answers."""
+        """Return the settings of the application that answers the requests."""
         from bridle.http.openai.batch import batch_settings
         from bridle.serving.policies import PolicyRegistry
 
@@ -112,7 +112,7 @@ def run_batch(
 
 
 def _open(stack: ExitStack, file: Path, output: Path | None) -> tuple[list[BatchRequest], BinaryIO]:
-    """All requests of the file, and the file for their answers, which `stack` closes."""
+    """Return all requests in the file, and the file for the answers; `stack` closes both."""
     from bridle.http.openai.batch import read_requests
 
     try:
@@ -132,7 +132,7 @@ def _served(
     settings: HttpSettings,
     tools: ToolExecutor | None,
 ) -> Iterator[FastAPI]:
-    """Return the application of a server with a loaded model, to be called without a socket."""
+    """Yield the application of a server with a loaded model, which is called without a socket."""
     from bridle.cli.loading import loaded_model
     from bridle.http import create_app
     from bridle.serving import ModelRegistry
@@ -144,11 +144,11 @@ def _served(
         try:
             yield app
         finally:
-            app.state.http.traces.close()  # which writes what is still to be written
+            app.state.http.traces.close()  # which writes unsaved traces
 
 
 async def _run(app: FastAPI, requests: list[BatchRequest], target: BinaryIO, max_in_flight: int) -> int:
-    """Write every answer; returns the number of those that are errors."""
+    """Write every answer. Returns the number of answers that are errors."""
     import msgspec
 
     from bridle.http.openai.batch import answer_batch

@@ -1,7 +1,7 @@
-"""The result of a run: adds items up to texts, logs, variables, counts and times. It prints as the original's client
-does.
+"""The report of a run: collects the items of its stream as texts, logs, variables, counts and times. The printed form
+is that of AICI's original client.
 
-It knows no server, and is given the items.
+The module does not talk to a server; the caller passes the items.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridle.cli.terminal import say
 
 @dataclass(slots=True)
 class RunReport:
-    """A growing run. Times are in seconds since the request was sent; `level` 3 prints logs as they come, 1 only
-    the texts, 5 every item."""
+    """A growing report. Times are in seconds since the request was sent. `level` 1 prints only the texts, 3 also logs
+    as they arrive, 5 every item."""
 
     request: dict[str, Any]
     level: int = 3
@@ -40,11 +40,11 @@ class RunReport:
         self._began = self.clock()
 
     def note(self, moment: str) -> None:
-        """Record the time of a moment; only the first call for each moment counts."""
+        """Record the time of a moment. Only the first call for each moment counts."""
         self.timing.setdefault(moment, self.clock() - self._began)
 
     def add(self, item: Any) -> None:
-        """Add an item of the stream; None is its end mark."""
+        """Add an item of the stream; None is the end mark of the stream."""
         if item is None:
             self._flush_logs()
             self._say(3, "[DONE]")
@@ -72,7 +72,7 @@ class RunReport:
             self.error = self.error or fork["error"]
 
     def _store(self, write: dict[str, Any]) -> None:
-        """Apply a write of a variable. Appends come piece by piece."""
+        """Apply a write of a variable. An appended value arrives in pieces."""
         if "name" in write:
             before = self.raw_storage.get(write["name"], "") if write.get("op") == "Append" else ""
             self.raw_storage[write["name"]] = before + write["value"]
@@ -84,16 +84,16 @@ class RunReport:
             self.timing["last_token"] = self.clock() - self._began
         self.usage = usage
 
-    # -- sums ------------------------------------------------------------------------------------------------
+    # -- derived values --------------------------------------------------------------------------------------
 
     @property
     def storage(self) -> dict[str, str]:
-        """Variables as text."""
+        """Return the variables as text."""
         return {name: bytes.fromhex(value).decode("utf-8", "replace") for name, value in self.raw_storage.items()}
 
     @property
     def tps(self) -> dict[str, float]:
-        """Tokens per second: prompt tokens until the first one was sampled, then sampled tokens."""
+        """Return tokens per second: of the prompt until the first token was sampled, and of sampling from there on."""
         first, last = self.timing.get("first_token", 0.0), self.timing.get("last_token", 0.0)
         sampled = self.usage.get("sampled_tokens", 0) - self._first_usage.get("sampled_tokens", 0)
         return {
@@ -130,7 +130,7 @@ class RunReport:
         self._say(3, f"Storage: {json.dumps(self.storage, ensure_ascii=False)}")
 
     def _print_logs(self, index: int, text: str) -> None:
-        """Print whole lines, each with the number of its fork; a line without an end waits for it."""
+        """Print complete lines, each with the number of its fork. An incomplete line is kept until its end arrives."""
         *lines, rest = (self._partial.pop(index, "") + text).split("\n")
         for line in lines:
             self._say(3, f"[{index}]: {line}")

@@ -1,4 +1,4 @@
-"""`bridle runtime`: the control runtime by itself, and traces of its exchanges played again."""
+"""`bridle runtime`: runs the control runtime without an engine, and replays traces of its exchanges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def runtime(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphe
 
 
 def replay_exchanges(trace: Path, name: str, revision: str | None, control: ControlOptions) -> int:
-    """Play the trace of a control runtime against a fresh one, for the vocabulary of model `name`. Returns 1 if any
+    """Replay the trace of a control runtime on a new runtime, with the vocabulary of model `name`. Returns 1 if any
     reply differs."""
     from bridle.load_progress import shown
 
@@ -54,7 +54,7 @@ def replay_exchanges(trace: Path, name: str, revision: str | None, control: Cont
 def played_exchanges(
     trace: Path, name: str, revision: str | None, control: ControlOptions
 ) -> Iterator[ReplyDifference | None]:
-    """One item per exchange: None where the reply is the same."""
+    """Yield the difference of each exchange; None if the reply is equal."""
     from bridle.aici.client.replay import replay as play
     from bridle.model.hub_lookup import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits

@@ -1,4 +1,4 @@
-"""`bridle serve`: a model behind HTTP."""
+"""`bridle serve`: serves models over HTTP and LMTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MODELS = Group("Models on demand", sort_key=11)
 @Parameter(name="*", group=_PROCESSES)
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """Processes that compute the model outside of the server."""
+    """Options for processes that compute the model outside of the server."""
 
     isolate_model: Annotated[bool, Parameter(negative="")] = False
     "Run each model in its own process. If it ends, it is restarted and its requests continue."
@@ -60,7 +60,7 @@ class ShardOptions:
     "PEM file with the private key of the client certificate."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server, with the loader that these options ask for."""
+        """Return the settings of a server with the loader that these options require."""
         self._check()
         settings = replace(settings, front_ends=self.front_ends)
         num_shards = self.shards or int(self.isolate_model)
@@ -97,7 +97,7 @@ class ShardOptions:
 @Parameter(name="*", group=_MODELS)
 @dataclass(frozen=True, kw_only=True)
 class ModelSetOptions:
-    """Options for the models that may be loaded in addition to those on the command line."""
+    """Options for models that may be loaded in addition to the models on the command line."""
 
     model_alias: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     "Additional name for a model, NAME=MODEL. The model is loaded at the first request. Repeatable."
@@ -140,7 +140,7 @@ def _alias(text: str) -> tuple[str, str]:
 @Parameter(name="*", group=_SERVER)
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Address and settings of the listener."""
+    """Options for the address and the behaviour of the server."""
 
     host: str = "127.0.0.1"
     "Address to listen on; 0.0.0.0 makes the server reachable from other machines."
@@ -261,9 +261,9 @@ def serve(
     settings = server.to_settings(names or ("demo",), model, models, engine, access, control)
     settings = speculation.add_to(limits.add_to(adapters.add_to(shards.add_to(settings))))
     settings = tools.add_to(settings)
-    if not names:  # last, so that a mistake in a flag is told before anything is downloaded
+    if not names:  # last, so that a mistake in a flag is reported before a download
         settings = _with_model(settings, default_model())
-    with ending_at_once():  # until the server itself listens to signals
+    with ending_at_once():  # until the server itself handles signals
         from bridle.http.server.run import serve as serve_http
         from bridle.lmtp.server import LmtpSettings, websocket_front
 
@@ -288,12 +288,12 @@ def _begin_early(names: Sequence[str], backend: str) -> None:
 
 
 def _with_store(engine: EngineConfig, access: AccessOptions) -> EngineConfig:
-    """The same settings, with a store for KV if nothing is said about one and all requests are of one user."""
+    """Return the settings, with a KV store if `kv_store` is not set and all requests are from one user."""
     is_shared = access.keys is not None or access.trusted_proxy
     return engine if engine.kv_store is not None or is_shared else replace(engine, kv_store="auto")
 
 
 def _with_model(settings: ServeSettings, name: str) -> ServeSettings:
-    """The same settings for another single model."""
+    """Return the settings with `name` as the only model."""
     models = None if settings.models is None else replace(settings.models, models=(name,))
     return replace(settings, model=replace(settings.model, model=name), models=models)

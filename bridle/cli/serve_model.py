@@ -1,8 +1,8 @@
-"""`bridle serve-model`: serves a model over LMTP, with the options of LMQL's command of that name where they have a
-meaning.
+"""`bridle serve-model`: serves a model over LMTP. It has the options of LMQL's command of the same name, as far as they
+apply here.
 
-It is `bridle serve` with other options. The server serves the HTTP routes as well, or lines on standard input and
-output for a parent process.
+The command is `bridle serve` with other options. The server serves the HTTP routes as well. With `--transport stdio`,
+it serves a parent process over standard input and output instead.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def serve_settings(name: str, lmtp: LmtpOptions, models: ModelSetOptions, access
     from bridle.http.settings import HttpSettings, ServeSettings
     from bridle.serving import model_name
 
-    # LMQL names a model as its user wrote it, which for a folder is its whole path.
+    # LMQL sends the model name that its user wrote; for a folder, that is the whole path.
     aliases = (name,) if name != "auto" and model_name(name) != name else ()
     known = replace(models, static=models.static or lmtp.single_thread)
     return ServeSettings(
@@ -182,7 +182,7 @@ def serve_sockets(settings: ServeSettings, limits: LmtpSettings, lmtp: LmtpOptio
 
 
 def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -> None:
-    """Serve the parent process until it closes our standard input."""
+    """Serve the parent process until it closes this process's standard input."""
     from contextlib import closing, nullcontext
 
     from bridle.http.server.run import load_registry
@@ -208,7 +208,7 @@ def _serve_lines(settings: ServeSettings, limits: LmtpSettings, verbose: bool) -
 
 
 def _dtype(name: str, bits: int | None) -> tuple[DType, bool]:
-    """The weights' type, and whether they are compressed to 8 bits."""
+    """Return the type of the weights, and whether the weights are compressed to 8 bits."""
     if name == "8bit" or bits == 8:
         return "auto", True
     if name not in get_args(DType):
@@ -235,7 +235,7 @@ def _constructor(config: ModelConfig) -> str:
 
 
 def say_short(text: str, stream: TextIO | None = None) -> None:
-    """Return a client's value on one line of bounded length, whatever it holds."""
+    """Print a client's value on one line of limited length, with control characters escaped."""
     shown = text[:_MAX_ECHO_CHARS].encode("unicode_escape").decode() if not text.isprintable() else text
     _say(shown if len(shown) <= _MAX_ECHO_CHARS else f"{shown[:_MAX_ECHO_CHARS]}... ({len(text)} characters)", stream)
 

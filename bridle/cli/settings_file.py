@@ -1,4 +1,5 @@
-"""The settings file: YAML whose sections are commands and whose entries are their flags, and arguments, by name."""
+"""Reads a settings file: YAML with a section per command, whose entries are the command's flags and arguments by
+name."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from cyclopts.config import Dict, Yaml
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """Fills in the values that command line and environment do not set. cyclopts' own reader knows flags alone; here
-    `model: demo` is the argument MODEL. An unknown entry is refused, with the nearest known one."""
+    """Fills in values that neither the command line nor the environment sets. cyclopts' own reader knows only flags;
+    here `model: demo` also sets the argument MODEL. An unknown entry is refused, and the error names the nearest known
+    entry."""
 
     path: str
 
@@ -27,7 +29,8 @@ class SettingsFile:
         Dict(data, source=self.path)(app, commands, arguments)
 
     def _fill(self, arguments: ArgumentCollection, name: str, value: Any) -> bool:
-        """Give the argument of that name its value, or its values; False if there is none."""
+        """Set the argument `name` to the value, or to the values of a list. Returns False if there is no such
+        argument."""
         found = next((argument for argument in arguments if name.upper() in argument.names), None)
         if found is None:
             return False
@@ -38,7 +41,7 @@ class SettingsFile:
 
 
 def _nested(commands: tuple[str, ...], section: dict[str, Any]) -> dict[str, Any]:
-    """The section alone, where it was."""
+    """Return the section nested under its commands again, without other sections."""
     for command in reversed(commands):
         section = {command: section}
     return section

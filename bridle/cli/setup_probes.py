@@ -1,5 +1,5 @@
-"""Checks of `bridle doctor` around the program: packages, settings, files and limits of this machine. Each check
-yields problems with their remedy, and little or nothing if all is well."""
+"""Checks of `bridle doctor` about packages, settings, files and limits of this machine. Each check yields problems with
+their remedy, and little or nothing if it finds no problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `advice` is the next step."""
+    """The result of one check. `advice` is the next step for the user."""
 
     level: Level
     subject: str
@@ -32,7 +32,7 @@ class Finding:
 Probe = Callable[[], Iterator[Finding]]
 
 
-#: Extras of the package, and what is missing without each.
+#: Extras of the package, and the features that are missing without each.
 EXTRAS = {
     "aici": "Wasm controllers",
     "cluster": "shards: models in processes of their own",
@@ -42,9 +42,9 @@ EXTRAS = {
     "controllers": "building controllers from their sources",
 }
 _PREFIX = "BRIDLE_"
-#: Variables of ours that are no flags.
+#: Variables of bridle that do not set a flag.
 _OTHER_VARIABLES = ("BRIDLE_CACHE", "BRIDLE_CACHE_LIMIT", "BRIDLE_CONFIG", "BRIDLE_FULL", "BRIDLE_MODELS")
-#: Names that look like variables, and what to do instead.
+#: Names that resemble variables of flags, with advice.
 _WITHOUT_FLAG = {"BRIDLE_MODEL": "name the model on the command line, as in `bridle serve MODEL`; unset it"}
 _LOW_SHARED_MEMORY = 64 << 20
 _LOW_DISK = 2 << 30
@@ -86,11 +86,11 @@ def _problem_with(requirement: Any, level: Any) -> Iterator[Finding]:
 
 
 def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Variables that look like flags but are none: a misspelled variable would be ignored without a sign."""
+    """Find variables that resemble flags but set none, because a misspelled variable has no effect."""
     from bridle.cli.help_search import variable_names
 
     named = [name for name in sorted(environment) if name.startswith(_PREFIX) and name not in _OTHER_VARIABLES]
-    known = variable_names() if named else set()  # which takes a moment
+    known = variable_names() if named else set()  # takes a moment
     for name in named:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -99,7 +99,7 @@ def variables(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """The file that BRIDLE_CONFIG names: whether it can be read, and whether all that it says means something."""
+    """Check that the file in BRIDLE_CONFIG can be read, and that all of its entries are known."""
     path = environment.get("BRIDLE_CONFIG")
     if not path:
         return
@@ -109,7 +109,7 @@ def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
 
     try:
         data = Yaml(path, must_exist=True).config
-    except Exception as error:  # whatever the reader of YAML raises
+    except Exception as error:  # any error of the YAML reader
         text = f"{path} cannot be read: {' '.join(str(error).split())}"
         yield Finding("problem", "settings file", text, "correct it, or unset BRIDLE_CONFIG")
         return
@@ -125,7 +125,7 @@ def settings_file(environment: Mapping[str, str] = os.environ) -> Iterator[Findi
 
 
 def _strange(command: object, section: object, known: Mapping[str, set[str]]) -> Iterator[tuple[str, set[str]]]:
-    """Yield the unknown names of a configuration section, each with the known ones."""
+    """Yield the unknown names in a section of a settings file, each with the known names."""
     if not isinstance(command, str) or command not in known:
         yield str(command)[:80], set(known)
         return
@@ -135,7 +135,7 @@ def _strange(command: object, section: object, known: Mapping[str, set[str]]) ->
 
 
 def files() -> Iterator[Finding]:
-    """Folders that must take files, and the file of keys, which others must not read."""
+    """Check that bridle's folders are writable, and that other users cannot read the file of keys."""
     from bridle.serving.controller_runtime import data_folder
 
     folder = data_folder()
@@ -152,10 +152,10 @@ def files() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """Room in shared memory and on the disk, and descriptors for connections."""
+    """Check shared memory, disk space, and the limit of open files."""
     import shutil
 
-    shared = Path("/dev/shm")  # noqa: S108 - where the control runtime's shared memory lies
+    shared = Path("/dev/shm")  # noqa: S108 - the control runtime's shared memory is here
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _LOW_SHARED_MEMORY:
         advice = "give the container more, as with `docker run --shm-size 1g`"
         yield Finding("note", "shared memory", f"{free >> 20} MiB free; controllers need some of it", advice)
@@ -169,7 +169,7 @@ def limits() -> Iterator[Finding]:
 def _descriptors() -> Iterator[Finding]:
     try:
         import resource
-    except ImportError:  # not on this system
+    except ImportError:  # the module does not exist on this system
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < _MANY_FILES:

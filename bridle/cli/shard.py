@@ -1,4 +1,4 @@
-"""`bridle shard`: a model in a process of its own, for a router to use."""
+"""`bridle shard`: computes a model in a separate process, for a router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARD = Group("Shard", sort_key=5)
 @Parameter(name="*", group=_SHARD)
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Address of the shard, and its metrics and traces."""
+    """Options for the shard's address, TLS and logs."""
 
     listen: str = "127.0.0.1:8090"
     """Address to listen on: `unix:/path` or `host:port`; port 0 takes a free one. Without TLS it must be a loopback
@@ -49,7 +49,7 @@ class ListenOptions:
 @Parameter(name="*", show=False)
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    """The number of this process among several, as the process that starts it says."""
+    """Options by which the starting process numbers this process among several."""
 
     rank: Annotated[int, Parameter(show=False)] = 0
     store: Annotated[Path | None, Parameter(show=False)] = None
@@ -91,7 +91,7 @@ def shard(
     config = capacity.add_to(model.to_config(name))
     if config.draft_model is not None:
         raise InvalidRequest("a draft model runs in the process of its engine, not in a shard", "draft_model")
-    if place.parent is None:  # otherwise the process that started this one has checked it
+    if place.parent is None:  # otherwise the starting process has checked the name
         check_models(name, model.tokenizer, revision=model.revision)
     if place.rank:
         from bridle.launch.group import run_member
@@ -101,7 +101,7 @@ def shard(
 
 
 def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: PlaceOptions) -> int:
-    """Load the model, then compute for routers until a signal comes; returns the exit status."""
+    """Load the model, then compute for routers until a signal comes. Returns the exit status."""
     from bridle.backends import load_executor
     from bridle.distributed.process import run_shard
     from bridle.launch.group import load_group
@@ -112,9 +112,9 @@ def _serve(config: ModelConfig, shards: int, listen: ListenOptions, place: Place
         if place.parent is None:
             print(f"Shard of {config.model} at {address} (stop with Ctrl+C)", flush=True)
 
-    if place.standby:  # what takes seconds is imported by now
+    if place.standby:  # slow imports are done before this
         wait_for_activation()
     with traced_process():
         executor = load_executor(config) if shards == 1 else load_group(config, shards)
-        # The largest step was run while loading.
+        # The largest step ran while the model was loaded.
         return run_shard(executor, listen.listen, tls=listen.to_tls(), warm=False, on_listening=announce)

@@ -1,6 +1,6 @@
-"""`--help` of a command with many flags: it shows those that most people need. `--help-all` shows the others as well.
+"""`--help` of a command with many flags shows only the most common flags. `--help-all` shows all flags.
 
-Every flag can be used all the same, and `bridle help WORD` finds it.
+All flags can be used without `--help-all`, and `bridle help WORD` searches all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ALONE = (
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop"),
     *(*_STEERING, *_LOADING, "--backend"),
 )
-#: The flags on the short page of a command. A command that is not here has one page.
+#: The flags on the short help page of a command. A command that is missing here has one page with all flags.
 ESSENTIAL: dict[str, frozenset[str]] = {
     "serve": frozenset(
         {
@@ -49,7 +49,7 @@ _shows_all: ContextVar[bool] = ContextVar("shows_all", default=False)
 
 
 def epilogue(command: str) -> str:
-    """Return the end of a command's page."""
+    """Return the last paragraph of a command's help page."""
     text = "Flags may also be environment variables or entries of a settings file; `bridle --help` says how."
     more = f"`bridle {command} {ALL}` shows the other flags, too. " if command in ESSENTIAL else ""
     return more + text
@@ -57,7 +57,8 @@ def epilogue(command: str) -> str:
 
 @contextmanager
 def asked_for(words: Sequence[str]) -> Iterator[list[str]]:
-    """Read `--help-all` as `--help` with every flag; the text behind `--` is left alone."""
+    """Yield `words` with `--help-all` replaced by `--help`, and show every flag meanwhile. Words after `--` stay
+    unchanged."""
     end = words.index("--") if "--" in words else len(words)
     token = _shows_all.set(ALL in words[:end])
     try:
@@ -67,7 +68,7 @@ def asked_for(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 class PageDefaults(EnvironmentDefaults):
-    """Defaults of flags from the environment, and the flags that a help page leaves out."""
+    """Reads defaults of flags from the environment, and hides flags from short help pages."""
 
     def _convert_argument(self, commands: tuple[str, ...], argument: Argument) -> str:
         essential = ESSENTIAL.get(" ".join(commands))

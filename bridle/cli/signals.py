@@ -1,8 +1,8 @@
 """Ctrl-C in a bridle process: one line and exit code 130, at any moment.
 
-While modules are imported and models loaded, Ctrl-C ends the process at once. An exception could surface inside C++
-code that takes it for another error, and threads that load cannot be stopped. No orderly end is needed there: child
-processes notice by themselves that this one is gone. At any other time Ctrl-C raises the usual exception.
+While modules are imported and models loaded, Ctrl-C ends the process at once. An exception could occur inside C++ code
+that mistakes it for another error, and threads that load cannot be stopped. No cleanup is needed then: child processes
+notice the end of this process themselves. At any other time Ctrl-C raises the usual exception.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bridle.cli.terminal import complaint
 
 INTERRUPTED = 130
 
-_SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides it
+_SHOW_CURSOR = "\x1b[?25h"  # a progress bar hides the cursor
 _is_ours = False
 
 
 def listen() -> None:
-    """Handle Ctrl-C from now on, because this process runs bridle's command line. A handler that ignores Ctrl-C, or
-    belongs to another program, stays."""
+    """Handle Ctrl-C from now on, because this process runs bridle's command line. If the process ignores Ctrl-C, or
+    another program has set a handler, nothing changes."""
     global _is_ours
     _is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -43,11 +43,11 @@ def ending_at_once() -> Iterator[None]:
 
 
 def leave() -> NoReturn:
-    """End the process now, without waiting for any thread. This is logged last: later log messages are dropped."""
+    """End the process at once, without waiting for any thread. Log messages of other threads after this are dropped."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stdout.flush()
     line, told = (_SHOW_CURSOR if os.isatty(2) else "") + complaint("interrupted", "info"), 2
-    with contextlib.suppress(OSError):  # there may be no descriptor left
+    with contextlib.suppress(OSError):  # the process may have no free descriptor
         told = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(OSError):

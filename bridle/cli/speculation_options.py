@@ -1,4 +1,4 @@
-"""vLLM's one flag about draft tokens, for users of vLLM's command line."""
+"""vLLM's flag `--speculative-config`, for users of vLLM's command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridle.errors import InvalidRequest
 if TYPE_CHECKING:
     from bridle.http.settings import ServeSettings
 
-#: Its keys that mean something here; those of the n-gram search are settled here by what was right of late.
+#: The keys that bridle accepts. Values for the n-gram search have no effect: bridle adapts the search to its success.
 _KEYS = frozenset({"method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"})
 _METHODS = (None, "ngram", "draft_model")
 
@@ -22,13 +22,13 @@ _METHODS = (None, "ngram", "draft_model")
 @Parameter(name="*", group=BATCHING)
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
-    """Drafted tokens, as vLLM has them."""
+    """Options for draft tokens, in vLLM's format."""
 
     speculative_config: str | None = None
     "Draft settings as vLLM's JSON: `method` (ngram, draft_model), `num_speculative_tokens`, `model`."
 
     def add_to(self, settings: ServeSettings) -> ServeSettings:
-        """The settings of a server, with those of the JSON."""
+        """Return the settings of a server with the draft settings of the JSON."""
         if self.speculative_config is None:
             return settings
         given = _read(self.speculative_config)

@@ -1,4 +1,4 @@
-"""Flags for the form of an output, or for the controller that steers it."""
+"""Flags for a constraint on the output, or for the controller that steers it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ctrl = Annotated[tuple[str, ...], Parameter(name=["--ctrl", "-c"], negative="")]
 @Parameter(name="*", group=_STEERING)
 @dataclass(frozen=True, kw_only=True)
 class ConstraintOptions:
-    """Constraint on the output; at most one."""
+    """Options for a constraint on the output; at most one may be given."""
 
     regex: str | None = None
     "Regular expression that the whole output matches."
@@ -40,7 +40,7 @@ class ConstraintOptions:
     "File with a Lark or GBNF grammar that the output matches."
 
     def named(self) -> dict[str, Any]:
-        """The constraint as requests name it, checked; empty if there is none."""
+        """Return the validated constraint as a request's field; empty without a constraint."""
         given: dict[str, Any] = {"regex": self.regex, "choice": list(self.choice) or None}
         if self.schema is not None:
             given["json_schema"] = _json(self.schema)
@@ -51,14 +51,14 @@ class ConstraintOptions:
             from bridle.structured_output.request_fields import constraint_named
 
             try:
-                form = constraint_named(given)  # raises what is wrong with it
+                form = constraint_named(given)  # raises if the constraint is invalid
             except InvalidRequest as error:
                 raise _about(self.grammar or self.schema, error) from None
             self._check_file(form)
         return given
 
     def _check_file(self, form: Constraint | None) -> None:
-        """Raise for an invalid file before a model is loaded or a server asked."""
+        """Raise for an invalid file, before a model is loaded or a server is called."""
         file = self.grammar or self.schema
         if form is None or file is None:
             return
@@ -67,12 +67,12 @@ class ConstraintOptions:
             raise _about(file, problem)
 
     def plain(self) -> dict[str, Any] | None:
-        """The constraint as plain data for a field `constraint`; None if there is none."""
+        """Return the constraint as the value of a request's field `constraint`; None without a constraint."""
         form = self.constraint()
         return None if form is None else form.to_dict()
 
     def constraint(self) -> Constraint | None:
-        """The constraint, checked."""
+        """Return the validated constraint; None if no flag sets one."""
         named = self.named()
         if not named:
             return None
@@ -84,7 +84,7 @@ class ConstraintOptions:
 @Parameter(name="*", group=_STEERING)
 @dataclass(frozen=True, kw_only=True)
 class SteeringOptions(ConstraintOptions):
-    """A constraint, and controllers."""
+    """Options for a constraint and for controllers."""
 
     ctrl: Ctrl = ()
     "Controller that steers the output: standard name, module id, tag or `gh:` name. Repeatable."
@@ -92,14 +92,15 @@ class SteeringOptions(ConstraintOptions):
     "Argument of a controller, in the order of `--ctrl`; `@FILE` reads a file. Repeatable."
 
     def named(self) -> dict[str, Any]:
-        """As for constraints; more arguments than controllers are refused, too."""
+        """Return the constraint as a request's field. Raises `InvalidRequest` if there are more arguments than
+        controllers."""
         if len(self.ctrl_arg) > len(self.ctrl):
             message = f"--ctrl-arg was given {len(self.ctrl_arg)} times, --ctrl {len(self.ctrl)}; each needs its own"
             raise InvalidRequest(message, "ctrl_arg")
         return super().named()
 
     def controllers(self) -> list[dict[str, Any]]:
-        """The controllers with their arguments, as requests name them."""
+        """Return the controllers with their arguments, in the format of a request."""
         self.named()
         return [
             {"controller": name} | ({"controller_arg": _argument(argument)} if argument is not None else {})
@@ -107,7 +108,7 @@ class SteeringOptions(ConstraintOptions):
         ]
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a request that say the same; empty if nothing steers."""
+        """Return the request fields for the constraint and the controllers; empty without both."""
         given = {"constraint": self.plain(), "controllers": self.controllers() or None}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -126,7 +127,7 @@ class SteeringOptions(ConstraintOptions):
         return InProcessServing(model).steering(self.by_name(), self.constraint())
 
     def by_name(self) -> Controllers:
-        """The controllers as requests name them."""
+        """Return the controllers in the form that requests use."""
         from bridle.serving.requests.steering import Controllers
 
         return Controllers(controllers=self.controllers())
@@ -134,7 +135,7 @@ class SteeringOptions(ConstraintOptions):
 
 @lru_cache(maxsize=4)
 def _problem(form: Constraint) -> InvalidRequest | None:
-    """The reason why a constraint cannot be used; None if it can."""
+    """Return the error of an unusable constraint; None if the constraint is usable."""
     from bridle.structured_output.validation import check_usable
 
     try:
@@ -145,7 +146,7 @@ def _problem(form: Constraint) -> InvalidRequest | None:
 
 
 def _about(file: Path | None, error: InvalidRequest) -> InvalidRequest:
-    """An error with the name of the file that it is about."""
+    """Return the error with the name of the file in front, if there is a file."""
     return error if file is None else InvalidRequest(f"{file}: {error}", error.param)
 
 

@@ -1,5 +1,5 @@
-"""Makes text from servers and models harmless before it is printed, so that it cannot control the terminal; and prints
-the command line's own complaints."""
+"""Removes control characters from the text of servers and models before it is printed, so that the text cannot control
+the terminal. Prints the error messages of the command line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CONTROLS_BUT_SPACE = {code: sign for code, sign in _CONTROLS.items() if chr(cod
 
 
 def harmless(text: str, *, on_one_line: bool = False) -> str:
-    """The text with a visible sign in place of escape and other control characters. Line ends and tabs stay, unless
+    """Return the text with a visible sign instead of each control character. Line breaks and tabs stay, unless
     `on_one_line`."""
     return text.translate(_CONTROLS if on_one_line else _CONTROLS_BUT_SPACE)
 
 
 def say(text: str) -> None:
-    """Print a line on standard output: a harmless one to a terminal, the exact text to a file or a pipe."""
+    """Print a line on standard output: without control characters on a terminal, unchanged to a file or a pipe."""
     print(harmless(text) if sys.stdout.isatty() else text, flush=True)
 
 
@@ -33,7 +33,7 @@ def choose_form(*, is_json: bool) -> None:
 
 
 def complaint(text: str, level: str = "error") -> str:
-    """A line for standard error, as the log of this process has them."""
+    """Return a line for standard error, in the log format of this process."""
     if not _is_json:
         return f"bridle: {text}\n"
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
@@ -41,5 +41,5 @@ def complaint(text: str, level: str = "error") -> str:
 
 
 def complain(text: str, level: str = "error") -> None:
-    """Print a complaint on standard error."""
+    """Print a message on standard error."""
     sys.stderr.write(complaint(text, level))

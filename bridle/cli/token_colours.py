@@ -1,4 +1,4 @@
-"""Tokens in the colours of where they came from, in a terminal."""
+"""Tokens in a terminal, in colours that show the origin of each token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def colour_text(trace: Trace, index: int, *, prompt: bool = True) -> Text:
-    """An output with its prompt."""
+    """Return an output as coloured text, after its prompt."""
     from rich.text import Text
 
     return Text.assemble(
@@ -35,7 +35,7 @@ def legend() -> Text:
 
 
 def show_traces(traces: Iterable[Trace]) -> None:
-    """Print the outputs of traces, forks with their number."""
+    """Print the outputs of traces. If a request was forked, each output has its number."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -49,12 +49,12 @@ def show_traces(traces: Iterable[Trace]) -> None:
 
 
 class TokenPrinter:
-    """Prints the tokens of output 0 as they come, from the beginning of a row. Text that is rolled back is struck
-    through if it is at the end of the row; otherwise a sign shows how many tokens were rolled back."""
+    """Prints the tokens of output 0 as they arrive, from the beginning of a row. Rolled-back text is struck through if
+    it is at the end of the row; otherwise a sign shows how many tokens were rolled back."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._row = ""  # what can be written over: the end of this row
+        self._row = ""  # the end of the current row, which can be overwritten
         self._column = 0
 
     def print(self, record: Record) -> None:
@@ -68,7 +68,7 @@ class TokenPrinter:
                 self._write(record.text, ORIGINS["sampled"][0])
             case RewindRecord() if record.num_tokens:
                 self._strike(record)
-            case ReplacedRecord() if self._console.is_terminal:  # elsewhere nothing tells it from the text
+            case ReplacedRecord() if self._console.is_terminal:  # a file has no colours to mark the text
                 self._write(record.spelled, ORIGINS["rewound"][0])
                 self._row = ""
 
@@ -97,6 +97,6 @@ class TokenPrinter:
             self._row, self._column = "", 0
         self._row += last
         self._column += cell_len(last)
-        if self._column >= self._console.width or "\t" in last:  # where the cursor is now, the terminal knows alone
+        if self._column >= self._console.width or "\t" in last:  # only the terminal knows the cursor's position then
             self._row = ""
             self._column %= self._console.width

@@ -68,11 +68,11 @@ def _print_frame(api: Api) -> None:
 
 
 def _watch(api: Api, interval: float) -> None:
-    """Show frames on a screen of their own until Ctrl-C. A server that cannot be reached may become available again."""
+    """Show frames on a separate screen until Ctrl-C. If the server cannot be reached, try again."""
     from rich.live import Live
 
     frames = _frames(api)
-    first = next(frames)  # a wrong address or key is reported without a screen
+    first = next(frames)  # a wrong address or key is reported before the screen opens
     with Live(first, screen=True, auto_refresh=False) as live:
         try:
             while True:

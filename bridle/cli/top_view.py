@@ -1,7 +1,7 @@
 """Renders the page of `bridle top` from a server's state.
 
-Speeds are differences between two states; with only one they are means over the server's life. All text from the server
-is shown as plain text.
+Speeds are differences between two states; with only one state, they are averages since the server started. All text
+from the server is shown as plain text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATES = {"running": "green", "prompt": "cyan", "waiting": "yellow", "coming in
 
 
 def frame(now: Status, before: Status | None, where: str) -> RenderableType:
-    """A page that shows `now`, with speeds since `before`."""
+    """Return a page that shows `now`, with speeds since `before`."""
     parts: list[RenderableType] = [_headline(now, where)]
     earlier = {model["name"]: model for model in (before or {}).get("models", ())}
     seconds = now["time"] - before["time"] if before is not None else now["uptime"]
@@ -36,7 +36,7 @@ def frame(now: Status, before: Status | None, where: str) -> RenderableType:
 
 
 def trouble(last: Status, message: str, where: str) -> RenderableType:
-    """A page for a server that does not answer."""
+    """Return a page for a server that does not answer."""
     return Group(_headline(last, where), Panel(_plain(message), title="no answer", border_style="red"))
 
 
@@ -45,7 +45,7 @@ def _headline(now: Status, where: str) -> Text:
     line = Text("bridle ", style="bold")
     line.append(f"{_plain(now['version'])} at {_plain(where)}  up {_duration(now['uptime'])}  ")
     line.append(f"{flight['requests']}/{flight['max_requests']} requests in flight, {flight['refused']} refused")
-    if writers := now.get("front_ends"):  # the server is one, too
+    if writers := now.get("front_ends"):  # the server counts as a front end
         num_up = 1 + sum(each["is_up"] for each in writers)
         style = "" if num_up > len(writers) else "bold red"
         line.append(f"  {num_up}/{1 + len(writers)} front ends", style=style)
@@ -94,7 +94,7 @@ def _cache(engine: Status, used: int) -> str:
 
 
 def _stored(engine: Status) -> str:
-    """Return the store below the KV cache, and the number of tokens that were read from it."""
+    """Return a summary of the KV store below the KV cache, with the number of tokens that were read from it."""
     host, on_disk = engine.get("num_host_blocks", 0), engine.get("num_blocks_in_store", 0)
     places = [f"{host} blocks in host memory ({engine.get('num_host_bytes', 0) >> 20} MiB)"] if host else []
     places += [f"{on_disk} blocks on disk"] if on_disk else []
@@ -102,7 +102,7 @@ def _stored(engine: Status) -> str:
 
 
 def _users(held: dict[str, int]) -> Text:
-    """Return the users with the most KV blocks."""
+    """Return the users that own the most KV blocks."""
     most = sorted(held.items(), key=lambda each: -each[1])[:_MAX_USERS]
     more = f", {len(held) - len(most)} more" if len(held) > len(most) else ""
     return _plain("blocks of " + ", ".join(f"{user or 'no user'}: {count}" for user, count in most) + more)
@@ -142,7 +142,7 @@ def _requests(now: Status) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("age", "state", "user", "model", "steered by"):
         table.add_column(name, no_wrap=True)
-    for name in ("prio", "prompt", "output", "tokens/s"):  # on a narrow screen other columns shrink first
+    for name in ("prio", "prompt", "output", "tokens/s"):  # on a narrow screen, other columns shrink first
         table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     table.add_column("route", no_wrap=True)
     for row in now["requests"][:_MAX_ROWS]:
@@ -171,7 +171,7 @@ def _request(row: Status) -> list[RenderableType]:
 
 
 def _prompt(row: Status) -> str:
-    """The length of a prompt; while it is being computed, with how much of it is done."""
+    """Return the length of a prompt. While the prompt is being computed, its computed length precedes it."""
     done = row.get("computed_prompt_tokens", 0) + row.get("cached_prompt_tokens", 0)
     return f"{done}/{row['prompt_tokens']}" if row["state"] == "prompt" else str(row["prompt_tokens"])
 

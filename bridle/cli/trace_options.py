@@ -1,4 +1,4 @@
-"""The flags by which commands show and keep how tokens came to be."""
+"""The flags by which commands show and store the origin of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @Parameter(name="*", group=Group("Traces", sort_key=30))
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """Traces and colours of tokens."""
+    """Options for traces and coloured tokens."""
 
     trace: Path | None = None
     "File to write a trace to, as JSON lines. `bridle explain FILE` explains it."
@@ -34,7 +34,7 @@ class TraceOptions:
         return self.trace is not None or self.show == "tokens"
 
     def check(self) -> None:
-        """Refuse a file that cannot be written, before anything is computed."""
+        """Raise `InvalidRequest` if the trace file cannot be written, before anything is computed."""
         if self.trace is not None and not self.trace.parent.is_dir():
             raise InvalidRequest(f"{self.trace}: there is no folder {self.trace.parent}", "trace")
 
@@ -47,7 +47,7 @@ class TraceOptions:
         return TokenPrinter(console).print
 
     def keep(self, traces: list[Trace]) -> None:
-        """Write the file, if one was named and there is something to write."""
+        """Write the traces to the file, if `--trace` is set and there are traces."""
         if self.trace is not None and traces:
             from bridle.traces import write
 

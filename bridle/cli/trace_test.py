@@ -1,4 +1,4 @@
-"""`bridle test`: recorded traces as tests of controllers."""
+"""`bridle test`: tests controllers by running recorded traces again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_FILES = 10_000
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TestOptions:
-    """Model that runs the traces again, and format of the results."""
+    """Options for the model that runs the traces, and for the format of the results."""
 
     controller: Path | None = None
     "Controller for all traces: a script (.js, .py, .json) or a module (.wasm). Default: by the trace's name."
@@ -86,7 +86,7 @@ def check_traces(
     return 0 if counts["same"] == len(found) else 1
 
 
-# -- what is tested ------------------------------------------------------------------------------------------
+# -- test cases ----------------------------------------------------------------------------------------------
 
 
 def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
@@ -118,7 +118,7 @@ def _cases(folder: Path, controller: Path | None) -> list[TraceCase]:
 def _verdicts(
     cases: list[TraceCase], tokenizer: str, model: str | None, options: ModelOptions
 ) -> Iterator[tuple[TraceCase, TraceTestResult]]:
-    """Each case with its results: texts first, then runtimes' messages."""
+    """Yield each case with its result: first traces of outputs, then traces of control runtimes."""
     texts = [case for case in cases if case.exchanges is None]
     if texts:
         with _player(texts, tokenizer, model, options) as (loaded, play):
@@ -131,7 +131,7 @@ def _verdicts(
 
 
 def _test_exchanges(path: Path, name: str) -> TraceTestResult:
-    """Play the trace of a control runtime against a fresh one."""
+    """Replay the trace of a control runtime on a new runtime."""
     from bridle.serving.tracing.trace_regression import TraceTestResult
     from bridle.traces.compare import Comparison
 
@@ -180,7 +180,7 @@ def _test(
     return judge(case.trace, play(case.trace, changed_form(ran_form(case.trace), *made[case.program])))
 
 
-# -- what is told --------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------------
 
 
 def _show(console: Console, case: TraceCase, verdict: TraceTestResult) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bridle.compat.suggestions import closest
 
-#: What users of other programs type, and what does it here.
+#: Commands of other programs, and bridle's command for each.
 _ELSEWHERE = {
     "complete": "generate",
     "completion": "generate",
@@ -23,7 +23,7 @@ _ELSEWHERE = {
 
 
 def unknown_command(word: str, known: Sequence[str]) -> str:
-    """The complaint about a word that is no command."""
+    """Return the error message about an unknown command."""
     meant = _ELSEWHERE.get(word.lower())
     meant = meant if meant in known else closest(word, known, 0.5)
     if meant is None:
@@ -32,12 +32,12 @@ def unknown_command(word: str, known: Sequence[str]) -> str:
 
 
 def unknown_flag(flag: str, command: str) -> str:
-    """The complaint about a flag that a command, such as `serve` or `keys add`, does not have."""
+    """Return the error message about an unknown flag of a command such as `serve` or `keys add`."""
     from bridle.cli.help_search import command_names
 
     names = command_names(command)
     known = {name for name in names if name.startswith("--")}
-    takes_model = "MODEL" in names or command == "generate"  # whose words are read by the command itself
+    takes_model = "MODEL" in names or command == "generate"  # `generate` parses its own words
     meant = closest(flag.partition("=")[0], known | ({"--model"} if takes_model else set()))
     if meant == "--model" and takes_model:
         return f"Unknown option: {flag}. Did you mean --model? The model needs no flag: `bridle {command} MODEL`"

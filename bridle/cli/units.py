@@ -1,4 +1,4 @@
-"""Numbers as people write them: `32k` tokens, `2GiB` of memory."""
+"""Parses numbers with units, such as `32k` tokens and `2GiB` of memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?i?)(b?)", re.IGNORECAS
 
 
 def parse_count(text: str) -> int:
-    """`4096`, `25.6k`, `1M`, `32Ki`. `ValueError` for anything else, or if no whole number comes out."""
+    """Return a number such as `4096`, `25.6k`, `1M` or `32Ki`. Raises `ValueError` for other text and for fractions."""
     return _parse(text, unit_letter=False)
 
 
 def parse_bytes(text: str) -> int:
-    """`512MiB`, `2G`, `1000000`; k, M, G are decimal and Ki, Mi, Gi binary. Raises `ValueError` otherwise."""
+    """Return the bytes in `512MiB`, `2G` or `1000000`; k, M, G are decimal and Ki, Mi, Gi binary. Raises
+    `ValueError`."""
     return _parse(text, unit_letter=True)
 
 
@@ -40,17 +41,17 @@ def _parse(text: str, *, unit_letter: bool) -> int:
 
 
 def count(_type: Any, tokens: Sequence[Token]) -> int:
-    """Converter for flags that count."""
+    """Convert the value of a flag that counts."""
     return parse_count(tokens[0].value)
 
 
 def drafts(_type: Any, tokens: Sequence[Token]) -> int:
-    """Converter for the number of drafted tokens: `off`, `auto` or a number."""
+    """Convert a number of draft tokens: `off`, `auto` or a number."""
     text = tokens[0].value
     found: int = drafts_of(parse_count(text) if text[:1].isdigit() else text)
     return found
 
 
 def byte_size(_type: Any, tokens: Sequence[Token]) -> int:
-    """Converter for flags that measure memory."""
+    """Convert the value of a flag for an amount of memory, in bytes."""
     return parse_bytes(tokens[0].value)

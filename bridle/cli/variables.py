@@ -1,8 +1,9 @@
 """The environment variable of each flag: `--max-num-seqs` is `BRIDLE_MAX_NUM_SEQS`.
 
-A variable means the same for every command that reads it. Where a flag of a command means something else than a flag
-of that name usually does, its variable has the command's name: `bridle explain --schema` is `BRIDLE_EXPLAIN_SCHEMA`.
-Arguments without a flag, such as MODEL, have no variable, and short or negative flags have none of their own.
+A variable has the same meaning for every command that reads it. If a command's flag has another meaning than the flag
+of that name in other commands, its variable includes the command's name: `bridle explain --schema` is
+`BRIDLE_EXPLAIN_SCHEMA`. Arguments without a flag, such as MODEL, have no variable, and short or negative flags have no
+variable of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cyclopts import App, Argument, ArgumentCollection, Parameter, Token
 from cyclopts.config import Env
 
 PREFIX = "BRIDLE_"
-#: Flags that mean something else under a command than under others.
+#: Flags that have another meaning in one command than in other commands.
 _OWN: dict[str, frozenset[str]] = {
     "adapters list": frozenset({"--model"}),
     "adapters load": frozenset({"--model", "--revision"}),
@@ -33,7 +34,7 @@ _OWN: dict[str, frozenset[str]] = {
 
 
 def variables_of(command: str, argument: Argument) -> list[str]:
-    """The variables that set an argument of a command, such as `serve` or `keys add`; the usual one first."""
+    """Return the variables that set an argument of a command such as `serve` or `keys add`, the main variable first."""
     names = argument.parameter.name or ()
     return [_variable(command, name) for name in names if name.startswith("--")]
 
@@ -44,11 +45,11 @@ def _variable(command: str, flag: str) -> str:
 
 
 class EnvironmentDefaults(Env):
-    """Fills in the values that a command line does not set. cyclopts' own class has one name for all commands, and
-    reads arguments without a flag, too."""
+    """Fills in values that the command line does not set, from the environment. cyclopts' own class uses one variable
+    for all commands, and also reads arguments without a flag."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        done: set[str] = set()  # a flag that is in two groups of a command belongs to the first, as on a command line
+        done: set[str] = set()  # a flag in two groups belongs to the first, as on a command line
         for argument in arguments:
             names = [] if argument.children else variables_of(" ".join(commands), argument)
             found = next((name for name in names if name in os.environ and name not in done), None)
@@ -58,7 +59,8 @@ class EnvironmentDefaults(Env):
                     argument.append(Token(keyword=found, value=value, source=self.source, index=index))
 
     def _convert_argument(self, commands: tuple[str, ...], argument: Argument) -> str:
-        """The variable that help pages show. cyclopts asks for one even where there is none: that is hidden."""
+        """Return the variable that help pages show. cyclopts requires a name even for arguments without a variable,
+        which are hidden."""
         names = variables_of(" ".join(commands), argument)
         if not names:
             argument.parameter = Parameter.combine(argument.parameter, Parameter(show_env_var=False))

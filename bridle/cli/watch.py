@@ -1,5 +1,5 @@
-"""`--watch`: repeats an action whenever a file is saved. It looks at the files' times, and knows nothing of
-the action."""
+"""`--watch`: repeats an action whenever a file is saved. The module compares the files' times and sizes, and does not
+know what the action does."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from time import sleep
 
 from bridle.errors import BridleError
 
-_INTERVAL = 0.2  # seconds between looks
+_INTERVAL = 0.2  # seconds between two checks
 
-#: Times and sizes of some files, which tell one state of them from another.
+#: Times and sizes of some files, by which two states of the files differ.
 Stamp = tuple[tuple[int, int], ...]
 
 
 def stamp(paths: Sequence[Path]) -> Stamp:
-    """The state of the files. A missing file, as for a moment while an editor saves, has a state, too."""
+    """Return the state of the files. A missing file has a state, too; an editor may remove a file briefly while
+    saving."""
     return tuple(_one(path) for path in paths)
 
 
@@ -31,8 +32,8 @@ def _one(path: Path) -> tuple[int, int]:
 
 
 def watch(paths: Sequence[Path], run: Callable[[Callable[[], bool]], object], look: float = _INTERVAL) -> None:
-    """Call `run`, and call it again whenever one of the files was saved, for ever. `run` gets a function that returns
-    whether a file was saved meanwhile, so that it can stop early. Its errors are shown, and the next save tries again.
+    """Call `run`, and call it again whenever one of the files was saved, without an end. `run` receives a function that
+    returns whether a file was saved since then, so that it can stop early. Errors of `run` are printed.
     """
     shown = ", ".join(str(path) for path in paths)
     while True:
