@@ -1,1 +1,2 @@
-"""Conversations: the text of a model parsed into content, reasoning and tool calls. Knows no wire format."""
+"""Conversations: renders prompts, and parses a model's output into content, reasoning and tool calls. Knows no wire
+format."""

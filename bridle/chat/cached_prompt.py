@@ -1,4 +1,4 @@
-"""The part of a prompt that later conversations share, which a cache of these messages holds."""
+"""Finds the part of a prompt that later conversations share, which a prompt cache retains."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from bridle.chat.conversation import Conversation, make_prompt
 from bridle.errors import UnsupportedFeature
 from bridle.serving import LoadedModel
 
-#: Two texts without a common byte, which no prompt has.
+#: Two texts that have no common byte and occur in no prompt.
 _MARKS = ("\ue000", "\U000f0000")
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many of the first tokens two prompts share."""
+    """Return the length of the common prefix of two prompts, in tokens."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def shared_prompt(model: LoadedModel, conversation: Conversation) -> tuple[int, ...]:
-    """Return the tokens that each conversation begins with that continues this one. After a message of a user or a tool
-    that is the whole prompt, up to the answer. Raises `InvalidRequest`; `UnsupportedFeature` for images."""
+    """Return the tokens with which every continuation of this conversation begins. If the last message is from a user
+    or a tool, that is the whole prompt. Raises `InvalidRequest`; `UnsupportedFeature` for images."""
     last = conversation.messages[-1].get("role") if conversation.messages else None
     ends: list[Conversation] = [conversation]
     if last not in ("user", "tool"):

@@ -1,5 +1,5 @@
-"""Formats of calls and reasoning of a model: inferred when it is loaded, for `bridle doctor`, the routes of models, the
-log and traces."""
+"""A model's formats of tool calls and reasoning. They are inferred when the model is loaded, and reported by `bridle
+doctor`, the model routes, the log and traces."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Any]] = WeakKeyDictionary()
 
 
 def chat_format(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """The format of tool calls and the tags around reasoning; None for a model without a chat template. Raises
-    `InvalidRequest` where the operator names formats that the model cannot have."""
+    """Return the format of tool calls and the tags around reasoning; None for a model without a chat template. Raises
+    `InvalidRequest` if the operator configured formats that the model cannot have."""
     if not tokenizer.chat_template.is_present:
         return None
     if tokenizer not in _KNOWN:
@@ -44,7 +44,7 @@ def _reasoning(tokenizer: Tokenizer) -> dict[str, str] | None:
 
 
 def summary(tokenizer: Tokenizer) -> str:
-    """The same in a line; empty for a model without a chat template."""
+    """Return the formats of a model in one line; empty for a model without a chat template."""
     found = chat_format(tokenizer)
     if found is None:
         return ""
@@ -60,11 +60,11 @@ def _thoughts(tags: dict[str, str] | None) -> str:
     return "no reasoning" if tags is None else f"reasoning between {tags['opening']} and {tags['closing']}"
 
 
-# -- at load ---------------------------------------------------------------------------------------------------
+# -- at the time of loading ------------------------------------------------------------------------------------
 
 
 def learn(model: LoadedModel) -> None:
-    """Find out how a model writes calls and reasoning, and log it, or the reason why it cannot be known. Renders the
+    """Find a model's formats of calls and reasoning, and log them, or the reason why they cannot be used. Renders the
     chat template many times."""
     tokenizer = model.tokenizer
     try:
@@ -81,14 +81,14 @@ def learn(model: LoadedModel) -> None:
 
 
 class LearningLoader:
-    """A loader whose models know their chat format before they take requests."""
+    """A loader that infers the chat format of each model before the model accepts requests."""
 
     def __init__(self, loader: ModelLoader) -> None:
         self._loader = loader
         self.measure, self.make_room = loader.measure, loader.make_room
 
     def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
-        """Load a model and find out its chat format."""
+        """Load a model and infer its chat format."""
         model = self._loader.load(config, name, progress)
         if model.pooling is None:
             learn(model)

@@ -1,8 +1,8 @@
 """Prepares the engine request of a chat, and reads the text that it generates.
 
 Every API with conversations calls `prepare_chat`: messages become a prompt, and tools and reasoning become a grammar of
-the output (`output_grammar.py`). A reader then separates reasoning, calls and the answer. This module knows no wire
-format.
+the output (`output_grammar.py`). A reader then separates the reasoning, the calls and the answer in the output. This
+module knows no wire format.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from bridle.structured_output import Constraint
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked chat: the parts of its engine request, and the reader of its text. `is_thinking` says that the prompt
-    ends inside of reasoning, `is_calling` that it ends with the token that begins calls. `events` has the images of the
-    prompt and the parked KV from which it continues. `calls_once` says that the client takes only one call. `ends` are
-    special tokens that may end an output and show as text. `functions` may be called, and `is_vouched` says that a
-    grammar enforces the form of calls. `rendered` is the prompt's text as the template wrote it. `channels` is the
-    format of a model that writes in channels."""
+    """A validated chat: the parts of its engine request, and the reader of its output. `is_thinking`: the prompt ends
+    inside reasoning. `is_calling`: the prompt ends with the token that begins calls. `events` has the prompt's images
+    and the parked KV from which it continues. `calls_once`: the client accepts only one call. `ends` are special tokens
+    that may end an output and are visible as text. `functions` may be called. `is_vouched`: a grammar enforces the
+    format of calls. `rendered` is the prompt's text from the template. `channels` is the format of a model that writes
+    in channels."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -64,8 +64,8 @@ class ChatRequest:
     channels: Harmony | None = None
 
     def reader(self, is_whole: bool = False, is_cut: bool = True) -> TurnReader:
-        """A reader for one output. With `is_whole` it can distinguish a call that was cut off from a complete one. A
-        call that was cut off is content, unless the output `is_cut` off at its limit of tokens."""
+        """Return a reader for one output. With `is_whole`, the reader can distinguish an incomplete call from a
+        complete one. An incomplete call is content, unless the output `is_cut` at its token limit."""
         schemas = {function.name: function.parameters for function in self.functions}
         rules = deltas.CallRules(frozenset(schemas), is_whole or not self.is_vouched, schemas, is_cut)
         kind = self.format or self.channels
@@ -74,14 +74,15 @@ class ChatRequest:
         return TurnReader(thoughts, tools, self.calls_once, self.ends)
 
     def message(self, output: CompletionOutput) -> ChatMessage:
-        """A whole output, parsed."""
+        """Return a complete output, parsed."""
         text, is_cut = output.text, output.finish_reason is FinishReason.LENGTH
         if self.format is None and self.tags is None and self.channels is None:
             return ChatMessage(content=text)
         return deltas.ParsedMessage().add(self.reader(is_whole=True, is_cut=is_cut).push(text, is_last=True))
 
     def keep(self, model: LoadedModel, request: Request, found: Iterable[tuple[CompletionOutput, ChatMessage]]) -> None:
-        """Parse the outputs of a finished request, and remember them for the conversation that continues from them."""
+        """Store the parsed outputs of a finished request for the conversation that continues them, if its KV is
+        parked."""
         if request.parks:
             keep_answers(model, request, self.rendered, found)
 
@@ -94,8 +95,8 @@ class ChatRequest:
 
 
 class TurnReader:
-    """Separates reasoning, calls and content of one output; of calls it reads only the first if the turn `calls_once`.
-    One of `ends` at the end of the output is dropped."""
+    """Separates reasoning, calls and content of one output. With `calls_once`, only the first call is read. A text of
+    `ends` at the end of the output is dropped."""
 
     def __init__(
         self,
@@ -106,11 +107,11 @@ class TurnReader:
     ) -> None:
         self._thoughts, self._tools = thoughts, tools
         self._calls_once, self._ends = calls_once, ends
-        self._arguments: list[str] | None = None  # of the last call
+        self._arguments: list[str] | None = None  # arguments of the last call
         self.found = deltas.ParsedMessage()
 
     def push(self, text: str, is_last: bool = False) -> list[deltas.StreamDelta]:
-        """Return the deltas that `text` makes certain."""
+        """Return the deltas that are certain after `text`."""
         pieces = self._push(text, is_last)
         self.found.add(pieces)
         return pieces
@@ -146,8 +147,8 @@ class TurnReader:
 
     @property
     def has_calls(self) -> bool:
-        """Return whether there are calls and the last one is complete; a stop string in its arguments may cut it
-        off."""
+        """Return whether there are calls and the last call is complete. A stop string in the arguments of a call may
+        cut the call off."""
         try:
             return self._arguments is not None and msgspec.json.decode("".join(self._arguments)) is not None
         except (msgspec.DecodeError, RecursionError):
@@ -155,28 +156,29 @@ class TurnReader:
 
 
 class SteeringFields(Named, Protocol):
-    """Steering fields of a request body. Its answer may be a `stream`."""
+    """Fields of a request body that steer its output. With `stream`, the answer is streamed."""
 
     rewind: Any
     stream: bool | None
 
     def form(self) -> Constraint | None:
-        """The constraint on the text, if the body has one."""
+        """Return the output constraint; None if the body has none."""
         raise NotImplementedError
 
 
 class ChatServing(Protocol):
-    """Place of a chat: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
+    """The context of a chat: a server's request (`RequestLifecycle`), or a program's own model (`InProcessServing`)."""
 
     model: LoadedModel
     user: str
 
     def bounded(self, doing: str) -> AbstractAsyncContextManager[None]:
-        """Raise `DeadlineExceeded` when the deadline passes inside the block, if the server enforces it there."""
+        """Raise `DeadlineExceeded` when the deadline passes inside the block, if the context enforces a deadline
+        there."""
         raise NotImplementedError
 
     def steering(self, named: Named, constraint: Constraint | None, rewind: str | None) -> Steering:
-        """Choices that the fields of a request make."""
+        """Return the controllers, constraint and rewind policy that a request's fields choose."""
         raise NotImplementedError
 
 
@@ -188,9 +190,9 @@ async def prepare_chat(
     *,
     tells_rewinds: bool = False,
 ) -> ChatRequest:
-    """Check, render and compile a chat of any API, steered as `given`; nothing is submitted. Recent answers to the same
-    user go into the prompt as they were written. `tells_rewinds` says whether the API's streams can report text that is
-    rolled back. Raises `InvalidRequest` that names the field."""
+    """Validate, render and compile a chat of any API, steered by `given`, without submitting it. Recent answers to the
+    same user are repeated in the prompt with their exact tokens. `tells_rewinds`: the API's streams can report
+    rolled-back text. Raises `InvalidRequest` that names the field."""
     if isinstance(given, Steering):
         steering, has_stream = given, False
     else:
@@ -243,8 +245,9 @@ async def _constrain(
     marks: OutputMarks,
     prompt: str,
 ) -> tuple[Steering, bool]:
-    """Add the grammar of calls, reasoning and answer, if the chat needs one. Returns whether it enforces the form of
-    calls. The request's own controller is unchanged, unless the request asks for a feature that needs a grammar."""
+    """Add the grammar of calls, reasoning and answer, if the chat needs a grammar. Returns the steering, and whether it
+    enforces the format of calls. A request with its own controller gets no grammar unless one of its features needs a
+    grammar."""
     kind, tags, budget = marks.format, marks.tags, conversation.thinking_budget
     if kind is None and budget is None and (tags is None or steering.constraint is None):
         return steering, False
@@ -258,14 +261,14 @@ async def _constrain(
 
 
 def _check_rewind(steering: Steering, kind: ToolFormat | None, tells_rewinds: bool) -> None:
-    """Refuse a stream whose text may be rolled back if its API cannot report that."""
+    """Raise `InvalidRequest` if streamed text may be rolled back but the API cannot report that."""
     if steering.rewind is not RewindPolicy.HOLD and (kind is not None or not tells_rewinds):
         where = "with tools" if tells_rewinds else "in streams of this route"
         raise InvalidRequest(f"rewind is {steering.rewind.value!r}; {where} it must be 'hold'", "rewind")
 
 
 async def limited(model: LoadedModel, conversation: Conversation, made: ChatPrompt, given: Steering) -> Steering:
-    """Return `given` with the budget of the conversation's reasoning, for an output that is not parsed."""
+    """Return `given` with the reasoning budget of the conversation, for an output that is not parsed."""
     if conversation.thinking_budget is None:
         return given
     tags, _ = await model.in_text_thread(known_marks, model.tokenizer)
@@ -275,13 +278,13 @@ async def limited(model: LoadedModel, conversation: Conversation, made: ChatProm
 
 
 def _sentence(model: LoadedModel, conversation: Conversation) -> str:
-    """Return the text that ends reasoning at its budget."""
+    """Return the text with which reasoning ends at its budget."""
     own = conversation.thinking_budget_message
     return model.tokenizer.chat_settings.thinking_budget_message if own is None else own
 
 
 async def render_prompt(serving: ChatServing, conversation: Conversation) -> ChatPrompt:
-    """The prompt of a conversation, for a request whose output is not parsed."""
+    """Return the prompt of a conversation, for a request whose output is not parsed."""
     async with serving.bounded("its prompt was made"):
         return await _prompt(serving, conversation, conversation.offer())
 
@@ -289,8 +292,9 @@ async def render_prompt(serving: ChatServing, conversation: Conversation) -> Cha
 async def _retained(
     serving: ChatServing, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
 ) -> tuple[Retention, ...]:
-    """Return the blocks that breakpoints retain, which the prompt has in common with their prompts. With images, which
-    are not read twice, the whole prompt is retained. A beginning that the template refuses alone is not."""
+    """Return the part of the prompt's KV that each breakpoint retains: the blocks that the prompt shares with the
+    breakpoint's shortened prompt. A prompt with images is retained as a whole, because images are not read twice. A
+    shortened conversation that the template refuses is skipped."""
     if made.sights.runs:
         return tuple(Retention(len(made.tokens), seconds) for _, seconds in conversation.breakpoints[-1:])
     found, size = [], max(serving.model.info.block_size, 1)
@@ -302,7 +306,7 @@ async def _retained(
 
 
 async def _prompt(serving: ChatServing, conversation: Conversation, offer: ToolChoice) -> ChatPrompt:
-    """The prompt, with the model's own tokens in place of earlier answers that called tools."""
+    """Return the prompt. Earlier answers that called tools have the model's exact tokens."""
     model, messages = serving.model, conversation.messages
     is_fetched = model.pictures is not None and (has_remote(messages) or has_remote_file(messages))
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread

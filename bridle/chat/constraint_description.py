@@ -1,4 +1,4 @@
-"""Describes the form of the answer in a conversation, because a model does not see its constraint."""
+"""Describes a constraint in the conversation, because a model does not see its constraint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from bridle.chat.conversation import Conversation
 from bridle.errors import InvalidRequest
 from bridle.structured_output.spec import Choice, Constraint, JsonObject, JsonSchema, Regex
 
-#: A description that is longer is refused: it would be most of the prompt.
+#: The maximum length of a description; a longer one would be most of the prompt, and is refused.
 MAX_DESCRIPTION_CHARS = 16_384
 
 
 def describe(constraint: Constraint) -> str:
-    """A sentence that asks for the form. Raises `InvalidRequest` if it is too long."""
+    """Return a sentence that asks for output in the constraint's format. Raises `InvalidRequest` if the sentence is too
+    long."""
     match constraint:
         case JsonSchema():
             text = f"Answer with JSON that fits this schema, and with nothing else:\n{constraint.schema}"
@@ -42,8 +43,8 @@ def describe(constraint: Constraint) -> str:
 
 
 def with_description(conversation: Conversation, constraint: Constraint | None) -> Conversation:
-    """The conversation, whose last message of the user ends with the description. Raises `InvalidRequest` without a
-    constraint or without such a message."""
+    """Return the conversation with the description at the end of the last user message. Raises `InvalidRequest` without
+    a constraint or without a user message."""
     place = next((i for i, each in reversed([*enumerate(conversation.messages)]) if each.get("role") == "user"), None)
     if constraint is None or place is None:
         lacking = "constraint, such as a response_format" if constraint is None else "message of the user"
@@ -57,7 +58,7 @@ def with_description(conversation: Conversation, constraint: Constraint | None) 
 
 
 def _extended(message: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The message with a paragraph more, be its content a text or a list of parts."""
+    """Return the message with an additional paragraph; its content may be a text or a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": text}]}

@@ -1,6 +1,6 @@
-"""A conversation, whichever API it came through, and the text of its prompt: messages and tools are checked, then
-rendered by the model's template. Messages, tools and choices are in OpenAI's shapes. All other APIs convert theirs to
-these. This module knows no other wire format."""
+"""Conversations of all APIs, and their prompts: messages and tools are validated, then rendered by the model's chat
+template. Messages, tools and tool choices have OpenAI's format, to which all other APIs convert theirs. This module
+knows no other wire format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bridle.tokenizer.chat_template import Look, Prepared, prepare
 from bridle.tokenizer.chat_template_quirks import fit_template
 from bridle.tokenizer.content_tokens import MARK, Content, encode_prompt, protect, with_marks, without_marks
 
-# Names that mean something to whoever renders the template, in addition to the template's own variables.
+# Names that the renderer itself uses, in addition to the template's variables.
 _RESERVED = frozenset({"self", "messages", "tools", "template", "add_generation_prompt", "tokenize"})
 
 Message = Mapping[str, Any]
@@ -32,12 +32,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of a chat, and the settings for the model's answer. It may think for `thinking_budget` tokens (None:
-    without a limit), and then writes `thinking_budget_message` (None: as the operator says); `is_thinking`
-    and `effort` are passed to its template, as are `variables`. `template` is used instead of the model's own. The
-    answer continues after `prefill`. Unless one `reads_calls`, tools are for the template alone, in whatever shape it
-    expects. `tool_prompt` replaces the operator's setting of that name. `breakpoints` are conversations that begin in
-    the same way, each with a number of seconds for which the common beginning is retained."""
+    """Messages of a chat, and the settings for the model's answer. The model may reason for `thinking_budget` tokens
+    (None: no limit), and then writes `thinking_budget_message` (None: the operator's setting). `is_thinking`, `effort`
+    and `variables` are passed to the template. `template` replaces the model's chat template. The answer continues
+    after `prefill`. If `reads_calls` is false, tools are only passed to the template, in any format. `tool_prompt`
+    replaces the operator's setting of that name. `breakpoints` are conversations with the same beginning, each with the
+    seconds for which the common prefix is retained."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -61,8 +61,8 @@ class Conversation:
         return offer_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def options(self) -> dict[str, Any]:
-        """Variables of the chat template: the settings of the model's thinking, under the names that templates use, and
-        the client's own settings."""
+        """Return the variables of the chat template: the reasoning settings, under the names that templates use, and
+        the client's own variables."""
         found: dict[str, Any] = {}
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise InvalidRequest(f"thinking_budget is {self.thinking_budget}; must be at least 0", "thinking_budget")
@@ -91,8 +91,9 @@ class Conversation:
 def continued(
     messages: Sequence[Message], continues: bool | None, adds_prompt: bool | None
 ) -> tuple[Sequence[Message], str]:
-    """The messages to answer, and the beginning of the answer: the last one, if it is to be continued, as
-    `continue_final_message` says, with vLLM's `add_generation_prompt` beside it."""
+    """Return the messages to answer, and the beginning of the answer. With `continues` (the field
+    `continue_final_message`), the answer continues the last message; `adds_prompt` is vLLM's field
+    `add_generation_prompt`."""
     if not continues:
         if adds_prompt is False:
             raise InvalidRequest(
@@ -115,7 +116,7 @@ def continued(
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The prompt of a conversation: its text (with marks, see `content_tokens.py`), its tokens, and the images and
-    sounds among these. It continues from the KV that a request `continues` has parked."""
+    audio among the tokens. `continues` is the request whose parked KV the prompt continues."""
 
     text: str
     tokens: tuple[int, ...]
@@ -124,8 +125,8 @@ class ChatPrompt:
 
 
 def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoice | None = None) -> ChatPrompt:
-    """The prompt of a conversation in which these functions are offered (None: those that it says); slow for long
-    ones, and for images. Raises `InvalidRequest` naming the message at fault."""
+    """Return the prompt of a conversation, with the functions of `offer` (None: the conversation's functions). Slow for
+    long conversations and for images. Raises `InvalidRequest` that names the invalid message."""
     pictures = model.pictures
     if pictures is None:
         text = prompt_text(model, conversation, offer)
@@ -139,13 +140,14 @@ def make_prompt(model: LoadedModel, conversation: Conversation, offer: ToolChoic
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The tokens of a prompt. Marks in it keep special tokens in messages text (`content_tokens.py`)."""
+    """Return the tokens of a prompt. Marks in the prompt protect text that spells special tokens
+    (`content_tokens.py`)."""
     return tuple(encode_prompt(tokenizer, text) if MARK in text else tokenizer.encode(text, False))
 
 
 def look_of(pictures: MediaReader, tokenizer: Tokenizer, conversation: Conversation) -> Look:
-    """Return how media appear in the prompt of a model that reads them. A template that names a kind of files, the
-    model's own beside `type`, knows content that is a list of parts."""
+    """Return how media appear in the prompt of a multimodal model. A template accepts content as a list of parts if it
+    contains the name of a modality; the model's own template must also contain `type`."""
     own, given = tokenizer.chat_template.text, conversation.template
     named = any(modality in (own if given is None else given) for modality in pictures.senses)
     takes_parts = named and (given is not None or "type" in own)
@@ -161,9 +163,9 @@ def prompt_text(
     look: Look | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The text of the prompt of a conversation in which these functions are offered (None: those that it says); slow
-    for long ones. `look` takes its images. Marks in it protect text that spells special tokens (`content_tokens.py`).
-    Raises `InvalidRequest` naming the message at fault."""
+    """Return the prompt text of a conversation, with the functions of `offer` (None: the conversation's functions).
+    Slow for long conversations. `look` collects the images. Marks protect text that spells special tokens
+    (`content_tokens.py`). Raises `InvalidRequest` that names the invalid message."""
     offer = conversation.offer() if offer is None else offer
     messages = _messages_of(model, conversation, look)
     given: Sequence[Mapping[str, Any]] | None = None
@@ -185,8 +187,8 @@ def prompt_text(
 
 
 def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | None) -> Prepared:
-    """The messages as templates expect them, checked. Messages that no template could render, or no context could hold,
-    are refused before rendering."""
+    """Return the messages as templates expect them, validated. Messages that no template could render, or that no
+    context could hold, are refused before rendering."""
     template, said = conversation.template, conversation.messages
     if template is None and not model.tokenizer.chat_template.is_present:
         raise TemplateFailure(f"{model.name!r} has no chat template; send a plain prompt", "messages")
@@ -197,5 +199,5 @@ def _messages_of(model: LoadedModel, conversation: Conversation, look: Look | No
         raise UnsupportedFeature(f"{error}; {reads(model.name, model.modalities)}", error.param) from None
     contents = (message["content"] for message in messages)
     lengths = (len(c) if isinstance(c, str) else sum(len(part.get("text", "")) for part in c) for c in contents)
-    check_length(model, sum(lengths), "messages")  # before it is rendered
+    check_length(model, sum(lengths), "messages")  # before the messages are rendered
     return messages

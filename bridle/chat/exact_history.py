@@ -1,10 +1,11 @@
-"""Continues a conversation from the exact tokens that the model wrote, where its template would write them differently.
+"""Continues a conversation from the exact tokens that the model wrote, if the chat template would write them
+differently.
 
-After a tool call the client sends the answer back as text and calls. A template renders those in its own way: other
-spaces, keys in another order, reasoning left out. Then the KV of the model's own tokens cannot be reused. So answers
-with calls are remembered, and in the next prompt the model's own tokens replace the template's rendering. That requires
-that the client sends back exactly what it received, reasoning included. The template must also write the same text
-before the answer, and end it as the model did. In any doubt the prompt is the template's.
+After a tool call, the client sends the answer back as text and calls. A template renders these in its own way: with
+other spaces, with keys in another order, or without reasoning. Then the KV of the model's own tokens could not be
+reused. So answers with calls are stored, and in the next prompt the model's exact tokens replace the template's
+rendering. For this, the client must send back exactly what it received, reasoning included. The template must also
+write the same text before the answer, and end the answer as the model did. In doubt, the template's rendering is used.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from bridle.serving.outputs.tool_call_token_cache import CachedToolCall, seal_of
 from bridle.tokenizer.chat_template_quirks import THOUGHT_KEYS, thoughts_of
 from bridle.tokenizer.content_tokens import encode_prompt, without_marks
 
-#: How many answers of a conversation are looked at, the latest first; each costs a rendering.
+#: The maximum number of answers in a conversation that are compared, latest first; each comparison renders the
+#: template.
 _MAX_TRIES = 3
-#: What a message of the assistant may say in addition to what is compared.
+#: Message fields that are compared; a message with any other field is rendered by the template.
 _COMPARED = frozenset({"role", "content", "tool_calls", "name", *THOUGHT_KEYS})
 
 
 def keep_answers(
     model: LoadedModel, request: Request, rendered: str, ended: Iterable[tuple[CompletionOutput, ChatMessage]]
 ) -> None:
-    """Remember the answers of a finished request whose KV is parked. Only answers that call tools and ended by
-    themselves are remembered; if there is none, the KV is released. `rendered` is the text of the prompt, empty if the
-    template did not write all of it."""
+    """Store the answers of a finished request whose KV is parked. Only answers that call tools and ended without a
+    limit are stored; if there are none, the KV is released. `rendered` is the prompt's text, or empty if the template
+    did not write all of the prompt."""
     calling = [(output, found) for output, found in ended if found.calls and output.finish_reason in BY_ITSELF]
     if not calling:
         model.client.release_retained_kv(request.id)
@@ -51,8 +53,8 @@ def keep_answers(
 def recalled(
     model: LoadedModel, user: str, conversation: Conversation, offer: ToolChoice, made: ChatPrompt
 ) -> ChatPrompt:
-    """Return the prompt `made` of a conversation with the model's own tokens in place of the template's rendering of
-    earlier answers, where both have the same content."""
+    """Return the prompt `made` with the model's exact tokens instead of the template's rendering of earlier answers, if
+    the messages equal those answers."""
     if made.sights.runs or conversation.template is not None:
         return made
     num_tries = 0
@@ -78,7 +80,7 @@ def _known(model: LoadedModel, user: str, message: Mapping[str, Any]) -> CachedT
 
 
 def _is_told(message: Mapping[str, Any], answer: CachedToolCall) -> bool:
-    """Return whether a message equals the answer that its client received."""
+    """Return whether a message equals the answer that the client received."""
     told, calls = answer.message, message["tool_calls"]
     content, thoughts = message.get("content") or "", thoughts_of(message)
     if any(value for name, value in message.items() if name not in _COMPARED):
@@ -101,7 +103,7 @@ def _form(call: Any) -> tuple[object, object, object]:
 
 
 def _value(arguments: object) -> object:
-    """Arguments as they compare: values, in whatever order and with whatever spaces they were written."""
+    """Return decoded arguments for a comparison, in which spaces and the order of keys do not matter."""
     try:
         return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
     except (msgspec.DecodeError, RecursionError):
@@ -116,8 +118,8 @@ def _spliced(
     number: int,
     answer: CachedToolCall,
 ) -> tuple[int, ...] | None:
-    """The prompt with the tokens of message `number` as the model wrote them; None where the template's text around it
-    is another one."""
+    """Return the prompt with the model's exact tokens for message `number`; None if the template's text around the
+    message differs."""
     text = made.text
     if seal_of(text[: answer.prompt_chars]) != answer.seal:
         return None
@@ -129,7 +131,7 @@ def _spliced(
     end = _end_of_turn(model, written)
     if end is None or not _says(without_marks(written[:end]), answer):
         return None
-    # An end of turn is a special token, at which tokenizers split: what follows it has tokens of its own.
+    # The end of a turn is a special token, at which tokenizers split, so the text after it is encoded separately.
     rest = tuple(encode_prompt(model.tokenizer, written[end:] + text[len(before) :]))
     if made.tokens[len(made.tokens) - len(rest) :] != rest:
         return None
@@ -137,15 +139,15 @@ def _spliced(
 
 
 def _end_of_turn(model: LoadedModel, written: str) -> int | None:
-    """Return the position in an assistant's turn of the token that ends it, or None if more than white space
-    follows."""
+    """Return the position of the end-of-turn token in an assistant's turn; None if more than white space follows the
+    token."""
     ends = filter(None, map(model.tokenizer.token_text, model.tokenizer.eos_token_ids))
     found = max(((written.rfind(end), len(end)) for end in ends), default=(-1, 0))
     return None if found[0] < 0 or written[sum(found) :].strip() else found[0]
 
 
 def _says(written: str, answer: CachedToolCall) -> bool:
-    """Return whether the template keeps everything that the model wrote and adds no call id."""
+    """Return whether the template keeps all text of the answer and adds no call ids."""
     told = answer.message
     if told.thoughts.strip() not in written or told.content.strip() not in written:
         return False

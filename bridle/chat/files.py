@@ -1,5 +1,5 @@
-"""Text files in messages, which become text in their place: parts of type `file` of chats, and `input_file` of
-responses. A file comes as base64; one at an address is fetched from the hosts that images are fetched from."""
+"""Text files in messages, which are replaced by their text: parts of type `file` in chats, and `input_file` in
+responses. A file is sent as base64, or fetched from the hosts that are allowed for images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridle.errors import InvalidRequest, MediaRefused, UnsupportedFeature
 from bridle.multimodal import MediaReader
 from bridle.multimodal.media_fetcher import is_remote
 
-#: How many files the messages of one request may hold, and how many bytes and characters of a name each has.
+#: Limits: files in the messages of one request, bytes of a file, and characters of its name.
 MAX_FILES, MAX_FILE_BYTES, MAX_NAME_CHARS = 16, 1 << 20, 200
 _PARTS = ("file", "input_file")
 _PREFIX = "data:"
@@ -25,19 +25,19 @@ def is_file(part: Any) -> bool:
 
 
 def address_of(part: Mapping[str, Any]) -> str | None:
-    """The address that a file would have to be fetched from; None if it has come along."""
+    """Return the URL from which a file must be fetched; None if the request contains the file."""
     url = _fields(part).get("file_url")
     return url if is_remote(url) else None
 
 
 def has_remote_file(messages: Iterable[Any]) -> bool:
-    """Return whether a file in the messages has to be fetched."""
+    """Return whether a file in the messages must be fetched."""
     return any(address_of(part) is not None for _, part in _files_of(messages))
 
 
 def with_files(messages: Sequence[Any], reader: MediaReader | None) -> Sequence[Any]:
-    """The messages with the text of each file in its place. Slow where files are fetched. Raises `InvalidRequest` and
-    `UnsupportedFeature` that name the part."""
+    """Return the messages with the text of each file instead of the file. Slow if files are fetched. Raises
+    `InvalidRequest` or `UnsupportedFeature` that names the part."""
     files = list(_files_of(messages)) if isinstance(messages, Sequence) else []
     check_count(len(files), "messages")
     if not files:
@@ -48,7 +48,7 @@ def with_files(messages: Sequence[Any], reader: MediaReader | None) -> Sequence[
 
 
 def check_count(number: int, where: str) -> None:
-    """Raise `InvalidRequest` for more files than one request may bring."""
+    """Raise `InvalidRequest` if one request has too many files."""
     if number > MAX_FILES:
         raise InvalidRequest(f"{where} has {number} files; at most {MAX_FILES}", where)
 
@@ -81,7 +81,7 @@ def _data_of(
 
 
 def _unpacked(given: str, where: str) -> bytes:
-    """The bytes behind base64, perhaps in a `data:` URL."""
+    """Return the bytes of base64 text, which may be in a `data:` URL."""
     if given[: len(_PREFIX)].lower() == _PREFIX:
         head, comma, given = given.partition(",")
         if not comma or head.rpartition(";")[2].strip().lower() != "base64":
@@ -95,7 +95,7 @@ def _unpacked(given: str, where: str) -> bytes:
 
 
 def _decoded(data: bytes, where: str) -> str:
-    """The text of a file. PDF can be made of letters alone, so it is known by its first ones."""
+    """Return the text of a file. A PDF may consist of letters alone, so it is recognized by its first bytes."""
     kind = "a PDF" if data.lstrip()[:5] == b"%PDF-" else "no text in UTF-8"
     if kind != "a PDF" and b"\0" not in data:
         try:
@@ -106,7 +106,7 @@ def _decoded(data: bytes, where: str) -> str:
 
 
 def _fields(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mapping that describes the file: the part itself or, in chats, its `file`."""
+    """Return the mapping with the file's fields: the part itself or, in chats, its field `file`."""
     inner = part.get("file")
     return inner if part.get("type") == "file" and isinstance(inner, Mapping) else part
 

@@ -1,7 +1,7 @@
-"""Constraints on an assistant's turn: tools, reasoning and a constraint become one output form.
+"""The grammar of an assistant's output: combines tools, reasoning and a constraint.
 
-A grammar constrains calls if there is one. Reasoning stays free before it, and a budget bounds it. This module knows no
-prompts and no readers.
+If there is a grammar of calls, it constrains the calls. Reasoning before the answer is unconstrained, and a budget may
+limit it. This module knows no prompts and no readers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridle.structured_output import Constraint, OneOf
 
 @dataclass(frozen=True, slots=True)
 class OutputGrammar:
-    """The form of one output. It `may_open` reasoning before a form that the client demands. A `sentence` ends
-    reasoning that reaches the `budget`."""
+    """The grammar of one output. With `may_open`, the model may reason before a format that the client demands.
+    `sentence` is the text that ends reasoning at the `budget`."""
 
     model: LoadedModel
     tags: ThinkTags | None
@@ -34,8 +34,8 @@ class OutputGrammar:
     may_open: bool = True
 
     async def steer(self, given: Steering, kind: ToolFormat | None, offer: ToolChoice) -> tuple[Steering, bool]:
-        """Return the steering of a request with these tools and `given` (a constraint, a controller, or nothing),
-        and whether a grammar enforces the form of its calls."""
+        """Return the steering of a request with tools and `given` (a constraint, a controller, or neither), and whether
+        a grammar enforces the format of calls."""
         form = await self._form(kind, offer, given.constraint)
         if form is not None and self._is_out_of_reach(form, offer):
             if offer.is_strict or given.constraint is not None:
@@ -58,14 +58,14 @@ class OutputGrammar:
         return replace(given, constraint=form)
 
     def _is_out_of_reach(self, form: Constraint, offer: ToolChoice) -> bool:
-        """Return whether reasoning comes before the token that the grammar of calls would have to follow, so that
-        it cannot apply."""
+        """Return whether the grammar of calls cannot apply, because reasoning precedes the token that the grammar must
+        follow."""
         return self.call_token is not None and not offer.is_required and self._thinks_first(form, False)
 
     def _thinks_first(self, form: Constraint | None, is_vouched: bool) -> bool:
-        """Return whether an unconstrained part for reasoning comes before the form. A grammar of calls always leaves
-        the reasoning free, because a call within reasoning does not count. Any other form leaves reasoning free if the
-        model may open it: the text after it must have the form."""
+        """Return whether unconstrained reasoning precedes `form`. A grammar of calls always leaves reasoning
+        unconstrained, because a call within reasoning does not count. Any other form does so if the model may open
+        reasoning; only the text after the reasoning must have the form."""
         if self.tags is None or form is None:
             return self.tags is not None and self.budget is not None
         if self.budget is not None or self.is_thinking:
@@ -75,7 +75,7 @@ class OutputGrammar:
     async def _form(
         self, kind: ToolFormat | None, offer: ToolChoice, constraint: Constraint | None
     ) -> Constraint | None:
-        """The form of the text after the reasoning."""
+        """Return the constraint on the text after the reasoning."""
         if kind is None:
             return constraint
         if offer.is_required:
@@ -91,8 +91,8 @@ class OutputGrammar:
         return await self._freely(kind, offer)
 
     async def _freely(self, kind: ToolFormat, offer: ToolChoice) -> Constraint | None:
-        """The grammar of an output in which the model may call. It enforces names and syntax of calls, and the
-        arguments of strict functions. None if there is no such grammar and the client does not insist."""
+        """Return the grammar of an output in which the model may call. The grammar enforces names and syntax of calls,
+        and the arguments of strict functions. Returns None if there is no such grammar and no function is strict."""
         if not (kind.is_spelled or offer.is_strict):
             return None
         loose = _loosened(kind, offer)
@@ -105,7 +105,8 @@ class OutputGrammar:
             return None
 
     async def _usable(self, kind: ToolFormat, offer: ToolChoice) -> Constraint:
-        """The grammar of calls. Schemas that cannot be used are left out if the client does not insist on them."""
+        """Return the grammar of calls. Schemas of functions that are not strict are dropped if they cannot be
+        compiled."""
         loose = _loosened(kind, offer)
         try:
             return await self._checked(kind.must_call(offer.functions, offer.max_calls).constraint())
@@ -115,7 +116,7 @@ class OutputGrammar:
             return await self._checked(kind.must_call(loose.functions, offer.max_calls).constraint())
 
     async def _checked(self, form: Constraint) -> Constraint:
-        """Compile the form before the request runs. Raises `InvalidRequest` about the tools."""
+        """Compile the constraint before the request runs. Raises `InvalidRequest` about the tools."""
         try:
             await self.model.try_constraint(form)
         except InvalidRequest as error:
@@ -145,6 +146,6 @@ class OutputGrammar:
 
 
 def _loosened(kind: ToolFormat, offer: ToolChoice) -> ToolChoice:
-    """Return the tools, without the schemas that no party requires. Grammars of arguments between tags need them all
-    the same: they spell the name of each argument."""
+    """Return the tools without the schemas of functions that are not strict. Grammars of tagged arguments keep all
+    schemas, because they spell the name of each argument."""
     return offer if isinstance(kind, InferredFormat) and kind.needs_schemas else offer.loosened()

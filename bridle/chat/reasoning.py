@@ -1,4 +1,4 @@
-"""Reasoning of models that think between tags: parsed from the answer, and kept within a budget."""
+"""Reasoning of models that write it between tags: separates it from the answer, and limits it by a budget."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from bridle.tokenizer.template_probes import (
     renderer_of,
 )
 
-#: What stands between the end of the thoughts and the answer.
+#: The text between the end of reasoning and the answer.
 GAP = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """The texts around a model's reasoning, and the tokens that spell them. Special tokens show as text only if that is
-    asked for. `lead` and `tail` are marks that the model writes around the answer that follows."""
+    """The texts around a model's reasoning, and the tokens that spell them. If `are_special`, the tags are visible only
+    if special tokens are not skipped. `lead` and `tail` are marks that the model writes before and after the answer."""
 
     opening: str
     closing: str
@@ -45,7 +45,8 @@ class ThinkTags:
 
 
 def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
-    """The tags of a model that thinks: its chat template writes or knows them, and each is one token."""
+    """Return the tags of a reasoning model: its chat template writes or contains both tags, and each tag is one
+    token."""
     name = tokenizer.chat_settings.reasoning_format
     chosen = None if name in TAGS_FROM_TEMPLATE else reasoning_tags(name)
     if name not in TAGS_FROM_TEMPLATE and chosen is None:
@@ -64,17 +65,17 @@ def tags_of(tokenizer: Tokenizer) -> ThinkTags | None:
 
 
 def _shown(tokenizer: Tokenizer) -> list[tuple[str, str, str, str]]:
-    """The tags that the chat template writes, and those that it knows."""
+    """Return the tags that the chat template writes, then the known tags that the template contains."""
     shown = infer_thoughts(tokenizer.chat_template)
     known = [(*pair, "", "") for pair in THOUGHT_TAGS if pair[1] in tokenizer.template_text]
     return [shown, *known] if shown else known
 
 
-#: A tag that begins thoughts, and any tag.
+#: Patterns of a tag that opens reasoning, and of any tag.
 _OPENING = re.compile(
     r"(?:[<\[][^<>\[\]\n]*(?:think|reason)[^<>\[\]\n]*[>\]]|<[^<>\n]*channel[^<>\n]*>\w*th[io]\w+)\s*\Z", re.IGNORECASE
 )
-#: A channel is opened by a token, and named by text behind it.
+#: A channel is opened by a token, and the text after the token is its name.
 _TAG_OF_CHANNEL = re.compile(r"\A(<[^<>\n]*channel[^<>\n]*>)\w+\Z")
 _ANSWER = re.compile(r"(<[^<>\s]*response[^<>\s]*>)\s*\Z", re.IGNORECASE)
 _TAG = re.compile(r"[<\[][^<>\[\]\n]+[>\]]")
@@ -99,8 +100,8 @@ def infer_thoughts(template: ChatTemplate) -> tuple[str, str, str, str] | None:
 
 
 def _thoughtful(template: ChatTemplate, options: dict[str, bool], has_call: bool) -> str:
-    """A turn with reasoning, and an answer or a call, as a template writes it; empty where it fails. Some templates
-    drop the reasoning of answers."""
+    """Return a turn with reasoning, and an answer or a call, as a template renders it; empty if rendering fails. Some
+    templates drop the reasoning of answers, so a turn with a call is tried, too."""
     message = {"role": "assistant", "content": CONTENT, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
     if has_call:
         message |= Prober(renderer_of(template)).message([ProbeCall(0, {KEYS[0]: SAMPLES["string"]})])
@@ -111,18 +112,18 @@ def _thoughtful(template: ChatTemplate, options: dict[str, bool], has_call: bool
         return ""
 
 
-#: The variables by which chat templates turn thoughts on and off.
+#: The variables by which chat templates turn reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
 _PROBE = [{"role": "user", "content": "?"}]
 
 
 def switched(variables: Mapping[str, Any]) -> bool | None:
-    """Return whether template variables turn reasoning on, or None if they do not say."""
+    """Return whether template variables turn reasoning on; None if they do not set it."""
     return next((bool(variables[name]) for name in SWITCHES if variables.get(name) is not None), None)
 
 
 def thinks_unasked(tokenizer: Tokenizer) -> bool:
-    """Return whether a model reasons by default. If its template writes another prompt once reasoning is turned on,
+    """Return whether a model reasons by default. If its template renders another prompt with reasoning turned on,
     reasoning is off by default."""
     on = dict.fromkeys(SWITCHES, True)
     try:
@@ -133,22 +134,22 @@ def thinks_unasked(tokenizer: Tokenizer) -> bool:
 
 
 class ReasoningReader:
-    """Splits growing text into reasoning and the text after it. Thoughts come first or not at all; with `is_open` their
-    tag stood in the prompt. Line breaks at the tags belong to neither part."""
+    """Splits growing text into reasoning and the answer. Reasoning comes first or not at all; with `is_open`, its
+    opening tag is in the prompt. Line breaks next to the tags belong to neither part."""
 
     def __init__(self, tags: ThinkTags, is_open: bool) -> None:
         self._tags = tags
         self._held = ""
         self._state = "open" if is_open else "before"
-        self._is_fresh = True  # nothing was told of the part that is being read
+        self._is_fresh = True  # no text of the current part was returned yet
 
     @property
     def is_over(self) -> bool:
-        """Return whether all that follows is text of the answer, as it comes."""
+        """Return whether all further text belongs to the answer, unchanged."""
         return self._state == "after" and not self._is_fresh
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
-        """New reasoning and new text of the answer."""
+        """Return the new text of the reasoning, and the new text of the answer."""
         self._held += text
         if self._state == "before":
             self._look_for_opening(is_last)
@@ -165,7 +166,7 @@ class ReasoningReader:
     def _thoughts(self, is_last: bool) -> str:
         before, closing, after = self._held.partition(self._tags.closing)
         kept = len(before) if closing or is_last else len(before) - held_back(before, self._tags.closing)
-        if not is_last or closing:  # line breaks before the closing tag do not count, and it may come next
+        if not is_last or closing:  # line breaks before the closing tag do not count, and the tag may come next
             kept = len(before[:kept].rstrip("\n"))
         thoughts, self._held = before[:kept], after if closing else before[kept:]
         if self._is_fresh:

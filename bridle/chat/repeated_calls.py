@@ -1,7 +1,7 @@
-"""Repeated calls: a small model may repeat one for ever, within a turn, or in turn after turn of an agent.
+"""Detects repeated tool calls: a small model may repeat a call without an end, within one output or over several turns.
 
-A call is repeated if its text is that of an earlier call of the same output, markup, name and arguments. Only formats
-with tags around each call say where a call ends; others are bounded by the number of tokens alone.
+A call is repeated if its markup, name and arguments equal those of an earlier call in the same output. Only formats
+with tags around each call mark where a call ends; in other formats, only the token limit ends repeated calls.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bridle.chat.tool_parsers.call_format import FIELDS
 from bridle.chat.tool_parsers.formats import InferredFormat, ToolFormat
 from bridle.engine.request import RepeatMarks
 
-#: A text that no arguments have by chance, as `}` or `)` would be.
+#: A text that arguments do not contain by chance, unlike `}` or `)`.
 _TAG = re.compile(r"[<\[|｜][^{}]*\w[^{}]*[>\]|｜]")
 
 
 def marks_of(kind: ToolFormat, tags: ThinkTags | None) -> RepeatMarks | None:
-    """Return the markup around each call; None if the format does not have it. A call within reasoning does not
+    """Return the markup around each call; None if the format has no such markup. Calls within reasoning do not
     count."""
     around = _around(kind)
     return None if around is None else RepeatMarks(*around, "" if tags is None else tags.closing)
@@ -39,13 +39,13 @@ def _around(kind: ToolFormat) -> tuple[str, str] | None:
 
 
 def repeats_calls(messages: Sequence[Mapping[str, Any]], limit: int) -> bool:
-    """Return whether a conversation ends with `limit` equal turns of the model: the same calls and results."""
+    """Return whether a conversation ends with `limit` equal turns of the model, with the same calls and results."""
     turns = list(islice(_last_turns(messages), limit))
     return len(turns) == limit and all(turn == turns[0] for turn in turns)
 
 
 def _last_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Calls and results of the turns that end a conversation, the last one first."""
+    """Yield the calls and results of the turns at the end of a conversation, last turn first."""
     results: list[Any] = []
     for message in reversed(messages):
         if message.get("role") == "tool":
@@ -58,14 +58,14 @@ def _last_turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, An
 
 
 def _calls_of(calls: Any) -> Any:
-    """Names and arguments, in whatever spacing the client sends them back. Malformed calls are refused later, with
-    their message."""
+    """Return names and arguments of calls, independent of spacing. Malformed calls are refused later, with an error
+    about their message."""
     functions = [call.get("function") if isinstance(call, Mapping) else call for call in calls]
     return [(each.get("name"), _canonical(each.get("arguments"))) for each in functions if isinstance(each, Mapping)]
 
 
 def _canonical(arguments: Any) -> Any:
-    """JSON text with sorted names, so that nothing nested is compared."""
+    """Return arguments as JSON text with sorted names, so that nested values can be compared as text."""
     try:
         read = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
         return msgspec.json.encode(read, order="sorted")

@@ -1,4 +1,5 @@
-"""Deltas that parsers find in a growing output: reasoning, content, the beginning of a call, more of its arguments."""
+"""Deltas that parsers find in growing output: reasoning, content, the beginning of a call, and more of its
+arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from bridle.outputs import ChatMessage, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text that is no call."""
+    """Text of the answer that is not a call."""
 
     text: str
 
@@ -26,7 +27,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The model calls the function `name`. Calls of an output are numbered from 0."""
+    """The beginning of a call of the function `name`. Calls of an output are numbered from 0."""
 
     number: int
     name: str
@@ -35,7 +36,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the JSON text of a call's arguments."""
+    """More JSON text of a call's arguments."""
 
     number: int
     text: str
@@ -46,10 +47,10 @@ StreamDelta = Thought | Content | ToolCallStart | CallArguments
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Rules for recognizing a call. `names` are those of the functions that may be called (None: any). Where no grammar
-    ensures the form of the text, a call `is_held`: reported once it is complete, and content if it turns out not to be
-    a call. `schemas` are the parameters of functions, for formats that write strings without quotes. With `tells_cut` a
-    call that the end of the output cuts off is reported as far as it was written, else it is content."""
+    """Rules for recognizing a call. `names` are the functions that may be called (None: any). If no grammar ensures the
+    format, `is_held`: a call is reported once it is complete, and treated as content if it is invalid. `schemas` are
+    the parameters of functions, for formats that write strings without quotes. With `tells_cut`, the complete part of a
+    call that the end of the output cut off is reported; otherwise such a call is content."""
 
     names: frozenset[str] | None = None
     is_held: bool = False
@@ -64,16 +65,16 @@ ANY_CALL = CallRules()
 
 
 class ToolReader(Protocol):
-    """Tells calls from other text while it grows. All pieces together give the same result however the text is cut."""
+    """Separates calls from other text in growing output. The joined result does not depend on how the text is split."""
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the deltas that `text` makes certain."""
+        """Return the deltas that are certain after `text`."""
         raise NotImplementedError
 
 
 @dataclass(slots=True)
 class ParsedMessage(ChatMessage):
-    """Pieces put together."""
+    """An answer that is built from deltas."""
 
     def add(self, pieces: Iterable[StreamDelta]) -> ParsedMessage:
         for piece in pieces:
@@ -90,12 +91,12 @@ class ParsedMessage(ChatMessage):
 
 
 def new_call_id() -> str:
-    """An id that no other call has. Nine letters and digits: some models' templates take nothing else."""
+    """Return a unique call id of nine letters and digits, because the templates of some models accept no other ids."""
     return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz0123456789") for _ in range(9))
 
 
 def own_id(given: object) -> object:
-    """The id of a call as `new_call_id` made it, without the prefix of an API."""
+    """Return a call id in the form that `new_call_id` made, without the prefix of an API."""
     return given.removeprefix("toolu_").removeprefix("call_") if isinstance(given, str) else given
 
 

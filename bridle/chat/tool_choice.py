@@ -1,5 +1,6 @@
-"""Tools and tool choice of a request, in OpenAI's shape, to which all routes translate theirs. A tool choice has
-the form of chats, with a name in `function` and a list in `allowed_tools`, or that of responses, without these."""
+"""Tools and tool choice of a request, in OpenAI's format, to which all routes convert theirs. A tool choice may have
+the format of chats, with the fields `function` and `allowed_tools`, or the format of responses, without these
+fields."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from bridle.errors import InvalidRequest
 from bridle.safe_repr import short_repr
 
 MAX_NAME_CHARS = 256
-#: Most calls of one output where calls are all that may come.
+#: The maximum number of calls in one output that consists only of calls.
 MAX_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`functions` may be called, with `is_required` one of them must; at most `max_calls` of them then."""
+    """The model may call `functions`. With `is_required`, it must call at least one, and at most `max_calls` times."""
 
     functions: tuple[Function, ...] = ()
     is_required: bool = False
@@ -29,7 +30,7 @@ class ToolChoice:
         return any(function.is_strict for function in self.functions)
 
     def loosened(self) -> ToolChoice:
-        """The same, without the schemas of functions that are not strict."""
+        """Return the choice without the schemas of functions that are not strict."""
         loose = (each if each.is_strict else replace(each, parameters=None) for each in self.functions)
         return replace(self, functions=tuple(loose))
 
@@ -37,13 +38,14 @@ class ToolChoice:
 def offer_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolChoice:
-    """Checks both; raises `InvalidRequest` that names the tool or the choice at fault."""
+    """Validate tools and tool choice, and return the choice. Raises `InvalidRequest` that names the invalid tool or
+    choice."""
     functions = [_function(tool, f"tools[{position}]") for position, tool in enumerate(tools or ())]
     names = [function.name for function in functions]
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"tools has {name!r} {names.count(name)} times; names must differ", "tools")
-    if isinstance(choice, str) and choice in names:  # text-generation-inference takes a bare name
+    if isinstance(choice, str) and choice in names:  # text-generation-inference accepts a plain name
         choice = {"type": "function", "function": {"name": choice}}
     max_calls = 1 if parallel is False else MAX_CALLS
     mode, allowed = _choice(choice)
@@ -62,8 +64,8 @@ def offer_of(
 
 
 def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools as a chat template shows them: without `strict`, which is for the server and not for the model. So a
-    prompt, and its cached prefix, does not depend on it."""
+    """Return tools for a chat template, without `strict`, which is for the server and not for the model. So the prompt
+    and its cached prefix do not depend on `strict`."""
     return [_without_strict(tool) for tool in tools]
 
 
@@ -91,7 +93,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Function:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> tuple[Literal["none", "auto", "required"], list[str] | None]:
-    """The mode, and the names it is about (None: all)."""
+    """Return the mode, and the names of the functions that may be called (None: all)."""
     if choice is None or choice == "auto":
         return "auto", None
     if choice == "none":

@@ -1,4 +1,4 @@
-"""Tool calls: how models write them, and the tool fields of a request. To add a parser, add its format to `presets.py`.
+"""Tool call formats of models, and the tool fields of a request. To add a parser, add its format to `presets.py`.
 
-A format reads calls out of growing text, and has a grammar of calls. No I/O.
+A format parses calls in growing text, and makes a grammar of calls. This package does no I/O.
 """

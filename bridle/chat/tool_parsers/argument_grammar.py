@@ -1,6 +1,7 @@
-"""Grammars of a call's arguments in the way that a model writes them, typed by the function's schema.
+"""Grammars of a call's arguments in the model's notation, typed by the function's schema.
 
-JSON follows the schema itself. Tagged, Python's and quoted arguments come one by one, in the order of the properties.
+A JSON schema constrains JSON arguments. Tagged, Python and quoted arguments are written one by one, in the order of the
+properties.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ _MAX_DEPTH = 8
 
 
 class ArgumentGrammar:
-    """Writes rules in Lark's notation. `specials` maps the text of special tokens to their ids."""
+    """Writes grammar rules in Lark's notation. `specials` maps the text of special tokens to their ids."""
 
     def __init__(self, form: cf.Arguments, specials: Mapping[str, int]) -> None:
         self._arguments_format = form
         self._specials = dict(specials)
         self._rules: list[str] = []
         self._is_indented = False
-        self._call_end = ""  # what follows the arguments
+        self._call_end = ""  # the text after the arguments
 
     def _literal(self, text: str) -> str:
-        """A literal, with special tokens by their ids."""
+        """Return a Lark literal for the text, in which special tokens are written by id."""
         if not text:
             return '""'
         if not self._specials:
@@ -42,7 +43,7 @@ class ArgumentGrammar:
         return min((text.index(each) for each in self._specials if each in text), default=len(text))
 
     def _arguments(self, function: Function) -> str:
-        """The right side of a rule: the arguments of a call."""
+        """Return the right side of a rule for the arguments of a call."""
         match self._arguments_format:
             case cf.TaggedArguments() as tagged:
                 return self._listed(function, lambda key, schema: self._tagged(tagged, key, schema), tagged.separator)
@@ -54,7 +55,7 @@ class ArgumentGrammar:
                 return arguments(function, self._is_indented)
 
     def _listed(self, function: Function, write: Any, separator: str, is_sorted: bool = False) -> str:
-        """Arguments in the order of the schema's properties; optional ones may be left out."""
+        """Return rules for arguments in the order of the schema's properties. Optional arguments may be left out."""
         schema = _resolved(function)
         properties, required = _mapping(schema.get("properties")), schema.get("required") or []
         parts = []
@@ -64,13 +65,13 @@ class ArgumentGrammar:
         return self._sequence(parts, separator)
 
     def _sequence(self, parts: list[tuple[str, bool]], separator: str) -> str:
-        """Rules one after the other, with separators between those that are there."""
+        """Return the rules in a sequence, with separators between the rules that are present."""
         if not parts:
             return '""'
         if not separator:
             return " ".join(rule if is_required else f"{rule}?" for rule, is_required in parts)
         between = self._literal(separator)
-        # `rest_k` is what may follow once something was written; `head_k` what may come while nothing was.
+        # `rest_k` is what may follow after a written argument; `head_k` what may follow before the first one.
         rest, head = '""', '""'
         for rule, is_required in reversed(parts):
             new_rest = f"{between} {rule} {rest}" if is_required else f"({between} {rule})? {rest}"
@@ -95,15 +96,15 @@ class ArgumentGrammar:
         return f"{head} {self._value(form, schema, 0)} {self._literal(closing)}"
 
     def _early_end(self, form: cf.TaggedArguments, closing: str) -> str:
-        """A regular expression for the texts that a string between tags may not contain. Readers would take them for
-        the end, since white space around tags differs from model to model."""
+        """Return a regular expression for texts that a string between tags must not contain. Parsers would read them as
+        the end of the string, because white space around tags differs between models."""
         if form.is_nested:
             return pattern(form.opening.strip())
         behind = [pattern(form.opening.strip()), *([_spaced(self._call_end)] if self._call_end else [])]
         return rf"{_spaced(closing)}[ \t\n,]*({'|'.join(behind)})"
 
     def _value(self, form: cf.TaggedArguments, schema: Any, depth: int) -> str:
-        """A value that is not a string, between tags."""
+        """Return the rule for a value between tags that is not a string."""
         if form.is_nested and types_of(schema) <= {"object", "array"} and depth < _MAX_DEPTH:
             return self._nested(form, _mapping(schema), depth)
         if form.literals == "python" or (form.literals == "mixed" and types_of(schema) <= {"boolean", "null"}):
@@ -111,7 +112,7 @@ class ArgumentGrammar:
         return _json_value(schema)
 
     def _nested(self, form: cf.TaggedArguments, schema: Mapping[str, Any], depth: int) -> str:
-        """An object as tags, or an array as tags of items."""
+        """Return the rule for an object as tags, or an array as tags of items."""
         if types_of(schema) == {"array"}:
             return self._named(self._nested_field(form, "item", schema.get("items"), depth)) + "*"
         properties, required = _mapping(schema.get("properties")), schema.get("required") or []
@@ -127,7 +128,7 @@ class ArgumentGrammar:
         return f"{self._literal(form.opening)} {quoted(key)} {middle} {self._value(form, schema, depth + 1)} {closing}"
 
     def _text_value(self, schema: Any, closing: str, without: str = "") -> str:
-        """A string without quotes, and its end; it does not contain matches of `without`."""
+        """Return the rule for a string without quotes, and its end. The string contains no match of `without`."""
         options = _options(schema)
         if options:
             return "(" + " | ".join(map(quoted, options)) + ") " + self._literal(closing)
@@ -141,7 +142,7 @@ class ArgumentGrammar:
         return f"{name} {self._literal(closing[special:])}" if closing[special:] else name
 
     def _free(self, without: str) -> str:
-        """A terminal of any text that does not contain matches of `without`."""
+        """Return a terminal for any text that contains no match of `without`."""
         if not without:
             return "/(?s:.*)/"
         self._rules.append(f"FREE_{len(self._rules)}: /(?s:.*)/ & ~/(?s:.*)({without})(?s:.*)/")
@@ -163,7 +164,8 @@ class ArgumentGrammar:
         return "(" + " | ".join(known or [made["string"], _json_value({})]) + ")"
 
     def _python_other(self, kind: str, schema: Mapping[str, Any]) -> str:
-        """A number, a list or a dictionary; objects may be JSON too, which some templates write within Python."""
+        """Return the rule for a number, a list or a dictionary. Objects may be JSON, too, because some templates write
+        JSON within Python."""
         if kind == "array":
             item = self._named(self._python(schema.get("items")))
             return f'"[" ({item} (", " {item})*)? "]"'
@@ -205,12 +207,12 @@ class ArgumentGrammar:
 
 
 def pattern(text: str) -> str:
-    """A regular expression that matches a text, as written between slashes."""
+    """Return a regular expression that matches a text, in the form between slashes."""
     return re.escape(text).replace("\\\n", "\\n").replace("/", "\\/")
 
 
 def _spaced(text: str) -> str:
-    """The same with any white space between its words."""
+    """Return a regular expression that matches a text with any white space between its words."""
     return r"\s*".join(map(pattern, text.split()))
 
 
@@ -219,7 +221,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _resolved(function: Function) -> Mapping[str, Any]:
-    """The function's schema with its local references in place."""
+    """Return the function's schema, with its local references resolved."""
     schema = dict(function.parameters or {})
     definitions = {f"#/{name}/{key}": value for name in ("$defs", "definitions")
                    for key, value in _mapping(schema.get(name)).items()}  # fmt: skip
@@ -239,7 +241,7 @@ def _replaced(value: Any, definitions: Mapping[str, Any], depth: int) -> Any:
 
 
 def _options(schema: Any) -> list[str]:
-    """The strings among which a value is chosen; empty if it is not such a choice."""
+    """Return the strings of a schema's `enum` or `const`; empty if the schema has none."""
     given = _mapping(schema)
     options = given.get("enum", [given["const"]] if "const" in given else [])
     return list(options) if isinstance(options, list) and all(isinstance(each, str) for each in options) else []

@@ -1,6 +1,6 @@
-"""Values of arguments as models write them outside of JSON: raw text, Python's literals, tags within tags.
+"""Parses arguments that models write in other notations than JSON: raw text, Python literals, and nested tags.
 
-Each function returns a value of JSON, or raises `ValueError`. Nothing is evaluated.
+Each function returns a JSON value, or raises `ValueError`. Python text is parsed, never evaluated.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import msgspec
 
 from bridle.literals import parse_expression
 
-#: How deep values may be nested.
+#: The maximum nesting depth of values.
 MAX_DEPTH = 64
 
 
 def types_of(schema: object) -> frozenset[str]:
-    """The JSON types that a schema allows at its top; empty if it does not say."""
+    """Return the JSON types that a schema allows for the value itself; empty if the schema does not restrict the
+    type."""
     if not isinstance(schema, Mapping):
         return frozenset()
     given = schema.get("type")
@@ -38,13 +39,14 @@ def types_of(schema: object) -> frozenset[str]:
 
 
 def property_schema(schema: object, key: str) -> object:
-    """The schema of a property; None if the schema does not say."""
+    """Return the schema of a property; None if the schema has none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 def read_value(text: str, schema: object) -> Any:
-    """A value written without quotes around strings. The schema decides between the string `3` and the number."""
+    """Return a value that was written without quotes around strings. The schema decides between the string `3` and the
+    number."""
     types = types_of(schema)
     if types == {"string"}:
         return text
@@ -61,7 +63,7 @@ def read_value(text: str, schema: object) -> Any:
 
 
 def typed(value: Any, schema: object) -> Any:
-    """A value as its schema says, where all values are written between quotes."""
+    """Return a value with the type of its schema, for formats that write all values between quotes."""
     types = types_of(schema)
     return read_value(value, schema) if isinstance(value, str) and types and "string" not in types else value
 
@@ -74,7 +76,7 @@ def _json(text: str) -> Any:
 
 
 def _python(text: str) -> Any:
-    """A literal of Python that is a value of JSON; JSON's words are understood too."""
+    """Return the JSON value of a Python literal. JSON's words `true`, `false` and `null` are accepted, too."""
     try:
         return _plain(parse_expression(text))
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -117,8 +119,8 @@ def _type(value: Any) -> str:
 
 
 def read_keywords(text: str, schema: object = None) -> dict[str, Any]:
-    """Python's keyword arguments, `city='Rome', days=3`, and the variants that templates write: JSON without commas
-    between (`city="Rome"days=3`), strings without escapes or quotes, and other values between quotes."""
+    """Return the values of Python keyword arguments, such as `city='Rome', days=3`. Variants of templates are accepted:
+    JSON without commas (`city="Rome"days=3`), strings without escapes or quotes, and other values between quotes."""
     for read in (_python_keywords, _json_keywords):
         try:
             found = read(text)
@@ -129,7 +131,7 @@ def read_keywords(text: str, schema: object = None) -> dict[str, Any]:
 
 
 def _unquoted(value: Any, schema: object) -> Any:
-    """A value as its schema says, if it can be one."""
+    """Return the value with the type of its schema, or unchanged if it cannot have that type."""
     try:
         return typed(value, schema)
     except ValueError:
@@ -196,13 +198,13 @@ _ATOM = re.compile(r"[^,}\]]+")
 
 
 class QuotedReader:
-    """Reads `{city:<|"|>Rome<|"|>,days:3}` from a text, starting behind the first brace."""
+    """Reads the rest of `{city:<|"|>Rome<|"|>,days:3}` from a text that begins after the first brace."""
 
     def __init__(self, text: str, quote: str) -> None:
         self._text, self._quote, self._at = text, quote, 0
 
     def fields(self, end: str = "", depth: int = 0) -> dict[str, Any]:
-        """The fields up to `end`, or up to the end of the text."""
+        """Return the fields up to `end`, or up to the end of the text."""
         found: dict[str, Any] = {}
         while not self._is_at(end):
             key = self._key()

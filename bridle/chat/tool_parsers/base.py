@@ -1,6 +1,6 @@
-"""Calls as JSON within a text, with any markup: the common part of several readers.
+"""Reads calls as JSON within a text, with any markup: the common part of several readers.
 
-A format says where a call begins and which text follows it. This module reads the call and separates it from content.
+A subclass knows the markup before and after a call. This module reads the call and separates it from content.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 
 class CallTextReader:
-    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that was not parsed yet. A `trigger`
-    begins them."""
+    """Reads text piece by piece. A subclass finds the calls in `_held`, the text that was not parsed yet. `trigger` is
+    the markup that begins calls."""
 
     def __init__(self, trigger: str, rules: CallRules = ANY_CALL) -> None:
         self._trigger, self._rules = trigger, rules
         self._held = ""
-        self._call: JsonCallReader | None = None  # the one that is being read
+        self._call: JsonCallReader | None = None  # the call that is being read
         self._num_calls = 0
         self._is_after_call = False
-        self._space = ""  # after a call
+        self._space = ""  # white space after a call
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the deltas that `text` makes certain; `is_last` marks the end of the output."""
+        """Return the deltas that are certain after `text`. `is_last` marks the end of the output."""
         pieces: list[StreamDelta] = []
         self._held += text
         while self._in_call(self._call, pieces, is_last) if self._call else self._outside(pieces, is_last):
@@ -30,15 +30,15 @@ class CallTextReader:
         return pieces
 
     def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """Continue where no call is being read; return whether that may lead to more."""
+        """Parse text outside of calls. Return whether parsing can continue."""
         raise NotImplementedError
 
     def _ended(self, call: JsonCallReader, pieces: list[StreamDelta]) -> None:
-        """A call has ended, or turned out to be none (`is_bad`)."""
+        """Handle the end of a call, or of text that is not a call (`is_bad`)."""
         raise NotImplementedError
 
     def _begin(self, rest: str, name: str | None = None) -> bool:
-        """Begin a call; with `name`, only its arguments follow."""
+        """Begin to read a call. With `name`, only its arguments follow."""
         end = self._trigger if self._rules.tells_cut else ""
         self._call, self._held = JsonCallReader(self._num_calls, self._rules, name, end=end), rest
         return True
@@ -55,7 +55,7 @@ class CallTextReader:
         return bool(self._held)
 
     def _say(self, text: str, pieces: list[StreamDelta]) -> None:
-        """Content. White space after a call is only reported with the text after it, because it may separate calls."""
+        """Add content. White space after a call is reported only with later text, because it may separate calls."""
         text, self._space = self._space + text, ""
         if self._is_after_call and not text.strip():
             self._space = text

@@ -1,4 +1,4 @@
-"""Values that say how a model writes tool calls.
+"""Data types that describe how a model writes tool calls.
 
 A format is plain data: `bridle doctor` prints it, traces keep it, and `--tool-format FILE` replaces it. It is derived
 from the model's chat template (`inference.py`) or named by the operator (`presets.py`). The reader, the grammars and
@@ -20,7 +20,7 @@ FIELDS = frozenset({NAME, ID, INDEX, ARGUMENTS, KEY, VALUE})
 
 
 class JsonArguments(msgspec.Struct, frozen=True, tag="json"):
-    """Arguments as one JSON object, or as a JSON string that contains it (`is_text`)."""
+    """Arguments as one JSON object; with `is_text`, as a JSON string that contains the object."""
 
     is_text: bool = False
 
@@ -28,10 +28,10 @@ class JsonArguments(msgspec.Struct, frozen=True, tag="json"):
 class TaggedArguments(msgspec.Struct, frozen=True, tag="tagged"):
     """Arguments one by one, each between tags: `opening` KEY middle VALUE `closing`.
 
-    Strings are written as they are, other values as JSON or as Python's literals. `middles` maps a JSON type to the
-    text between key and value; "any" means all other types. `closing` may repeat the key, at `{key}`. `is_nested`
-    writes objects and arrays as tags again, items of arrays as `item`. `literals` is "python" where values are spelled
-    `True` and `{'a': 1}`, "mixed" where that holds for words alone.
+    Strings are written without quotes, other values as JSON or as Python literals. `middles` maps a JSON type to the
+    text between key and value; "any" means all other types. `closing` may repeat the key, at `{key}`. With `is_nested`,
+    objects and arrays are nested tags, and the items of arrays have the tag `item`. `literals` is "python" if values
+    are spelled `True` and `{'a': 1}`, and "mixed" if only words such as `True` are.
     """
 
     opening: str
@@ -47,12 +47,13 @@ class PythonArguments(msgspec.Struct, frozen=True, tag="python"):
 
 
 class QuotedArguments(msgspec.Struct, frozen=True, tag="quoted"):
-    """An object whose keys are bare and whose strings are between `quote`: `{city:<|"|>Rome<|"|>,days:3}`."""
+    """Arguments as an object whose keys are bare and whose strings are between `quote`:
+    `{city:<|"|>Rome<|"|>,days:3}`."""
 
     quote: str
 
 
-#: Ways of spelling `true` and lists between tags.
+#: The values of `TaggedArguments.literals`.
 LITERALS = ("json", "python", "mixed")
 Arguments = JsonArguments | TaggedArguments | PythonArguments | QuotedArguments
 
@@ -60,12 +61,12 @@ Arguments = JsonArguments | TaggedArguments | PythonArguments | QuotedArguments
 class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Layout of calls: `section_open` call `separator` call ... `section_close`.
 
-    `call` is a pattern of literals and fields. With `name_key` the call is a JSON object that has the name under this
-    key and the arguments under `arguments_key`. An empty `name_key` means that the name itself is the key of the
-    arguments. `is_bare` means that no markup begins a call: an output is either calls from its first character on, or
-    text. `max_calls` is set where the template refuses further calls, or writes them in another way. With `is_prompted`
-    the prompt ends with the opening of a call. If the model does not continue the call, it writes `content_open` and
-    then content.
+    `call` is a pattern of literals and fields. With `name_key`, the call is a JSON object with the function's name
+    under this key and the arguments under `arguments_key`. An empty `name_key` means that the name itself is the key of
+    the arguments. `is_bare` means that no markup begins a call: an output is either calls from its first character on,
+    or text. `max_calls` is set where the template refuses further calls, or writes them in another way. With
+    `is_prompted`, the prompt ends with the opening of a call. If the model does not continue the call, it writes
+    `content_open` and then content.
     """
 
     call: tuple[str, ...]
@@ -83,26 +84,26 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def opening(self) -> str:
-        """Literal text in front of the first field of a call."""
+        """Return the literal text before the first field of a call."""
         return self.call[0] if self.call and self.call[0] not in FIELDS else ""
 
     @property
     def closing(self) -> str:
-        """Literal text behind the last field of a call."""
+        """Return the literal text after the last field of a call."""
         return self.call[-1] if self.call and self.call[-1] not in FIELDS else ""
 
     @property
     def trigger(self) -> str:
-        """The markup that begins calls, without white space and brackets of JSON; empty for bare calls."""
+        """Return the markup that begins calls, without white space and JSON brackets; empty for bare calls."""
         return "" if self.is_bare else markup(self.section_open) or markup(self.opening)
 
     @property
     def end_mark(self) -> str:
-        """The markup that ends a call, without braces of JSON."""
+        """Return the markup that ends a call, without JSON braces."""
         return self.closing.strip().lstrip("}").strip()
 
     def literals(self) -> tuple[str, ...]:
-        """All literal texts of the format. Special tokens among them must be visible in outputs."""
+        """Return all literal texts of the format. Special tokens among them must be visible in outputs."""
         own = [part for part in self.call if part not in FIELDS]
         tagged = self.arguments
         if isinstance(tagged, TaggedArguments):
@@ -113,8 +114,8 @@ class CallFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def markup(text: str) -> str:
-    """The part of a literal that is no JSON and no white space: `<tool_call>` of `<tool_call>\\n{"name": "`. Of several
-    tags on lines of their own only the first counts, because models omit line breaks."""
+    """Return the part of a literal before JSON and white space: `<tool_call>` of `<tool_call>\\n{"name": "`. Of several
+    tags on separate lines, only the first counts, because models omit line breaks."""
     for mark in ('{"', "{\n", "{ "):
         text = text.split(mark, 1)[0]
     text = text.strip().rstrip("[{").strip()
@@ -126,14 +127,14 @@ _CALL_TAG = re.compile(r"<[^<>]*(?:call|tool)[^<>]*>", re.IGNORECASE)
 
 
 def to_dict(form: CallFormat) -> dict[str, Any]:
-    """Plain data of a format."""
+    """Return the format as plain data."""
     data = msgspec.to_builtins(form)
     assert isinstance(data, dict)
     return data
 
 
 def parse_format(data: object) -> CallFormat:
-    """A format from plain data. Raises `InvalidRequest` that names the field."""
+    """Return the format in plain data. Raises `InvalidRequest` that names the invalid field."""
     try:
         form = msgspec.convert(data, CallFormat)
     except msgspec.ValidationError as error:

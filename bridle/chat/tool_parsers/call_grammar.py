@@ -1,6 +1,6 @@
-"""Grammars of calls in any format that is described by a `CallFormat`, as the model writes them.
+"""Grammars of calls in any format that a `CallFormat` describes.
 
-Markup that is a special token is named by its id; everything else is text. Arguments follow each function's schema:
+Markup that is a special token is written by its id; all other markup is text. Arguments follow each function's schema:
 JSON by the schema itself, tagged arguments one by one in the order of the schema's properties.
 """
 
@@ -15,14 +15,14 @@ from bridle.chat.tool_parsers.argument_grammar import ArgumentGrammar, pattern
 from bridle.chat.tool_parsers.grammar import Function, quoted
 from bridle.chat.tool_parsers.untagged import free_text
 
-#: Keys on lines of their own: the template writes JSON with indentation.
+#: Matches keys on separate lines, by which a template shows that it indents JSON.
 _INDENTED = re.compile(r',\s*\n\s*"')
-#: The most calls of one output that a grammar lets pass where the request sets no limit.
+#: The maximum number of calls in one output, if the request sets no limit.
 MAX_CALLS = 64
 
 
 class CallGrammar(ArgumentGrammar):
-    """Writes grammars in Lark's notation. `specials` maps the text of special tokens to their ids."""
+    """Writes grammars of calls in Lark's notation. `specials` maps the text of special tokens to their ids."""
 
     def __init__(self, form: cf.CallFormat, specials: Mapping[str, int]) -> None:
         used = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
@@ -32,15 +32,15 @@ class CallGrammar(ArgumentGrammar):
         self._is_indented = any(_INDENTED.search(part) for part in form.call)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> str:
-        """The grammar of an output that is calls, one at least."""
+        """Return the grammar of an output that consists of calls, at least one."""
         self._rules = []
         self._call_rules(functions)
         limit = min(max_calls, self._form.max_calls or max_calls)
         return "\n".join([f"start: {self._whole_section(limit)}", *self._rules, ""])
 
     def may_call(self, functions: Sequence[Function], reads_bare: bool = False) -> str:
-        """The grammar of an output in which calls, if there are any, are right. With `reads_bare` strict calls without
-        markup are, too."""
+        """Return the grammar of an output that may contain text and valid calls. With `reads_bare`, calls of strict
+        functions without markup must be valid, too."""
         self._rules = []
         self._call_rules(functions)
         if self._form.is_bare:
@@ -58,7 +58,7 @@ class CallGrammar(ArgumentGrammar):
         return "\n".join([*free_text(trigger, f"({section})", functions, reads_bare, token), *self._rules, ""])
 
     def _split_section(self) -> tuple[str, str]:
-        """The text or special token that begins calls, and the grammar of the text after it."""
+        """Return the text or special token that begins calls, and the grammar of the text after it."""
         form = self._form
         limit = form.max_calls or MAX_CALLS
         whole = form.section_open or form.opening
@@ -70,7 +70,7 @@ class CallGrammar(ArgumentGrammar):
         return trigger, self._first_and_more(rest, limit)
 
     def _whole_section(self, max_calls: int) -> str:
-        """Calls from their first character on, without the part that is in the prompt."""
+        """Return the rule for an output that begins with calls, without the part that is already in the prompt."""
         return (
             self._first_and_more("", max_calls)
             if self._form.is_prompted
@@ -78,7 +78,7 @@ class CallGrammar(ArgumentGrammar):
         )
 
     def _first_and_more(self, opening: str, max_calls: int) -> str:
-        """Calls whose first one begins with `opening`."""
+        """Return the rule for calls of which the first begins with `opening`."""
         self._rules.append("first: " + " | ".join(f"first_{number}" for number in range(self._num_functions)))
         self._rules += [f"first_{number}: {self._call(each, opening)}" for number, each in enumerate(self._functions)]
         more = f" ({self._literal(self._form.separator)} one){{0,{max_calls - 1}}}" if max_calls > 1 else ""
@@ -96,7 +96,7 @@ class CallGrammar(ArgumentGrammar):
         self._rules += [f"{name}: {self._call(each)}" for name, each in zip(names, functions, strict=True)]
 
     def _call(self, function: Function, opening: str | None = None) -> str:
-        """The right side of a rule: a call. `opening` replaces its first literal."""
+        """Return the right side of a rule for a call. `opening` replaces the call's first literal."""
         made: list[str] = []
         for place, part in enumerate(self._form.call):
             if place == 0 and opening is not None and part not in cf.FIELDS:

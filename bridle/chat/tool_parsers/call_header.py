@@ -1,4 +1,5 @@
-"""The head and the end of a call in growing text: the literals and fields in front of the arguments, in any layout."""
+"""Parses the beginning and the end of a call in growing text: the literals and fields around the arguments, in any
+format."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _FIELD = re.compile(r"[^\s<>\[\]{}\"]{0,128}")
 
 
 class Undecided(Exception):
-    """More text is needed to decide."""
+    """More text is needed to decide whether the text is a call."""
 
 
 class NotACall(Exception):
@@ -21,7 +22,7 @@ class NotACall(Exception):
 
 
 def read_header(form: CallFormat, text: str, is_last: bool) -> tuple[str, int]:
-    """The name of a call, and where its arguments begin. Raises `Undecided` or `NotACall`."""
+    """Return the name of a call, and the position where its arguments begin. Raises `Undecided` or `NotACall`."""
     parts = form.call[: form.call.index(ARGUMENTS)]
     name, at = "", 0
     for place, part in enumerate(parts):
@@ -37,7 +38,7 @@ def read_header(form: CallFormat, text: str, is_last: bool) -> tuple[str, int]:
 
 
 def _pass(text: str, at: int, literal: str, is_last: bool) -> int:
-    """Return the place behind a literal, whose white space may differ."""
+    """Return the position after a literal. Its white space may differ in the text."""
     for word in literal.split():
         start = at
         while start < len(text) and text[start].isspace():
@@ -51,7 +52,7 @@ def _pass(text: str, at: int, literal: str, is_last: bool) -> int:
 
 
 def _field(text: str, at: int, field: str, behind: str, is_last: bool) -> tuple[str, int]:
-    """A name, an id or a number, up to the literal `behind` it."""
+    """Return a name, an id or a number, up to the literal `behind`, and the position of that literal."""
     allowed = _NAME if field == NAME else _FIELD
     first = behind.split()[0] if behind else ""
     if first:
@@ -75,6 +76,6 @@ def _field(text: str, at: int, field: str, behind: str, is_last: bool) -> tuple[
 
 
 def end_pattern(form: CallFormat) -> re.Pattern[str]:
-    """The end of a call, with any white space within it. A pattern that began with white space would be tried at each
-    of many spaces."""
+    """Return a pattern for the end of a call, with any white space within it. The pattern does not begin with white
+    space, because it would then be tried at each of many spaces."""
     return re.compile(r"\s*+".join(map(re.escape, form.closing.split())))

@@ -1,8 +1,8 @@
-"""Reads calls out of growing text, in any format that is described by a `CallFormat`.
+"""Reads calls in growing text, in any format that a `CallFormat` describes.
 
-Text outside of calls is content. From the markup that begins calls on, text is held until it is clear whether it is a
-call or content. Spaces and line breaks around markup may differ from the template's. Where no markup begins calls, the
-output is calls from its first character on, or it is content.
+Text outside of calls is content. Text from the markup that begins calls is held until it is certainly a call or
+content. Spaces and line breaks around markup may differ from the template. If the format has no such markup, the output
+is either calls from its first character on, or content.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from bridle.chat.tool_parsers.call_format import CallFormat, PythonArguments, ma
 from bridle.chat.tool_parsers.call_header import BARE_NAME, NotACall, Undecided
 from bridle.chat.tool_parsers.held_call import HeldCall
 
-#: Each beginning of a call takes all text that was pushed, so that long texts are read in parts of this length.
+#: The length of the parts in which long text is read, because each attempt to read a call takes all pushed text.
 _CHUNK = 1024
-#: Stands in front of bare calls of some models; a special token, which outputs do not show unless asked to.
+#: A special token that some models write before bare calls. Outputs contain its text only if special tokens are not
+#: skipped.
 PYTHON_TAG = "<|python_tag|>"
 
 
 class CallFormatReader:
-    """Reads an output piece by piece."""
+    """Reads the calls and the content of one output, piece by piece."""
 
     def __init__(self, form: CallFormat, rules: CallRules = ANY_CALL) -> None:
         self._form, self._rules = form, rules
@@ -28,17 +29,17 @@ class CallFormatReader:
         self._marks = _marks_between(form)
         self._between_marks = " \t\n,;" if form.is_bare else " \t\n,"
         self._held = form.opening if form.is_prompted else ""
-        self._is_own = form.is_prompted  # the first opening stood in the prompt, and is never told
-        self._num_blank = 0  # characters of `_held` that were seen to be white space
-        self._space = ""  # after a call
-        self._skipped: list[str] = []  # markup that was passed since the last call or content
+        self._is_own = form.is_prompted  # the first opening is in the prompt, and never part of the content
+        self._num_blank = 0  # leading characters of `_held` that are white space
+        self._space = ""  # white space after a call
+        self._skipped: list[str] = []  # markup that was skipped since the last call or content
         self._in_calls = form.is_bare
-        self._is_text = False  # to its end
+        self._is_text = False  # all further output is text
         self._num_calls = 0
         self._call: HeldCall | None = None
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the parts that became certain with `text`; with `is_last` no more text follows."""
+        """Return the deltas that are certain after `text`. With `is_last`, no more text follows."""
         pieces: list[StreamDelta] = []
         for start in range(0, max(len(text), 1), _CHUNK):
             self._held += text[start : start + _CHUNK]
@@ -47,7 +48,7 @@ class CallFormatReader:
         return pieces
 
     def _step(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """Continue; return whether that may lead to more."""
+        """Parse more of the held text. Return whether parsing can continue."""
         if self._call is not None:
             return self._in_call(self._call, pieces, is_last)
         return self._between(pieces, is_last) if self._in_calls else self._outside(pieces, is_last)
@@ -61,7 +62,7 @@ class CallFormatReader:
         return bool(found)
 
     def _between(self, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """In front of a call, or behind one: pass markup and white space."""
+        """Skip markup and white space before or after a call. Return whether parsing can continue."""
         blank, self._num_blank = self._num_blank, 0
         rest = self._held[blank:].lstrip(self._between_marks)
         begin = len(self._held) - len(rest)
@@ -92,7 +93,8 @@ class CallFormatReader:
         return self._leave(rest, pieces, is_last)
 
     def _leave(self, rest: str, pieces: list[StreamDelta], is_last: bool) -> bool:
-        """No call comes: the text before calls is content after all, and the text after calls is not."""
+        """Handle text that is not a call: skipped markup before the first call is content, markup after calls is
+        dropped."""
         self._in_calls = False
         self._is_text = self._form.is_bare
         if self._num_calls:
@@ -104,7 +106,7 @@ class CallFormatReader:
             self._held = ""
             return False
         held, self._held = self._held, ""
-        # What could not go on begins like markup that was passed over already: the first character is content.
+        # The held text begins like skipped markup but does not continue it, so its first character is content.
         self._say(held[:1], pieces)
         self._held = held[1:]
         return bool(self._held)
@@ -133,7 +135,7 @@ class CallFormatReader:
         return True
 
     def _say(self, text: str, pieces: list[StreamDelta]) -> None:
-        """Content. White space after a call is held until the next text, because it may separate calls."""
+        """Add content. White space after a call is held until the next text, because it may separate calls."""
         text, self._space = self._space + text, ""
         if self._num_calls and not text.strip():
             self._space = text
@@ -142,7 +144,7 @@ class CallFormatReader:
 
 
 def _marks_between(form: CallFormat) -> tuple[str, ...]:
-    """Markup that may appear between calls, the longest first."""
+    """Return markup that may appear between calls, longest first."""
     found = {markup(form.section_open), form.section_close.strip(), markup(form.separator)}
     found |= {form.section_close.strip().lstrip("]").strip(), form.end_mark}
     if form.section_open.rstrip().endswith("[") or isinstance(form.arguments, PythonArguments):

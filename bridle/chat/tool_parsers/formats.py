@@ -1,4 +1,4 @@
-"""Detection of a model's tool-call format from its chat template and vocabulary."""
+"""Finds a model's format of tool calls in its chat template and vocabulary."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.template_probes import prober_of, renderer_of
 
 _log = logging.getLogger(__name__)
-#: The name of a format that is not understood: requests with tools are refused.
+#: The name of a format that cannot be parsed. Requests with tools are refused for it.
 UNKNOWN = "unknown"
 
 
 class ToolFormat(Protocol):
-    """Format of tool calls. `opening_token` is the special token that begins them, for formats that have one;
-    `is_spelled` says that grammars spell calls as the model writes them by itself."""
+    """A format of tool calls. `opening_token` is the special token that begins calls, if the format has one.
+    `is_spelled`: grammars of this format write calls as the model would write them without a grammar."""
 
     opening_token: str | None
     is_spelled: bool
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
-        """A reader for one output; with `is_open` the prompt ends with the opening token. `rules` define a call."""
+        """Return a reader for one output. With `is_open`, the prompt ends with the opening token. `rules` define what
+        counts as a call."""
         raise NotImplementedError
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
-        """The grammar of an output that is calls, one at least."""
+        """Return the grammar of an output that consists of calls, at least one."""
         raise NotImplementedError
 
     def may_call(self, functions: Sequence[Function]) -> Form | None:
-        """The grammar of an output in which calls, if there are any, are right; None if there is no such grammar."""
+        """Return the grammar of an output in which all calls are valid; None if there is no such grammar."""
         raise NotImplementedError
 
 
 class InferredFormat:
-    """A format that is described by a value, such as a format that was inferred from a chat template. `specials` maps
+    """A format that a `CallFormat` describes, such as a format that was inferred from a chat template. `specials` maps
     the texts of special tokens to their ids."""
 
     opening_token: str | None = None
@@ -55,13 +56,13 @@ class InferredFormat:
 
     def __init__(self, form: CallFormat, specials: Mapping[str, int], bare_calls: bool = True) -> None:
         self.form, self._bare_calls = form, bare_calls
-        #: True if grammars of calls spell each argument, so that they need to know which there are.
+        #: True if grammars of calls spell each argument, so that they need the schemas of all functions.
         self.needs_schemas = not isinstance(form.arguments, JsonArguments)
         self._specials = {text: token for text, token in specials.items() if any(text in x for x in form.literals())}
 
     @property
     def shows_special_tokens(self) -> bool:
-        """True if special tokens are markup of calls, so that outputs must contain their text."""
+        """Return whether special tokens are markup of calls, so that outputs must contain their text."""
         return bool(self._specials)
 
     def reader(self, is_open: bool = False, rules: CallRules = ANY_CALL) -> ToolReader:
@@ -75,13 +76,13 @@ class InferredFormat:
         return Form(CallGrammar(self.form, self._specials).may_call(functions, self._bare_calls), bool(self._specials))
 
 
-#: Formats that were found out, as long as their tokenizers are there; None for one that is not understood.
+#: The format of each existing tokenizer that was examined; None for a format that cannot be parsed.
 _KNOWN: WeakKeyDictionary[Tokenizer, ToolFormat | None] = WeakKeyDictionary()
 
 
 def format_of(tokenizer: Tokenizer) -> ToolFormat:
-    """Return the format of calls that a model's chat template writes. A model whose template writes none is read for
-    the most common format. Raises `UnsupportedFeature` for calls that are not understood."""
+    """Return the format of calls that a model's chat template writes. If the template writes no calls, the most common
+    format is used. Raises `UnsupportedFeature` for calls that cannot be parsed."""
     if tokenizer not in _KNOWN:
         _KNOWN[tokenizer] = _find(tokenizer)
     known = _KNOWN[tokenizer]
@@ -95,7 +96,7 @@ def format_of(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def is_hermes(tokenizer: Tokenizer) -> bool:
-    """True if calls are read in the most common format, which needs no explanation beyond its own."""
+    """Return whether calls have the most common format, whose usual explanation suffices."""
     kind = format_of(tokenizer)
     return isinstance(kind, InferredFormat) and kind.form == HERMES
 
@@ -121,8 +122,8 @@ def _inferred(tokenizer: Tokenizer) -> ToolFormat | None:
 
 
 def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
-    """The format that the operator names. Raises `InvalidRequest` if there is none, or if the vocabulary lacks a token
-    for it."""
+    """Return the format that the operator configured. Raises `InvalidRequest` if there is no such format, or if the
+    vocabulary lacks a token for it."""
     bare = tokenizer.chat_settings.bare_calls
     match preset_or_file(name):
         case "mistral":
@@ -140,7 +141,7 @@ def _chosen(tokenizer: Tokenizer, name: str) -> ToolFormat:
 
 
 def described(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Plain data about the format of calls: its name, and other known properties."""
+    """Return plain data about the format of a model's calls: its name, and other known properties."""
     try:
         return described_as(format_of(tokenizer))
     except UnsupportedFeature:
@@ -148,7 +149,7 @@ def described(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def described_as(kind: ToolFormat) -> dict[str, Any]:
-    """The same of a format."""
+    """Return plain data about a format: its name, and other known properties."""
     match kind:
         case InferredFormat(form=form):
             return {"name": name_of(form), **to_dict(form)}
@@ -160,13 +161,13 @@ _NAMES: dict[type, str] = {Mistral: "mistral", Harmony: "harmony"}
 
 
 def inferred_from(tokenizer: Tokenizer) -> CallFormat | None:
-    """The format that the model's chat template shows; None if it writes no calls."""
+    """Return the format that the model's chat template shows; None if the template writes no calls."""
     return infer_format(renderer_of(tokenizer.chat_template), tuple(map(tokenizer.token_text, tokenizer.eos_token_ids)))
 
 
 def _named(form: CallFormat, tokenizer: Tokenizer) -> ToolFormat:
-    """The reader of a format. Mistral's models write two, whichever their template shows. Models write the calls of
-    Hermes and Llama with their usual spaces even if their template has others."""
+    """Return the format with its reader. Mistral's models write two formats, whichever their template shows. Models
+    write the calls of Hermes and Llama with the usual spaces, even if their template has other spaces."""
     if form.trigger == MARK:
         return _mistral(tokenizer)
     for usual in (HERMES, PRESETS["llama3_json"]):
@@ -189,7 +190,7 @@ def _mistral(tokenizer: Tokenizer) -> Mistral:
 
 
 def _by_words(tokenizer: Tokenizer) -> ToolFormat | None:
-    """The format that words of the template or of the vocabulary identify, or None."""
+    """Return the format whose markup occurs in the template or the vocabulary; None if none does."""
     template = tokenizer.template_text
     if HERMES.trigger not in template and (MARK in template or tokenizer.id_of(MARK) is not None):
         return _mistral(tokenizer)
@@ -204,5 +205,5 @@ HERMES = PRESETS["hermes"]
 
 
 def shows_special_tokens(kind: ToolFormat) -> bool:
-    """True if outputs must contain the text of special tokens for calls to be read."""
+    """Return whether outputs must contain the text of special tokens, so that calls can be parsed."""
     return isinstance(kind, Harmony) or (isinstance(kind, InferredFormat) and kind.shows_special_tokens)

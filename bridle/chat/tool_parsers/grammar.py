@@ -1,4 +1,4 @@
-"""Grammars of tool calls: a call's name is one of those offered, its arguments fit that function's schema."""
+"""Grammars of tool calls: the name of a call is an offered function, and its arguments match that function's schema."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from bridle.structured_output.spec import TokenLark
 
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _FLEXIBLE = {"whitespace_flexible": True}
-#: Models write constants such as 8.854e-12 in calls. Without exponents another number would come out.
+#: Exponents are allowed, because models write constants such as 8.854e-12, and another number would result without
+#: exponents.
 _BOUNDS = SchemaBounds(exponents=True)
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that a model may call. `parameters` is the JSON schema of its arguments; unless it `is_strict` they
-    need not fit when the model calls by itself."""
+    """A function that a model may call. `parameters` is the JSON schema of its arguments. If the function is not
+    strict, arguments of an optional call need not match the schema."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
@@ -30,7 +31,8 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form that an output must have. `grammar` is in Lark's notation; if it `has_tokens`, it names special tokens."""
+    """A grammar that an output must match. `grammar` is in Lark's notation; with `has_tokens`, it contains special
+    tokens."""
 
     grammar: str
     has_tokens: bool = False
@@ -40,20 +42,20 @@ class Form:
 
 
 def one_of(functions: Sequence[Function], call: Callable[[Function], str]) -> str:
-    """Rules by which `one` is a call of any of the functions."""
+    """Return rules by which `one` is a call of any of the functions."""
     rules = [f"call_{number}: {call(function)}" for number, function in enumerate(functions)]
     return "\n".join(["one: " + " | ".join(f"call_{number}" for number in range(len(functions))), *rules, ""])
 
 
 def json_call(function: Function, key: str) -> str:
-    """The right side of a rule: the call as a JSON object, its arguments under `key`."""
+    """Return the right side of a rule for a call as a JSON object, with its arguments under `key`."""
     head = f'{{"name": {json.dumps(function.name, ensure_ascii=False)}, "{key}": '
     return f"{quoted(head)} {arguments(function)} {quoted('}')}"
 
 
 def arguments(function: Function, is_indented: bool = False) -> str:
-    """The right side of a rule: JSON that fits the function's schema, with line breaks if it `is_indented`. Raises
-    `InvalidRequest` for an invalid schema."""
+    """Return the right side of a rule for JSON that matches the function's schema, with line breaks if `is_indented`.
+    Raises `InvalidRequest` for an invalid schema."""
     schema: dict[str, Any] = bounded(json.loads(JsonSchema(dict(function.parameters or _ANY_OBJECT)).schema), _BOUNDS)
     schema.setdefault("type", "object")
     given = schema.get("x-guidance")
@@ -62,5 +64,5 @@ def arguments(function: Function, is_indented: bool = False) -> str:
 
 
 def quoted(text: str) -> str:
-    """A literal of Lark's notation."""
+    """Return a literal in Lark's notation."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""Messages in channels, as gpt-oss writes them: analysis is reasoning, final is the answer, commentary calls tools.
+"""Messages in channels, as gpt-oss writes them: analysis is reasoning, final is the answer, and commentary contains
+calls.
 
-An output is a sequence of messages: `<|channel|>NAME<|message|>text<|end|>`, each but the first behind
+An output is a sequence of messages: `<|channel|>NAME<|message|>text<|end|>`, and each message but the first follows
 `<|start|>assistant`. A message to `functions.NAME` is a call. The marks are special tokens.
 """
 
@@ -28,17 +29,17 @@ _MAX_HEAD = 512
 
 
 class HarmonyReader:
-    """Reads messages. Text in front of any mark is content."""
+    """Reads messages in channels. Text before any mark is content."""
 
     def __init__(self, rules: CallRules = ANY_CALL, tells_thoughts: bool = True) -> None:
         self._rules, self._tells_thoughts = rules, tells_thoughts
         self._held = ""
-        self._head: str | None = None  # of the message that is being read; None before it is known
+        self._head: str | None = None  # header of the current message; None before it is complete
         self._call: JsonCallReader | None = None
         self._num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the parts that became certain with `text`; with `is_last` no more text follows."""
+        """Return the deltas that are certain after `text`. With `is_last`, no more text follows."""
         self._held += text
         pieces: list[StreamDelta] = []
         while self._in_head(pieces, is_last) if self._head is None else self._in_body(pieces, is_last):
@@ -51,7 +52,7 @@ class HarmonyReader:
         if not mark and self._may_be_head() and not is_last:
             return False
         if not is_head:
-            # Plain text. A mark that begins no message is dropped, since it would end this one before it begins.
+            # Plain text. A mark that begins no message is dropped, because it would end this message before it begins.
             self._head, self._held = "", self._held.removeprefix(START)
             return bool(self._held) and self._in_body(pieces, is_last)
         self._head, self._held = head, rest
@@ -81,7 +82,8 @@ class HarmonyReader:
         return bool(end) and bool(self._held)
 
     def _until_end(self, is_last: bool) -> tuple[str, str]:
-        """The text up to the mark that ends the message, and that mark."""
+        """Return the text up to the mark that ends the message, and that mark; the mark is empty if it has not
+        arrived."""
         found = min(((place, mark) for mark in _ENDS if (place := self._held.find(mark)) >= 0), default=None)
         if found is not None:
             text, self._held = self._held[: found[0]], self._held[found[0] :]
@@ -102,7 +104,7 @@ class HarmonyReader:
 
 
 class Harmony:
-    """The format, and the grammars of text in it. `specials` maps the marks to their tokens. Unless it
+    """The format of messages in channels, and its grammars. `specials` maps the marks to their tokens. Without
     `tells_thoughts`, analysis is content."""
 
     opening_token: str | None = None
@@ -116,11 +118,12 @@ class Harmony:
         return HarmonyReader(rules, self._tells_thoughts)
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
-        """Reasoning, if any, and one call: the model ends its turn with it."""
+        """Return the grammar of an output with a call after any reasoning. One call suffices, because the model ends
+        its turn with it."""
         return self._form(f"start: thought* {self._tokens[CHANNEL]} one", functions)
 
     def may_call(self, functions: Sequence[Function]) -> Form | None:
-        """Reasoning and preambles, then an answer or a call."""
+        """Return the grammar of an output with reasoning and preambles, then an answer or a call."""
         final = f'"final" {self._tokens[MESSAGE]} TEXT'
         return self._form(f"start: thought* {self._tokens[CHANNEL]} (one | {final})", functions)
 
@@ -138,7 +141,8 @@ class Harmony:
 
 
 def harmony_of(tokenizer: Tokenizer) -> Harmony | None:
-    """The format, if the model writes in channels: its template does, and its vocabulary has the marks."""
+    """Return the format if the model writes in channels: its template does, and its vocabulary has the marks; else
+    None."""
     if CHANNEL not in tokenizer.template_text or MESSAGE not in tokenizer.template_text:
         return None
     found = {mark: tokenizer.id_of(mark) for mark in _MARKS}

@@ -1,4 +1,4 @@
-"""One call in growing text, in any format: its head, and its arguments to their end."""
+"""Reads one call in growing text, in any format: its header, and its arguments up to their end."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from bridle.chat.tool_parsers.call_header import NotACall, Undecided, end_patter
 from bridle.chat.tool_parsers.json_call import USUAL_KEYS, JsonCallReader
 from bridle.chat.tool_parsers.tagged_arguments import read_tagged
 
-#: Characters that are parsed to find the end of one call. Behind an end that was tried, text is parsed again.
+#: The maximum number of characters that are parsed to find the end of one call. After each failed attempt, the text is
+#: parsed again.
 _MAX_PARSED = 2 << 20
 _SPACE = re.compile(r"\s*")
 
 
 class HeldCall:
-    """One call, read from its markup on. `text` is all of it, as long as it may turn out to be content."""
+    """One call, from its markup on. `text` is the whole text of the call, which may still turn out to be content."""
 
     def __init__(self, form: cf.CallFormat, rules: CallRules, number: int) -> None:
         self._form, self._rules, self._number = form, rules, number
         self.text = ""
         self._json: JsonCallReader | None = None
         self._name: str | None = None
-        self._body = 0  # where the arguments begin
-        self._looked = 0  # up to where an end was looked for
-        self._num_parsed = 0  # characters
+        self._body = 0  # position where the arguments begin
+        self._looked = 0  # position up to which an end was searched
+        self._num_parsed = 0  # number of parsed characters
         self._has_end = False
 
     def push(self, text: str, pieces: list[StreamDelta], is_last: bool) -> str:
-        """Read on; return the text after the call once the call has ended. Raises `Undecided` or `NotACall`."""
+        """Continue reading. Return the text after the call once the call has ended. Raises `Undecided` or
+        `NotACall`."""
         fresh = self.text + text if self._json is None else text
         if self._json is None:
             self.text = fresh
@@ -44,8 +46,8 @@ class HeldCall:
         return self._in_body(pieces, is_last)
 
     def given_up(self) -> tuple[str, str]:
-        """Return the parts of a text that is no call: the part that is content for sure, and the part that has to be
-        read again."""
+        """Return the two parts of a text that is not a call: the part that is certainly content, and the part that must
+        be read again."""
         if self._json is not None:
             return self.text[: self._body] + self._json.text, self._json.rest
         if self._name is not None:
@@ -91,14 +93,14 @@ class HeldCall:
             return self.text[found.end() :]
         if is_last and (self._has_end or self._form.is_bare or not self._rules.tells_cut):
             raise NotACall
-        if is_last:  # cut off: told as far as it goes
+        if is_last:  # the call was cut off: report its complete part
             self._tell(json.dumps(self._arguments(len(self.text), is_cut=True), ensure_ascii=False)[:-1], pieces)
             return ""
         self._looked = max(self._looked, self._body, self._begun_end())
         raise Undecided
 
     def _begun_end(self) -> int:
-        """Return the place where an end may begin that the text so far does not complete."""
+        """Return the position where an incomplete end of the call may begin."""
         words = self._form.closing.split() or [""]
         last = self.text.rfind(words[0], self._looked)
         if last >= 0 and "".join(words).startswith("".join(self.text[last:].split())):
@@ -106,7 +108,7 @@ class HeldCall:
         return len(self.text) - len(words[0]) + 1
 
     def _arguments(self, end: int, is_cut: bool = False) -> dict[str, Any]:
-        """The arguments up to a place in the text. Arguments that are cut off are read only if they are tagged."""
+        """Return the arguments up to a position in the text. Incomplete arguments are read only if they are tagged."""
         text, schema = self.text[self._body : end].rstrip(), self._rules.schemas.get(self._name or "")
         match self._form.arguments:
             case cf.TaggedArguments() as tagged:

@@ -2,7 +2,7 @@
 
 The template is rendered with probes (`probes.py`): one call, two calls, no arguments, an argument of each type. Two
 renderings are compared. Their common and differing parts are the section, call, separator and arguments. The result is
-tried on harder calls before it is used; a format that does not read the template's own text is not used.
+tested on harder calls. A format that cannot parse the template's own text is not used.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FIELD = re.compile(r"(\{(?:name|id|index|arguments|key|value)\})")
 
 
 def infer_format(render: tp.RenderChat, ends: tuple[str, ...] = ()) -> cf.CallFormat | None:
-    """The format of a template's calls; None if it writes none, or in a way that is not understood. `ends` are the
-    texts of tokens that end an output."""
+    """Return the format of a template's calls; None if the template writes no calls, or if its format cannot be
+    inferred. `ends` are the texts of tokens that end an output."""
     prober = tp.prober_of(render)
     if prober is None:
         return None
@@ -36,9 +36,9 @@ def infer_format(render: tp.RenderChat, ends: tuple[str, ...] = ()) -> cf.CallFo
 
 
 def _tried(prober: tp.Prober, form: cf.CallFormat, ends: tuple[str, ...]) -> cf.CallFormat | None:
-    """The format, if it reads the template's text for every type of argument. Where the template writes further calls
-    in another way, it takes as many as are read. Templates that write Python's calls leave out quotes or commas: the
-    models write them."""
+    """Return the format, if it parses the template's text for every type of argument; else None. If the template writes
+    further calls differently, `max_calls` is the number of calls that are parsed. Formats with Python arguments are not
+    tested, because templates omit quotes or commas that the models write."""
     if isinstance(form.arguments, cf.PythonArguments):
         return form
     full = [tp.ProbeCall(0, dict(zip(_MANY_KEYS, tp.SAMPLES.values(), strict=True)))]
@@ -68,8 +68,8 @@ def _reads(form: cf.CallFormat, text: str | None, calls: list[tp.ProbeCall]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Probes:
-    """Texts of calls: `one` call with two strings, `two` calls of different functions (None if refused), and `none`, a
-    call without arguments."""
+    """Texts of calls: `one` is a call with two strings, `two` are calls of different functions (None if refused), and
+    `none` is a call without arguments."""
 
     one: str
     two: str | None
@@ -83,7 +83,7 @@ def _probe(prober: tp.Prober, ends: tuple[str, ...]) -> _Probes | None:
         return None
     two = calls_text(prober, [first, second], ends)
     if two is not None and tp.NAMES[1] not in two:
-        two = None  # the template drops further calls
+        two = None  # the template drops calls after the first
     return _Probes(one, two, calls_text(prober, [tp.ProbeCall(0, {})], ends))
 
 
@@ -103,7 +103,7 @@ def _infer(prober: tp.Prober, probes: _Probes, ends: tuple[str, ...]) -> cf.Call
 
 
 def _prompted(prober: tp.Prober, form: cf.CallFormat) -> cf.CallFormat | None:
-    """The format of calls whose separator also ends the prompt."""
+    """Return the format of calls whose separator also ends the prompt."""
     mark = form.separator.strip()
     if not mark or not (prober.generation_prompt() or "").endswith(mark):
         return None
@@ -116,7 +116,7 @@ Parts = tuple[str, ...]
 
 
 def _json_parts(text: str, name: str, number: int) -> tuple[Parts, cf.JsonArguments] | None:
-    """The call as literals and fields, if its arguments are JSON."""
+    """Return the call as literals and fields, if its arguments are JSON; else None."""
     for start in (at for at, char in enumerate(text) if char in '{"'):
         for value, end in _json_values(text, start):
             if value == STRINGS:
@@ -134,13 +134,13 @@ def _json_values(text: str, start: int) -> list[tuple[Any, int]]:
 
 
 def _split(text: str, name: str, number: int) -> Parts:
-    """A text with fields in place of name and id, as a list of literals and fields."""
+    """Return a text as a list of literals and fields, with fields instead of the name and the id."""
     text = text.replace(name, cf.NAME).replace(tp.IDS[number], cf.ID)
     return tuple(part for part in _FIELD.split(text) if part)
 
 
 def _with_neighbours(pattern: Parts, arguments: cf.Arguments, probes: _Probes) -> cf.CallFormat:
-    """The format, with the text around and between several calls."""
+    """Return the format, with the text around and between several calls."""
     if probes.two is None:
         return cf.CallFormat(pattern, arguments, max_calls=1)
     second = probes.two
@@ -159,25 +159,25 @@ def _with_neighbours(pattern: Parts, arguments: cf.Arguments, probes: _Probes) -
     closing, rest = whole_tags(closing, end, rest)
     separator = rest[len(closing) :]
     section_open = begin[: len(begin) - len(opening)]
-    section_close = end[len(closing) :] if section_open else ""  # else it ends the turn
+    section_close = end[len(closing) :] if section_open else ""  # else the text ends the turn
     inner = tuple(part for part in (opening, *_inner(pattern, begin, end), closing) if part)
     return cf.CallFormat(inner, arguments, section_open, section_close, separator)
 
 
 def _behind_fields(pattern: Parts, between: str) -> str:
-    """The text between two calls, without the fields that follow the first one's arguments."""
+    """Return the text between two calls, without the fields that follow the first call's arguments."""
     for part in pattern[pattern.index(cf.ARGUMENTS) + 1 : -1]:
         between = between.removeprefix(part)
     return between
 
 
 def _inner(pattern: Parts, begin: str, end: str) -> Parts:
-    """The pattern without its outer literals."""
+    """Return the pattern without its first and last literals."""
     return pattern[bool(begin) : len(pattern) - bool(end)]
 
 
 def _with_index(pattern: Parts, second: str, between: str, next_id: str) -> tuple[Parts, str]:
-    """The pattern with a field where calls are numbered, and the text between calls with fields likewise."""
+    """Return the pattern with a field for the number of each call, and the text between calls with the same fields."""
     between = between.replace(next_id, cf.ID)
     behind = second[second.index(tp.NAMES[1]) + len(tp.NAMES[1]) :]
     made: list[str] = []
@@ -195,7 +195,7 @@ def _with_index(pattern: Parts, second: str, between: str, next_id: str) -> tupl
 
 
 def _numbered(part: str, behind: str) -> list[str] | None:
-    """A literal that differs from the second call's only in a number."""
+    """Split a literal at its number, if the second call's literal differs only in that number; else return None."""
     for found in re.finditer(r"\d+", part):
         other = part[: found.start()] + str(int(found[0]) + 1) + part[found.end() :]
         if not behind.startswith(part) and behind.startswith(other):
@@ -204,7 +204,7 @@ def _numbered(part: str, behind: str) -> list[str] | None:
 
 
 def _numbered_before(part: str, between: str) -> list[str] | None:
-    """The same for the literal in front of the name."""
+    """Split the literal before the name at its number, if the second call's literal differs only in that number."""
     for found in re.finditer(r"\d+", part):
         after = part[found.end() :]
         if between.endswith(str(int(found[0]) + 1) + after) and not between.endswith(found[0] + after):
@@ -213,7 +213,7 @@ def _numbered_before(part: str, between: str) -> list[str] | None:
 
 
 def _with_leading_id(pattern: Parts, arguments: cf.Arguments, between: str, begin: str, end: str) -> cf.CallFormat:
-    """The format of calls in which an id or a number comes before the name."""
+    """Return the format of calls in which an id or a number precedes the name."""
     field = pattern[1]
     before = between.partition(field)[0]
     opening = trimmed_opening(common_suffix(begin, before))
@@ -313,7 +313,7 @@ def _middles(prober: tp.Prober, ends: tuple[str, ...]) -> dict[str, str]:
 
 
 def _as_json_object(form: cf.CallFormat) -> cf.CallFormat:
-    """The format, marked as one whose calls are JSON objects if they are."""
+    """Return the format, marked as JSON objects if its calls are JSON objects."""
     if not isinstance(form.arguments, cf.JsonArguments):
         return form
     text = "".join(

@@ -1,7 +1,7 @@
-"""One call as JSON, `{"name": "f", "arguments": {...}}`, read while it grows.
+"""Reads one call as JSON, `{"name": "f", "arguments": {...}}`, while the text grows.
 
-The name is reported once the arguments begin, then the arguments as they come. Where the object is laid out otherwise,
-or calls are held, it is reported as a whole at its end.
+The name is reported when the arguments begin, then the arguments as they arrive. If the object has another layout, or
+calls are held, the call is reported as a whole at its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from bridle.chat.stream_deltas import ANY_CALL, CallArguments, CallRules, StreamDelta, ToolCallStart, new_call_id
 
-# What means something within a string, within an object, and before one begins.
+# Characters that have a meaning within a string, within an object, and before an object begins.
 _IN_STRING = re.compile(r'"|\\(?s:.)')
 _IN_OBJECT = re.compile(r'["{}\[\]<]')
 _BEFORE = re.compile(r"\S")
@@ -24,11 +24,10 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 
 
 class JsonCallReader:
-    """Push text until `is_over`; then `rest` is the text after the call. A text that turns out not to be a call by
-    `rules` `is_bad`: it is `text`, and `rest` is the text after it. With a `name`, the text is the arguments alone.
-    `keys` are those of name and arguments; None means that the name is the key of the arguments. A call that the end of
-    the output cuts off is reported as far as it was written, unless `end`, the markup after a call, is empty or within
-    it."""
+    """Push text until `is_over`; then `rest` is the text after the call. If the text is not a call by `rules`, `is_bad`
+    is set, and `text` is content. With a `name`, the text is only the arguments. `keys` are the keys of name and
+    arguments; None means that the name is the key of the arguments. The written part of an incomplete call is reported,
+    unless `end`, the markup after a call, is empty or in the text."""
 
     def __init__(
         self,
@@ -48,14 +47,14 @@ class JsonCallReader:
         self.text = ""
         self.rest = ""
         self._text = ""
-        self._position = 0  # characters looked at
+        self._position = 0  # number of processed characters
         self._depth = 0 if name is None else 1
         self._in_string = False
-        self._shown: int | None = None  # where the arguments that were not told yet begin
+        self._shown: int | None = None  # position of the first unreported character of the arguments
         self._is_begun = False
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the deltas that `text` makes certain; `is_last` marks the end of the output."""
+        """Return the deltas that are certain after `text`. `is_last` marks the end of the output."""
         pieces: list[StreamDelta] = []
         self._text += text
         while not self.is_over and (found := self._marks.search(self._text, self._position)):
@@ -73,20 +72,20 @@ class JsonCallReader:
         return _IN_OBJECT if self._depth > (self._name is not None) else _BEFORE
 
     def _pause(self, is_last: bool, pieces: list[StreamDelta]) -> None:
-        """No more text is available now."""
+        """Report the arguments so far, because no more text is available."""
         end = len(self._text)
         self._tell(end, pieces)
         if is_last:
             self._end(end, pieces)
             return
-        # A backslash at the end has a meaning only with what follows.
+        # A backslash at the end has a meaning only with the next character.
         self._position = end - (self._in_string and self._text.endswith("\\", self._position))
-        if self._is_begun:  # what was told is needed no more
+        if self._is_begun:  # reported text is not needed any more
             self._text, self._position = self._text[self._position :], 0
             self._shown = None if self._shown is None else len(self._text)
 
     def _look(self, char: str, pieces: list[StreamDelta]) -> None:
-        """One more character that means something; in strings, also one that is escaped."""
+        """Process one character with a meaning; in strings, also an escaped character."""
         if self._in_string:
             self._in_string = char != '"'
         elif char == '"' and self._depth:
@@ -104,11 +103,11 @@ class JsonCallReader:
                 self._shown = None
             elif self._depth == 0:
                 self._end(self._position + 1, pieces)
-        elif char == "<" or not (self._depth > (self._name is not None) or char.isspace()):  # never in JSON
+        elif char == "<" or not (self._depth > (self._name is not None) or char.isspace()):  # not JSON
             self._end(self._position, pieces)
 
     def _begin(self, pieces: list[StreamDelta]) -> None:
-        """An inner object begins: the arguments, if the name is known and one of those that may be called."""
+        """Begin the arguments at an inner object, if the name is known and the function may be called."""
         if self._rules.is_held:
             return
         head = _HEAD.fullmatch(self._text, 0, self._position + 1) if self._keys == USUAL_KEYS else None
@@ -123,7 +122,7 @@ class JsonCallReader:
             self._shown = end
 
     def _end(self, end: int, pieces: list[StreamDelta]) -> None:
-        """The object ends before `end`, as it should or not."""
+        """Handle the end of the object before `end`, whether the object is complete or not."""
         self._tell(end, pieces)
         self.is_over, self._shown = True, None
         self.rest = self._text[end:]
@@ -139,7 +138,7 @@ class JsonCallReader:
         pieces += [ToolCallStart(self.number, call[0], new_call_id()), CallArguments(self.number, call[1])]
 
     def _cut(self, text: str) -> tuple[str, str] | None:
-        """Name and arguments of a call that breaks off within its arguments."""
+        """Return name and arguments of a call that is cut off within its arguments; None if it is not a call."""
         if self._name is not None:
             return self._name, text.strip()
         name, key = self._keys or ("", "")
@@ -159,7 +158,8 @@ class JsonCallReader:
 
 
 def _head_of(name: str, arguments: str) -> re.Pattern[str]:
-    """The text before the arguments of a call under these keys; without keys, the name is a key."""
+    """Return a pattern for the text before the arguments of a call with these keys. With an empty key, the function's
+    name is the key."""
     if not name:
         return re.compile(r"\s*\{\s*" + _STRING + r"\s*:\s*\{")
     others = rf'(?:"(?!{re.escape(name)}")\w+"\s*:\s*"[^"]*"\s*,\s*)*'
@@ -168,19 +168,19 @@ def _head_of(name: str, arguments: str) -> re.Pattern[str]:
 
 
 def _whole_call(text: str, name_key: str, arguments_key: str) -> tuple[str, str] | None:
-    """Name and arguments of a complete call, however it is laid out; the arguments are spelled as they were."""
+    """Return name and arguments of a complete call in any layout. The arguments keep their spelling."""
     fields: dict[str, msgspec.Raw] = _decoded(text.strip(), dict[str, msgspec.Raw]) or {}
     name = _decoded(bytes(fields.get(name_key, b"null")))
     found = (fields[key] for key in (arguments_key, "arguments", "parameters") if key in fields)
     arguments = bytes(next(found, b"{}")).decode().strip()
     value = _decoded(arguments)
-    if isinstance(value, str):  # JSON within JSON
+    if isinstance(value, str):  # JSON in a JSON string
         arguments, value = value.strip(), _decoded(value)
     return (name, arguments) if isinstance(name, str) and isinstance(value, dict) else None
 
 
 def _arguments_alone(name: str, text: str) -> tuple[str, str] | None:
-    """The same where the name stood in front of the arguments."""
+    """Return name and arguments, if the text is a JSON object with the arguments alone; else None."""
     return (name, text.strip()) if isinstance(_decoded(text.strip()), dict) else None
 
 

@@ -1,8 +1,8 @@
-"""Calls after a special token: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, Mistral's way, and the later
+"""Mistral's calls after a special token: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and the later format
 `[TOOL_CALLS]name[ARGS]{...}`.
 
-The token is no text, so outputs have to show special tokens, and the ends among them are dropped here. No grammar lets
-it pass either: where a call must come, the prompt ends with it.
+The token is not text, so outputs must contain special tokens, and this reader drops end tokens. No grammar accepts the
+token, either, so the prompt ends with it if a call is required.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NAME = re.compile(r"\s*([\w.\-]{1,256})(?:\[CALL_ID\][\w\-]{0,64})?(?:\[ARGS\])
 
 
 class MistralReader(CallTextReader):
-    """Reads calls after the token; `is_open` says that it stood in the prompt."""
+    """Reads calls after the token. With `is_open`, the token is in the prompt."""
 
     def __init__(self, ends: Sequence[str] = (), is_open: bool = False, rules: CallRules = ANY_CALL) -> None:
         super().__init__(MARK, rules)
         self._ends = tuple(ends)
         self._in_calls = is_open
-        self._name = ""  # what stood in front of the arguments of the call that is being read
+        self._name = ""  # text before the arguments of the current call
 
     def _outside(self, pieces: list[StreamDelta], is_last: bool) -> bool:
         if self._in_calls:
@@ -45,10 +45,11 @@ class MistralReader(CallTextReader):
             self._in_calls = False
 
     def _between(self, is_last: bool) -> bool:
-        """Before a call: brackets and commas of the list, or the name in front of the arguments."""
+        """Skip brackets and commas before a call, or read the name before its arguments. Return whether parsing can
+        continue."""
         rest = self._held.lstrip(", \n")
         if MARK.startswith(rest) and rest != MARK and not is_last:
-            return False  # perhaps the token once more
+            return False  # possibly the token again
         rest = rest.removeprefix(MARK).lstrip("[, \n")
         name = _NAME.match(rest)
         if rest.startswith("{") or name is not None:
@@ -66,8 +67,8 @@ class MistralReader(CallTextReader):
 
 
 class Mistral:
-    """The format, and the grammars of text in it. `ends` are special tokens that may end an output; the later way of
-    writing calls, with a token between name and arguments, is not spelled by grammars."""
+    """Mistral's format, and its grammars. `ends` are special tokens that may end an output. Grammars do not write the
+    later format, which has a token between name and arguments."""
 
     opening_token: str | None = MARK
 
@@ -81,10 +82,10 @@ class Mistral:
         return with_bare_calls(inner, rules) if self._bare_calls and not is_open else inner
 
     def must_call(self, functions: Sequence[Function], max_calls: int) -> Form:
-        """The list of calls, after the token."""
+        """Return the grammar of the list of calls after the token."""
         more = f' (", " one){{0,{max_calls - 1}}}' if max_calls > 1 else ""
         return Form(f'start: "[" one{more} "]"\n' + one_of(functions, lambda each: json_call(each, "arguments")))
 
     def may_call(self, functions: Sequence[Function]) -> Form | None:
-        """None: whether a call comes is decided by a token that no grammar knows."""
+        """Return None, because the model decides to call by a token that no grammar contains."""
         return None

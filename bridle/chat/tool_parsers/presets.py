@@ -1,7 +1,7 @@
-"""Formats of tool calls by the names that they have as parsers in vLLM, SGLang and llama.cpp.
+"""Formats of tool calls, under the names that their parsers have in vLLM, SGLang and llama.cpp.
 
-The values are those that inference gives for the templates of these models. They serve where a template says nothing,
-or where a fine-tuned model writes another format than its template.
+Each value equals the format that is inferred from the chat template of its models. A preset is for models whose
+template shows no calls, or for fine-tuned models that write another format than their template.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridle.chat.tool_parsers.call_format import (
 )
 from bridle.errors import InvalidRequest
 
-#: Formats with readers of their own.
+#: Formats with their own readers.
 Own = Literal["mistral", "harmony"]
 _MAX_FILE = 64 << 10
 
@@ -33,19 +33,19 @@ _MAX_FILE = 64 << 10
 def _objects(
     opening: str, closing: str, between: str = ", ", keys: tuple[str, str] = ("name", "arguments")
 ) -> CallFormat:
-    """A list of JSON objects."""
+    """Return a format whose calls are a list of JSON objects."""
     call = (f'{{"{keys[0]}": "', NAME, f'", "{keys[1]}": ', ARGUMENTS, "}")
     return CallFormat(call, JsonArguments(), opening, closing, between, *keys, source="preset")
 
 
 def _object(opening: str, closing: str, between: str = "", keys: tuple[str, str] = ("name", "arguments")) -> CallFormat:
-    """JSON objects, each between marks."""
+    """Return a format whose calls are JSON objects, each between marks."""
     call = (f'{opening}{{"{keys[0]}": "', NAME, f'", "{keys[1]}": ', ARGUMENTS, f"}}{closing}")
     return CallFormat(call, JsonArguments(), "", "", between, *keys, source="preset")
 
 
 def _named(*call: str, section: tuple[str, str] = ("", ""), between: str = "") -> CallFormat:
-    """Names in marks, and arguments as JSON."""
+    """Return a format with names in marks, and arguments as JSON."""
     return CallFormat(call, JsonArguments(), *section, between, source="preset")
 
 
@@ -58,7 +58,7 @@ def _tagged(
     literals: str = "json",
     is_nested: bool = False,
 ) -> CallFormat:
-    """Names in tags, and arguments one by one."""
+    """Return a format with names in tags, and tagged arguments."""
     opening, middle, closing = parameter
     middles = middle if isinstance(middle, dict) else {"any": middle}
     tags = TaggedArguments(opening, middles, closing, literals=literals, is_nested=is_nested)
@@ -79,7 +79,7 @@ _KIMI = ("<|tool_call_begin|>functions.", NAME, ":", INDEX, "<|tool_call_argumen
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _M3 = "]<]minimax[>["
 
-#: Formats by name.
+#: Formats by their names.
 PRESETS: dict[str, CallFormat] = {
     "apertus": CallFormat(
         ('{"', NAME, '": ', ARGUMENTS, "}"),
@@ -223,16 +223,16 @@ PRESETS: dict[str, CallFormat] = {
     ),
 }
 OWN: tuple[Own, ...] = ("mistral", "harmony")
-#: Names that leave the format to the chat template: those of parsers for one model, whose template shows its calls.
+#: Names of parsers for one model, whose template shows its calls; the format is inferred from the template.
 FROM_TEMPLATE = frozenset(
     (
         *("auto", "functiongemma", "granite-20b-fc", "hy_v3", "inkling", "kimi_k3", "minicpm5", "olmo3"),
         *("poolside_v1", "solar_open2", "step3", "trinity"),
     )
 )
-#: The same of tags around reasoning.
+#: Names of reasoning parsers for one model; the tags are inferred from the template.
 TAGS_FROM_TEMPLATE = frozenset(("auto", "granite", "inkling", "kimi_k3", "solar_open2"))
-#: Further names of formats.
+#: Alternative names of formats.
 ALIASES = {
     **dict.fromkeys(("qwen", "qwen25", "qwen3", "granite4", "ernie45", "bielik", "mimo"), "hermes"),
     **dict.fromkeys(("llama3", "llama4_json"), "llama3_json"),
@@ -254,7 +254,7 @@ ALIASES = {
 
 
 def preset_or_file(name: str) -> CallFormat | Own:
-    """The format of this name, or that of a JSON file. Raises `InvalidRequest`."""
+    """Return the format with this name, or the format in a JSON file. Raises `InvalidRequest`."""
     name = name.strip()
     known = ALIASES.get(name, name)
     own = next((each for each in OWN if each == known), None)
@@ -282,7 +282,7 @@ def _of_file(path: Path) -> CallFormat:
 
 
 def name_of(form: CallFormat) -> str:
-    """The name of a format; `inferred`, or `file`, if it has none."""
+    """Return the name of a format; `inferred` or `file` for a format without a name."""
     plain = msgspec.structs.replace(form, source="preset")
     named = next((name for name, preset in PRESETS.items() if preset == plain), None)
     return named or ("file" if form.source == "file" else "inferred")
@@ -333,12 +333,12 @@ REASONING: dict[str, tuple[str, str, str, str] | None] = {
     ),
     "gemma4": ("<|channel>thought", "<channel|>", "", ""),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "", ""),
-    **dict.fromkeys(("harmony", "gptoss", "gpt-oss", "openai_gptoss")),  # channels are always read
+    **dict.fromkeys(("harmony", "gptoss", "gpt-oss", "openai_gptoss")),  # channels are always parsed
 }
 
 
 def reasoning_tags(name: str) -> tuple[str, str, str, str] | None:
-    """The tags of a reasoning format; None for `none`. Raises `InvalidRequest`."""
+    """Return the tags of a reasoning format; None for `none`. Raises `InvalidRequest`."""
     if name not in REASONING:
         known = ", ".join(sorted((*REASONING, *TAGS_FROM_TEMPLATE)))
         raise InvalidRequest(f"reasoning_format is {name[:80]!r}; must be one of {known}", "reasoning_format")
@@ -346,7 +346,7 @@ def reasoning_tags(name: str) -> tuple[str, str, str, str] | None:
 
 
 def check_names(tool_format: str, reasoning_format: str) -> None:
-    """Refuse formats that there are not, and files that hold none."""
+    """Raise `InvalidRequest` for unknown formats, and for files without a valid format."""
     if tool_format not in FROM_TEMPLATE:
         preset_or_file(tool_format)
     if reasoning_format not in TAGS_FROM_TEMPLATE:

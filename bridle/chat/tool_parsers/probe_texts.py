@@ -1,4 +1,4 @@
-"""The text of calls alone, cut out of the template's text for a turn with calls."""
+"""Extracts the text of calls from a chat template's rendering of a turn with calls."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import re
 from bridle.chat.tool_parsers.text_alignment import common_prefix, common_suffix
 from bridle.tokenizer.template_probes import CONTENT, KEYS, NAMES, ProbeCall, Prober
 
-#: Values of arguments that are strings, by key: words that occur in no template.
+#: Values of string arguments, by key: words that occur in no template.
 VALUES = ("zvala", "zvalb")
 STRINGS = dict(zip(KEYS, VALUES, strict=True))
-#: The shortest text that is taken for the beginning of a turn, and the shortest tag that is taken for its mark.
+#: The minimum length of a text that counts as the beginning of a turn, and of a tag that counts as its mark.
 _MIN_HEAD, _MIN_MARK = 8, 8
 _END_MARK = re.compile(r"<[^<>\s]*(?:end|eot|eos|eom|im_|return|role_end|message_sep|SPECIAL_12)[^<>]*>|\[e~\[|</s>")
 
 
 def calls_text(prober: Prober, calls: list[ProbeCall], ends: tuple[str, ...]) -> str | None:
-    """The text of calls alone: without the beginning of the turn, and without its end."""
+    """Return the text of calls without the beginning and the end of the turn; None if the template does not render
+    them."""
     text = prober.turn(calls)
     if text is None or NAMES[calls[0].number] not in text:
         return None
@@ -29,7 +30,7 @@ def calls_text(prober: Prober, calls: list[ProbeCall], ends: tuple[str, ...]) ->
 
 
 def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
-    """Return the place where calls begin: after the text with which every turn begins, with or without content and
+    """Return the position where calls begin: after the text with which every turn begins, with or without content and
     reasoning."""
     limit = text.index(NAMES[calls[0].number])
     begin = max((text.rfind(head, 0, limit) + len(head) for head in _heads(prober) if head in text[:limit]), default=0)
@@ -46,19 +47,19 @@ def _start_of_calls(prober: Prober, calls: list[ProbeCall], text: str) -> int:
 
 
 def _heads(prober: Prober) -> list[str]:
-    """Texts that begin a turn of the assistant, with more or less of the end of the user's turn."""
+    """Return texts that begin an assistant's turn. They include different parts of the end of the user's turn."""
     shared = _turn_head(prober)
     tags = [found.start() for found in re.finditer("<", shared) if len(shared) - found.start() >= len(shared) / 2]
     heads = [shared[start:] for start in tags] if len(shared) > _MIN_HEAD else []
     return heads + [plain for head in heads if len(plain := _THOUGHT_TAG.sub("", head)) > _MIN_HEAD]
 
 
-#: A tag that begins thoughts, at the end of a prompt.
+#: Matches a tag that opens reasoning, at the end of a prompt.
 _THOUGHT_TAG = re.compile(r"<[^<>]*(?:think|reason|thought)[^<>]*>\s*\Z", re.IGNORECASE)
 
 
 def _turn_head(prober: Prober) -> str:
-    """Return the common start of the assistant's turns, as whole tags."""
+    """Return the common beginning of the assistant's turns, as complete tags."""
     shared = common_prefix(prober.generation_prompt() or "", prober.turn(content=CONTENT) or "")
     cut = shared.rfind("<")
     return shared[:cut] if cut > 0 and ">" not in shared[cut:] else shared
@@ -71,8 +72,7 @@ def _ordinary_end(prober: Prober) -> str:
 
 
 def _end_of_turn(tail: str, ordinary: str, ends: tuple[str, ...]) -> int:
-    """Return the place in `tail`, the text after the last argument, where the calls have ended and the end of the turn
-    begins."""
+    """Return the position in `tail`, the text after the last argument, where the end of the turn begins."""
     places = [tail.find(each) for each in (*ends, ordinary.strip()) if each and each in tail]
     if not places and (found := _END_MARK.search(tail)) and not _closes_calls(found[0]):
         places.append(found.start())

@@ -1,4 +1,4 @@
-"""Arguments between tags, one by one: `<parameter=city>Rome</parameter>` and its relatives, read to values of JSON."""
+"""Parses arguments between tags, such as `<parameter=city>Rome</parameter>`, to JSON values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from bridle.chat.tool_parsers.argument_values import MAX_DEPTH, property_schema, read_value
 from bridle.chat.tool_parsers.call_format import KEY, TaggedArguments
 
-#: Some models protect values in the way of XML.
+#: Matches a CDATA section, in which some models write values.
 _CDATA = re.compile(r"\A<!\[CDATA\[(.*)\]\]>\Z", re.DOTALL)
-#: The most ends of one value that are tried.
+#: The maximum number of possible ends of one value that are tried.
 _MOST_ENDS = 16
-#: Characters of a key, with the white space around it.
+#: The maximum length of a key, with white space around it.
 _LONGEST_KEY = 256
 _NOT_TEXT = ["integer", "number", "boolean", "object", "array", "null"]
 
 
 def read_tagged(form: TaggedArguments, text: str, schema: object = None, is_cut: bool = False) -> dict[str, Any]:
-    """Arguments one by one. Raises `ValueError` for other text; where the text `is_cut` off, only the arguments before
-    that are read."""
+    """Return tagged arguments. Raises `ValueError` for other text. If the text `is_cut` off, only the complete
+    arguments are returned."""
     found: dict[str, Any] = {}
     at = 0
     while (at := _skip(text, at)) < len(text):
@@ -55,7 +55,7 @@ def _argument(form: TaggedArguments, text: str, at: int, schema: object) -> tupl
         raw = _CDATA.sub(r"\1", _without_layout(form, kind, text[begin:end]))
         try:
             return key, _value(form, kind, raw, property_schema(schema, key)), behind
-        except ValueError as error:  # JSON may have what looks like an end in one of its strings
+        except ValueError as error:  # JSON strings may contain text like an end tag
             failure = error
     raise failure
 
@@ -71,7 +71,7 @@ def _value(form: TaggedArguments, kind: str, raw: str, schema: object) -> Any:
 
 
 def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, str, int]:
-    """The type that the tag of the key names, the key, and where the value begins."""
+    """Return the type that the tag of the key names, the key, and the position where the value begins."""
     best: tuple[int, int, str] | None = None
     for kind, middle in form.middles.items():
         pattern = re.compile(r"\s*+".join(map(re.escape, middle.split())))
@@ -87,8 +87,8 @@ def _key_and_type(form: TaggedArguments, text: str, start: int) -> tuple[str, st
 
 
 def _ends_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> Iterator[tuple[int, int]]:
-    """Return the possible ends of a value, each with the position where the text continues. An end counts if another
-    argument or nothing follows."""
+    """Yield the possible ends of a value, each with the position after its closing tag. An end counts if another
+    argument or no text follows."""
     closing = form.closing.replace(KEY, key).strip()
     at = begin
     while (end := text.find(closing, at)) >= 0:
@@ -99,14 +99,14 @@ def _ends_of_value(form: TaggedArguments, text: str, begin: int, key: str) -> It
 
 
 def _without_layout(form: TaggedArguments, kind: str, raw: str) -> str:
-    """A value without the line breaks that belong to its tags."""
+    """Return a value without the line breaks that belong to its tags."""
     if form.middles[kind].endswith("\n"):
         raw = raw.removeprefix("\n")
     return raw.removesuffix("\n") if form.closing.startswith("\n") else raw
 
 
 def _nested(form: TaggedArguments, raw: str, schema: object, depth: int = 0) -> Any:
-    """A value that may be tags again: an array if all of them are items, else an object."""
+    """Return a value that may consist of tags: an array if all tags are items, else an object."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deep")
     opening = form.opening.strip()

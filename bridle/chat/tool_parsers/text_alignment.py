@@ -1,4 +1,4 @@
-"""Common parts of two renderings of a template, cut where tags begin and end."""
+"""Common prefixes and suffixes of two renderings of a template, cut at the borders of tags."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def common_suffix(first: str, second: str) -> str:
 
 
 def trimmed_opening(text: str) -> str:
-    """A common suffix without the end of the tag before it: `\\n<parameter=` of `>\\n<parameter=`."""
+    """Return a common suffix without the end of the tag before it: `\\n<parameter=` of `>\\n<parameter=`."""
     cut = re.match(r"""[^<\[{\s\]]*[>)}"',]+(?=\s*(?:[<\[{]|\]<))""", text)
     return text[cut.end() :] if cut else text
 
 
 def whole_tags(closing: str, end: str, rest: str) -> tuple[str, str]:
-    """A common prefix without half a tag at its end."""
+    """Return a common prefix without an incomplete tag at its end, and `rest`."""
     cut = closing.rfind("<")
     if cut >= 0 and ">" not in closing[cut:] and (len(closing) < len(end) and len(closing) < len(rest)):
         closing = closing[:cut]

@@ -1,6 +1,6 @@
-"""Calls without their tags, which small models write: the answer begins with `{"name": "f", ...}`, often in a fence.
+"""Calls without tags, which small models write: the answer begins with `{"name": "f", ...}`, often in a code fence.
 
-Only a call of an offered function counts, and only at the beginning of an answer, because JSON further on may be the
+Only a call of an offered function at the beginning of an answer counts, because JSON later in the answer may be the
 requested text.
 """
 
@@ -16,7 +16,7 @@ from bridle.chat.tool_parsers.grammar import Function, arguments, quoted
 from bridle.chat.tool_parsers.json_call import JsonCallReader
 
 _FENCES = ("", "```json", "```")
-#: Qwen 2.5's template shows calls in double braces, and models repeat them.
+#: Qwen 2.5's template shows calls in double braces, and models imitate them.
 _BRACES = ("{", "{{")
 _AFTER = re.compile(r"[\s}]*(?:```)?\s*")
 _LONGEST_AFTER = 64
@@ -24,8 +24,8 @@ _TO_ARGUMENTS = r"\s*,\s*\"(arguments|parameters)\"\s*:\s*"
 
 
 def where_call_begins(text: str, names: Collection[str], is_last: bool = False) -> int | None:
-    """Return the position in `text` at which the object of a call begins: -1 if there is none, None if not yet
-    known."""
+    """Return the position in `text` where the object of a call begins: -1 if there is no call, None if more text is
+    needed to decide."""
     compact = "".join(text.split())
     heads = [f'{fence}{brace}"name":"{name}"' for name in names for fence in _FENCES for brace in _BRACES]
     if any(map(compact.startswith, heads)):
@@ -36,8 +36,8 @@ def where_call_begins(text: str, names: Collection[str], is_last: bool = False) 
 def free_text(
     trigger: str, section: str, functions: Sequence[Function], reads_bare: bool, token: str = ""
 ) -> list[str]:
-    """Rules of a grammar: text in which `section` follows each `trigger`, or each special token `token`. If answers may
-    begin with calls without tags (`reads_bare`), such a call of a strict function fits its schema."""
+    """Return grammar rules for text in which `section` follows each `trigger`, or each special token `token`. With
+    `reads_bare`, answers may begin with calls without tags; such a call of a strict function must match its schema."""
     if token:
         one, first, tail, rules = f"FREE {token} {section}", f"ALONE {token} {section}", "FREE", ["FREE: /(?s:.*)/"]
     else:
@@ -57,14 +57,14 @@ def free_text(
 
 
 def _head(function: Function) -> str:
-    """A regular expression for the beginning of a call without tags."""
+    """Return a regular expression for the beginning of a call without tags."""
     name = re.escape(json.dumps(function.name, ensure_ascii=False)).replace("/", "\\/")
     return r"\s*(```(json)?\s*)?\{\s*(\{\s*)?\"name\"\s*:\s*" + name
 
 
 def without_end(text: str, is_last: bool) -> str | None:
-    """`text`, which follows such a call, without surplus braces and the end of a fence; None if more of them may
-    come."""
+    """Return `text`, which follows a call without tags, without surplus braces and the end of a code fence. Returns
+    None if more braces may follow."""
     found = _AFTER.match(text)
     assert found is not None
     rest = text[found.end() :]
@@ -73,13 +73,13 @@ def without_end(text: str, is_last: bool) -> str | None:
 
 
 def with_bare_calls(inner: ToolReader, rules: CallRules) -> ToolReader:
-    """The reader of a format, for answers that may begin with a call that has no tags."""
+    """Return the reader `inner`, extended to answers that begin with a call without tags."""
     return BareCallReader(inner, rules, rules.names) if rules.names else inner
 
 
 class BareCallReader:
-    """Looks for such a call at the beginning of an answer; another reader gets the rest. Text that turns out to be no
-    call is content."""
+    """Reads a call without tags at the beginning of an answer; the reader `inner` gets the remaining text. Text that is
+    not a call is content."""
 
     def __init__(self, inner: ToolReader, rules: CallRules, names: Collection[str]) -> None:
         self._inner, self._names = inner, names
@@ -89,7 +89,7 @@ class BareCallReader:
         self._num_calls = 0
 
     def push(self, text: str, is_last: bool = False) -> list[StreamDelta]:
-        """Return the pieces that became certain with `text`; with `is_last` nothing follows."""
+        """Return the deltas that are certain after `text`. With `is_last`, no more text follows."""
         self._held += text
         pieces: list[StreamDelta] = []
         while self._step(pieces, is_last):
