@@ -1,6 +1,6 @@
-"""Fields of requests in other systems, and their counterparts here.
+"""Fields of requests in other systems, and their equivalents in bridle.
 
-A name that a route has as a field of its own means that field there, whatever these rows say.
+If a route itself declares a field of the same name, the route's meaning has precedence over these rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SPEED = "how a server computes changes no text"
 
 
 def _reasoning(thinking: Any) -> Any:
-    """Anthropic's `thinking`, or just whether to think, as `reasoning` has it. Any other value is left for that field
-    to refuse."""
+    """Convert Anthropic's `thinking`, or a flag for reasoning, to the field `reasoning`. The field refuses any other
+    value."""
     if not isinstance(thinking, dict):
         return {"enabled": thinking}
     kinds = {"enabled": True, "adaptive": True, "disabled": False}
@@ -33,14 +33,14 @@ def _reasoning(thinking: Any) -> Any:
 
 
 def _banned_tokens(ids: Any) -> Any:
-    """Token ids in one text, as pairs of `logit_bias`. Invalid entries are left for that field to refuse."""
+    """Convert a text with token ids to pairs for `logit_bias`. The field refuses invalid entries."""
     if not isinstance(ids, str):
         return ids
     return [[int(each) if each.strip().isdecimal() else each, False] for each in ids.split(",") if each.strip()]
 
 
 _FIELDS: tuple[CompatField, ...] = (
-    # What all of them have.
+    # Fields of several systems.
     *same("OpenAI vLLM SGLang", "model stream stream_options n max_tokens top_p", n=2),
     *same("OpenAI vLLM SGLang", "seed stop logit_bias response_format", seed=7, stop=["x"]),
     *same("SGLang", "temperature presence_penalty frequency_penalty"),
@@ -87,7 +87,7 @@ _FIELDS: tuple[CompatField, ...] = (
     named("SGLang", "lora_path", "adapter", "an-adapter"),
     named("SGLang", "no_stop_trim", "include_stop_str_in_output", True),
     named("OpenAI", "max_output_tokens", "max_tokens", 3),
-    # huggingface's clients send the fields of /generate to /v1/completions, too.
+    # Hugging Face's clients send the fields of /generate to /v1/completions, too.
     named("TGI", "return_full_text", "echo", True, off=(False,)),
     named("TGI", "truncate", "truncate_prompt_tokens", 3),
     named("TGI", "adapter_id", "adapter", "an-adapter"),
@@ -103,7 +103,7 @@ _FIELDS: tuple[CompatField, ...] = (
     named(_WEBUI, "continue_", "continue_final_message", True),
     named("Anthropic SGLang", "thinking", "reasoning", {"type": "enabled", "budget_tokens": 8}, _reasoning),
     named(_WEBUI, "enable_thinking", "chat_template_kwargs", False, lambda value: {"enable_thinking": value}),
-    # Controllers instead.
+    # Fields that a controller replaces.
     absent("vLLM", "logits_processors", _CONTROLLER, ["x"]),
     absent("SGLang", "custom_logit_processor", _CONTROLLER, "x"),
     absent("SGLang", "custom_params", _CONTROLLER, {"a": 1}),
@@ -193,7 +193,7 @@ _FIELDS: tuple[CompatField, ...] = (
     absent("SGLang", "token_ids_logprob", "`logprobs` counts the most probable tokens", [1]),
     absent("OpenAI", "extra_body", _TOP + " (clients do so when they send it)", {"regex": "a"}),
     absent("llama.cpp", "options", _TOP, {"a": 1}),
-    # What changes no text.
+    # Fields that do not change the output.
     neutral("vLLM", "cache_salt", "cached prompts are shared within one user only", "x"),
     neutral("vLLM", "request_id", "the header `x-request-id` is here", "x"),
     neutral("vLLM", "return_token_ids", "log-probabilities name each token"),
@@ -235,7 +235,7 @@ _FIELDS: tuple[CompatField, ...] = (
 
 
 def _shared() -> list[CompatField]:
-    """Rows for systems that have a name of another system's, with the same meaning."""
+    """Return rows for systems that have a field of another system, with the same name and meaning."""
     first = {row.name: row for row in (*VENDORS[::-1], *NEWER[::-1], *_FIELDS[::-1])}
     return [replace(first[name], systems=systems_of(systems)) for systems, names in SHARED for name in names.split()]
 
@@ -244,7 +244,7 @@ FIELDS: tuple[CompatField, ...] = (*_FIELDS, *NEWER, *VENDORS, *_shared())
 
 
 def _by_name() -> dict[str, CompatField]:
-    """Return the row with the meaning of a name. Where systems differ, the row with a meaning here comes first."""
+    """Return the row for each field name. If systems differ, a row with an equivalent in bridle has precedence."""
     found: dict[str, CompatField] = {}
     for row in FIELDS:
         known = found.get(row.name)

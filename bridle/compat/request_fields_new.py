@@ -1,4 +1,4 @@
-"""Counterparts of fields that are new in other systems, or that few clients send."""
+"""Equivalents of fields that are new in other systems, or that few clients send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWER: tuple[CompatField, ...] = (
     named("SGLang", "sampling_seed", "seed", 7),
     named("llama.cpp", "reasoning_budget_tokens", "thinking_budget", 8),
     named("llama.cpp", "reasoning_budget_message", "thinking_budget_message", "x"),
-    # What would change a text.
+    # Fields that would change the output.
     absent("vLLM", "watermarking", "`watermark` marks a text here, with its two numbers"),
     absent(
         "vLLM",
@@ -52,7 +52,7 @@ NEWER: tuple[CompatField, ...] = (
     absent("SGLang", "video_config", "videos are prepared as the checkpoint says", {"a": 1}),
     absent("llama.cpp", "t_max_prompt_ms", "`deadline` is a time for the whole request, in seconds", 500, (0, -1)),
     absent("TGI", "tool_prompt", "the checkpoint's template renders tools", "x"),
-    # What changes none.
+    # Fields that do not change the output.
     neutral("vLLM", "ec_transfer_params", _SPEED, {"a": 1}),
     neutral("vLLM", "enable_response_messages", _WHOLE),
     neutral("vLLM", "media_io_kwargs", _PICTURES, {"a": 1}),
@@ -109,7 +109,7 @@ NEWER: tuple[CompatField, ...] = (
     neutral("llama.cpp", "sse_ping_interval", "--ping-interval says it for all", 5),
     neutral("llama.cpp", "verbose", "`bridle explain` and traces tell more"),
 )
-#: Names that a system shares with one whose row is above, or in `fields`.
+#: Names of fields that a system shares with another system, whose row is above or in `request_fields`.
 SHARED = (
     ("OpenAI", "instructions previous_response_id prompt_cache_options reasoning text"),
     ("Anthropic", "metadata model service_tier stream tools"),

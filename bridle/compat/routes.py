@@ -1,6 +1,7 @@
-"""Routes of other servers, and their counterparts here.
+"""Routes of other servers, and their equivalents in bridle.
 
-Whether a route is here is not written down: the application knows. `why` names the alternative to a missing route.
+The table does not say which routes exist in bridle, because the application knows. `why` names the alternative to a
+missing route.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _WEIGHTS = "weights are not changed while they are served: load the new ones und
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route of another server. `why` names the alternative to a missing route, `but` the difference of an existing
-    one."""
+    """A route of another server. `why` names the alternative to a missing route; `but` says how an existing route
+    differs."""
 
     systems: tuple[System, ...]
     path: str

@@ -1,7 +1,7 @@
-"""One entry of the tables: a name of another system, and its counterpart here.
+"""One row of the compatibility tables: a name in another system, and its equivalent in bridle.
 
-A name is the same here, has another name here, or is absent with a reason. An absent field that would change a text is
-refused wherever it is sent. A field that cannot change a text may be sent.
+A field has the same name in bridle, another name, or is absent with a reason. An absent field that would change the
+output is refused. A field that cannot change the output is ignored.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ System = Literal[
     "outlines",
     "Ray",
 ]
-#: Values that switch a field off, in all systems.
+#: Values that switch off a field in all systems.
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class CompatField:
-    """A field of requests, or a keyword of calls. `here` is its name here, and `convert` converts the other system's
-    value to the value here. Without `here` it is absent, and `why` names the alternative; with it, `why` says which
-    routes have it, if not all do. `off` are further values of it that ask for nothing. A field that `is_neutral` cannot
-    change a text. `example` is a value that asks for something."""
+    """A request field, or a keyword of calls. `here` is bridle's name, and `convert` converts the other system's value
+    to bridle's value. Without `here`, the field is absent, and `why` names the alternative. With `here`, `why` says
+    which routes have the field, if not all do. `off` are further values that have no effect. A field that `is_neutral`
+    cannot change the output. `example` is a value that has an effect."""
 
     systems: tuple[System, ...]
     name: str
@@ -46,19 +46,19 @@ class CompatField:
     convert: Callable[[Any], Any] | None = None
 
     def is_off(self, value: Any) -> bool:
-        """Return whether a value asks for nothing. That of the example asks for something, even if it is false or
-        empty."""
+        """Return whether a value has no effect. The value of `example` has an effect, even if it is false or empty."""
         return value in self.off or (value in _OFF and (value is None or value != self.example))
 
     def value_here(self, value: Any) -> Any:
-        """The value that it has here."""
+        """Return bridle's value for the other system's value."""
         return value if self.convert is None or value is None else self.convert(value)
 
 
 @dataclass(frozen=True, slots=True)
 class LibrarySymbol:
-    """A function, a class or a setting of a library. Its counterparts are `keywords` of `LLM`'s calls and `members` of
-    it, `settings` on Ray, `exports` of the package and `flags` of the server; without any it is absent."""
+    """A function, a class or a setting of a library. Its equivalents are `keywords` of `LLM`'s calls, `members` of
+    `LLM`, `settings` on Ray, `exports` of the package, and `flags` of the server. Without any of these, it is
+    absent."""
 
     system: System
     name: str
@@ -71,7 +71,7 @@ class LibrarySymbol:
 
     @property
     def told(self) -> str:
-        """Return the equivalent here, in words."""
+        """Return the equivalent in bridle, as text."""
         here = [f"`{name}=`" for name in self.keywords] + [f"`LLM.{name}`" for name in self.members]
         here += [f"`bridle.{name}`" for name in self.exports]
         here += [f"`{name}`" for name in (*self.settings, *self.flags)]
@@ -81,18 +81,18 @@ class LibrarySymbol:
 
     @property
     def advice(self) -> str:
-        """Return advice for a user that wrote the other system's name."""
+        """Return advice for a user who wrote the other system's name."""
         return self.why if self.told == f"absent: {self.why}" else f"here it is {self.told}"
 
 
 def same(systems: str, names: str, **examples: Any) -> list[CompatField]:
-    """Fields that have the same name here; the names are words of one text."""
+    """Return rows of fields that have the same name in bridle. `names` is a text with all names."""
     return [CompatField(systems_of(systems), name, name, example=examples.get(name)) for name in names.split()]
 
 
 def optional(systems: str, name: str, example: Any, off: tuple[Any, ...], where: str = "") -> CompatField:
-    """A field that has the same name on some routes here, and may be sent to others with the values that switch it
-    off; `where` says which have it."""
+    """Return the row of a field that some routes have under the same name. Other routes accept only values that switch
+    it off; `where` says which routes have the field."""
     return CompatField(systems_of(systems), name, name, where, example=example, off=off)
 
 
@@ -104,20 +104,21 @@ def named(
     convert: Callable[[Any], Any] | None = None,
     off: tuple[Any, ...] = (),
 ) -> CompatField:
-    """A field that has another name here; routes without it take the values that switch it off."""
+    """Return the row of a field that has another name in bridle. Routes without it accept only values that switch it
+    off."""
     return CompatField(systems_of(systems), name, here, example=example, off=off, convert=convert)
 
 
 def absent(systems: str, name: str, why: str, example: Any = True, off: tuple[Any, ...] = ()) -> CompatField:
-    """A field that would change the text, and is not there."""
+    """Return the row of a field that would change the output, and is refused."""
     return CompatField(systems_of(systems), name, why=why, example=example, off=off)
 
 
 def neutral(systems: str, name: str, why: str, example: Any = True) -> CompatField:
-    """A field that is not there, and cannot change the text."""
+    """Return the row of a field that cannot change the output, and is ignored."""
     return CompatField(systems_of(systems), name, why=why, example=example, is_neutral=True)
 
 
 def systems_of(words: str) -> tuple[System, ...]:
-    """The systems that a text names, as words."""
+    """Return the systems whose names are the words of a text."""
     return tuple(cast(System, word) for word in words.split())

@@ -1,11 +1,11 @@
-"""Finds the name that somebody meant."""
+"""Finds the known name that a misspelled name probably means."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-#: How alike a wrong name and the one that was meant are at least. Two names of five letters may differ in one.
+#: The minimum similarity of a misspelled name and the known name. Two names of five letters may differ in one letter.
 _ALIKE = 0.85
 _MIN_CHARS = 4
 _MAX_DIFFERENCE = 3
@@ -13,7 +13,7 @@ _MAX_CHARS = 64
 
 
 def nearest(name: str, known: Iterable[str], alike: float = _ALIKE) -> str | None:
-    """The known name that `name` is probably a slip of, if there is one."""
+    """Return the known name of which `name` is probably a misspelling; None if there is none."""
     if not _MIN_CHARS <= len(name) <= _MAX_CHARS:
         return None
     plain = {

@@ -1,13 +1,13 @@
-"""Fields of OpenAI's and Anthropic's requests that are about their own services, and those of objects within requests.
+"""Fields of OpenAI's and Anthropic's requests that concern their own services, and fields of objects within requests.
 
-A name with a dot is that of a field within an object: `text.verbosity` is sent as `{"text": {"verbosity": ...}}`.
+A name with a dot is a field within an object: `text.verbosity` is sent as `{"text": {"verbosity": ...}}`.
 """
 
 from __future__ import annotations
 
 from bridle.compat.schema import CompatField, absent, neutral, same
 
-#: What no model here does.
+#: Features that no model has in bridle.
 TEXT = "models here read text, images, sounds and videos, and write text"
 JUDGED = "no model judges texts; docs/policies.md has what an operator can demand of them"
 _EFFORT = "`reasoning.effort` says how much a model thinks"
@@ -20,7 +20,7 @@ VENDORS: tuple[CompatField, ...] = (
     *same("OpenAI", "prediction", prediction={"type": "content", "content": "x"}),
     *same("OpenAI", "stream_options.include_usage text.format reasoning.effort"),
     *same("Anthropic", "output_config.format output_config.effort thinking.type thinking.budget_tokens"),
-    # What would change a text.
+    # Fields that would change the output.
     absent("OpenAI", "verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
     absent("OpenAI", "text.verbosity", "models here do not know it; say it in a message", "low", ("medium",)),
     absent("OpenAI", "reasoning.mode", _EFFORT, "pro", ("standard",)),
@@ -47,7 +47,7 @@ VENDORS: tuple[CompatField, ...] = (
     absent("Anthropic", "compaction", "a message can ask for a summary", {"type": "enabled"}),
     absent("Anthropic", "thread", _KEPT, {"type": "create"}),
     absent("Anthropic", "output_config.task_budget", "`max_tokens` and `thinking` bound each answer", {"total": 9}),
-    # What changes none.
+    # Fields that do not change the output.
     *(
         neutral("OpenAI", name, why, value)
         for name, why, value in (

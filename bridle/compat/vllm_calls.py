@@ -1,5 +1,6 @@
-"""Names of vLLM's Python API besides request fields, and their equivalents here: methods of its `LLM`, their
-keywords, and settings that are no flags of its server. `LLM` uses them in errors about unknown names."""
+"""Names of vLLM's Python API other than request fields, with their equivalents in bridle. The names are methods of
+vLLM's `LLM`, keywords of these methods, and settings that are not flags of its server. `LLM` uses the rows in errors
+about unknown names."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ VLLM_CALLS: tuple[LibrarySymbol, ...] = (
     _words("LLM(mamba_config=)", reasons.MAMBA),
 )
 
-#: What to write in place of a name, as it is used there.
+#: The advice for each name, as errors show it.
 _ADVICE = {name: word.advice for word in VLLM_CALLS for name in word.name.split(", ")}
 
 
@@ -77,5 +78,5 @@ def of_method(name: str) -> str:
 
 
 def of_setting(name: str) -> str:
-    """Return advice for a setting of vLLM's `LLM` that is no flag of its server, or an empty string."""
+    """Return advice for a setting of vLLM's `LLM` that is not a flag of its server, or an empty string."""
     return _ADVICE.get(f"LLM({name}=)", "")

@@ -1,7 +1,8 @@
 """Flags of other servers, with the flag of `bridle serve` that each corresponds to.
 
-These rows are the source of three lists. `spellings` has the parser's alternative names, `TAKEN` the flags that are
-read as another flag, and `rows_of` the messages for refused flags. docs/coming-from.md shows them as tables.
+These rows are the source of three lists. `spellings` has a flag's alternative names, `TAKEN` has the flags that are
+replaced by one of bridle's flags, and `rows_of` has the messages for refused flags. The page docs/coming-from.md shows
+them as tables.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from bridle.compat.cli_flags.vllm import VLLM
 from bridle.compat.schema import System
 
 FLAGS: tuple[Flag, ...] = (*SHARED, *VLLM, *SGLANG, *LLAMA_CPP, *TGI)
-#: Those of `bridle serve-model`.
+#: The flags of other servers for `bridle serve-model`.
 SERVE_MODEL = LMQL
 
 
 def spellings(flag: str) -> list[str]:
-    """The names that a flag has on every command: its own, then those of other servers."""
+    """Return the names that a flag has on every command: bridle's name, then names in other servers."""
     return [flag, *(row.name for row in FLAGS if row.is_shown and row.here == flag)]
 
 
 def row_of(system: System, name: str) -> Flag | None:
-    """Return the row of a system's flag: its own, or that of the narrowest family."""
+    """Return the row of a system's flag: the flag's own row, else the row of its narrowest family; None without a
+    row."""
     found = [row for row in (*FLAGS, *SERVE_MODEL) if system in row.systems and row.covers(name)]
     return max(found, key=lambda row: (not row.is_family, len(row.name)), default=None)
 
@@ -48,7 +50,7 @@ def _taken() -> dict[str, Flag]:
     }
 
 
-#: Flags that are read as others, by name. One that means different things in two systems is none of them.
+#: Flags that are replaced by bridle's flags, by name. A name with different meanings in two systems is not replaced.
 TAKEN: dict[str, Flag] = _taken()
 
 __all__ = ["FLAGS", "MODEL", "SERVE_MODEL", "TAKEN", "Flag", "row_of", "rows_of", "spellings"]

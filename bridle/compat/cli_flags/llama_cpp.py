@@ -1,4 +1,4 @@
-"""Flags of llama.cpp's server alone."""
+"""Flags that only llama.cpp's server has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons that flags of several servers share."""
+"""Messages about refused flags that several rows share."""
 
 ALWAYS = "needs no flag: it is always on"
 KERNELS = "how a step is computed is chosen by itself; it changes no text"

@@ -1,7 +1,7 @@
-"""One flag of another server, and its counterpart in `bridle serve`.
+"""One flag of another server, and its equivalent in `bridle serve`.
 
-A flag is the same here, is taken under its own name for another one, or is refused with a reason. A name that ends with
-a star means all flags with this beginning and without a row of their own: such a family is always refused.
+A flag has the same name in bridle, is replaced by one of bridle's flags, or is refused with a reason. A name that ends
+with a star stands for all flags with this prefix that have no row of their own. Such a family is always refused.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from bridle.compat.schema import System, systems_of
 
-#: What stands for the model, which has no flag here.
+#: Stands for the model, which is not a flag in bridle.
 MODEL = "MODEL"
 FAMILY = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of another server. `here` is its counterpart: a flag, or a flag with its value. Values after the first one
-    go to the flag `further`. Without `here` it is refused, and `why` names the alternative. Where both are there, `why`
-    says how values differ. A flag that is `shown` is accepted by every command that has the flag, and appears on help
-    pages."""
+    """A flag of another server. `here` is its equivalent: a flag, or a flag with its value. Values after the first one
+    become values of the flag `further`. Without `here`, the flag is refused, and `why` names the alternative. With
+    both, `why` says how values differ. A flag that `is_shown` is accepted by every command that has `here`, and appears
+    on help pages."""
 
     systems: tuple[System, ...]
     name: str
@@ -39,30 +39,30 @@ class Flag:
         return self.name.endswith(FAMILY)
 
     def covers(self, name: str) -> bool:
-        """Return whether the row is about this flag."""
+        """Return whether the row applies to the flag `name`."""
         return name == self.name or (self.is_family and name.startswith(self.name.removesuffix(FAMILY)))
 
 
 def same(systems: str, names: str, but: str = "") -> list[Flag]:
-    """Flags that mean the same here; `but` says how their values differ."""
+    """Return rows of flags with the same name and meaning in bridle; `but` says how their values differ."""
     return [Flag(systems_of(systems), name, name, but) for name in names.split()]
 
 
 def taken(systems: str, names: str, here: str, but: str = "", *, further: str = "") -> list[Flag]:
-    """Flags that `bridle serve` takes under their own names for one of its own."""
+    """Return rows of flags that `bridle serve` replaces by its own flag `here`."""
     return [Flag(systems_of(systems), name, here, but, further) for name in names.split()]
 
 
 def spelt(systems: str, names: str, here: str) -> list[Flag]:
-    """Further names that a flag has here, on every command."""
+    """Return rows of alternative names that the flag `here` has on every command."""
     return [Flag(systems_of(systems), name, here, is_shown=True) for name in names.split()]
 
 
 def refused(systems: str, names: str, why: str) -> list[Flag]:
-    """Flags that are not here; `why` names the alternative, or the reason why none is needed."""
+    """Return rows of refused flags. `why` names the alternative, or the reason why no flag is needed."""
     return [Flag(systems_of(systems), name, why=why) for name in names.split()]
 
 
 def refusals(systems: str, reasons: Mapping[str, str]) -> list[Flag]:
-    """Flags that are not here, with the reason of each group of names."""
+    """Return rows of refused flags, with a reason for each group of names."""
     return [flag for names, why in reasons.items() for flag in refused(systems, names, why)]

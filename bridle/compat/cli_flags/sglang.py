@@ -1,4 +1,4 @@
-"""Flags of SGLang alone: those of 0.5."""
+"""Flags that only SGLang 0.5 has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of vLLM, SGLang, text-generation-inference and llama.cpp's server that more than one of them has."""
+"""Flags that several of vLLM, SGLang, text-generation-inference and llama.cpp's server have."""
 
 from __future__ import annotations
 

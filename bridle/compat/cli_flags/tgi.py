@@ -1,4 +1,4 @@
-"""Flags of text-generation-inference alone, and of the servers of AICI and LMQL."""
+"""Flags that only text-generation-inference has, and flags of the servers of AICI and LMQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of vLLM 0.33 alone; `vllm_earlier` has those that only earlier versions had."""
+"""Flags that only vLLM 0.33 has. `vllm_earlier` has the flags that only earlier versions had."""
 
 from __future__ import annotations
 
