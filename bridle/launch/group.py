@@ -1,4 +1,4 @@
-"""A model over several shard processes: rank 0 starts the others, and all load their part of it."""
+"""Runs a model on several shard processes: rank 0 starts the other ranks, and each rank loads its part of the model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bridle.errors import InvalidRequest
 from bridle.launch.launcher import shard_arguments
 from bridle.launch.sockets import STORE, make_socket_folder
 
-#: How long a rank waits for rank 0 to tell why there is no group.
+#: Seconds that a rank waits, so that rank 0 can report why the group failed.
 REFUSAL_SECONDS = 60.0
 
 
 def load_group(config: ModelConfig, count: int) -> GroupExecutor:
-    """Start `count` processes that compute a model together, this one as rank 0; returns their executor. Raises the
-    errors of loading."""
+    """Start `count` processes that compute a model together, with this process as rank 0. Return their executor. Raises
+    the errors of loading."""
     from bridle.model import load_executor
 
     if count < 1:
@@ -45,7 +45,7 @@ def load_group(config: ModelConfig, count: int) -> GroupExecutor:
 
 
 def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -> int:
-    """The main function of ranks 1 and up, until rank 0 is gone; returns the exit status."""
+    """Run a rank above 0 until rank 0 has ended. Returns the exit status."""
     from bridle.model import load_executor
 
     if store is None:
@@ -53,7 +53,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
     try:
         config = _join(config, count, rank, store)
     except InvalidRequest:
-        time.sleep(REFUSAL_SECONDS)  # rank 0 refuses the same, in words that are read, and ends this process
+        time.sleep(REFUSAL_SECONDS)  # rank 0 reports the same error clearly, and ends this process
         raise
     executor = load_executor(config)
     beat(sys.stdout.buffer)
@@ -61,7 +61,7 @@ def run_member(config: ModelConfig, count: int, rank: int, store: Path | None) -
 
 
 def _join(config: ModelConfig, count: int, rank: int, store: Path) -> ModelConfig:
-    """Meet the other ranks; returns the configuration with this rank's own device."""
+    """Join the group of ranks. Return the configuration with this rank's own device."""
     from bridle.model.device_defaults import choose_devices
     from bridle.model.tensor_parallel import join_group
 

@@ -1,8 +1,8 @@
-"""A model in a separate process: the shard is started, connected, and restarted if it ends or hangs.
+"""Runs a model in a separate process: starts and connects the shard, and restarts it if it ends or hangs.
 
     executor = launch_shard(ModelConfig("demo"))
 
-The resulting executor manages the process; its user need not know about it.
+The returned executor manages the process, so its user need not know about the process.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 #: The time limit for loading a model, in seconds.
 START_SECONDS = 600.0
-#: A model that was loaded once is on this machine. With this the next process does not ask the hub, and cannot get
-#: another version.
+#: A model that was loaded once is on this machine. With this variable, a restarted process does not contact the hub, so
+#: it cannot get another version.
 FETCHED = {"HF_HUB_OFFLINE": "1"}
 _WHAT = {"step_tokens": "prompt tokens", "step_seqs": "sequences"}
 
 
 class LaunchedShard(ShardExecutor):
-    """A shard executor that owns its shard's process. With `stands_by` it also owns a standby process that replaces it
-    when it ends."""
+    """A shard executor that owns its shard's process. With `stands_by`, it also owns a standby process that replaces
+    the shard's process when that process ends."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class LaunchedShard(ShardExecutor):
         start_timeout: float = START_SECONDS,
         stands_by: bool = False,
     ) -> None:
-        """`command` starts the shard; it is given `--listen ADDRESS --parent PID` as well, and `--standby` if it is to
-        begin by waiting for a line on its standard input."""
+        """Create the executor. `command` starts the shard; the executor adds `--listen ADDRESS --parent PID`. With
+        `stands_by`, it also adds `--standby`, and the shard then waits for a line on its standard input."""
         self._folder = make_socket_folder()
         address = f"unix:{self._folder / 'shard.sock'}"
         command = [*command, "--listen", address, "--parent", str(os.getpid()), *(["--standby"] if stands_by else [])]
@@ -78,7 +78,7 @@ class LaunchedShard(ShardExecutor):
         return ShardUnavailable(f"the {self.child.name} ended while it started, {describe(status)}; see its log above")
 
     def _end_shard(self, pid: int | None, reason: str) -> None:
-        """End a shard that was lost, so that a new one takes its place."""
+        """Kill the process of a lost shard, so that a new process replaces it."""
         self.child.kill(pid)
 
     def close(self) -> None:
@@ -99,9 +99,9 @@ def launch_shard(
     shards: int = 1,
     stands_by: bool = True,
 ) -> ShardExecutor:
-    """Start a model in a separate process on this machine, or in `shards` of them, each with a part of every layer.
-    The result is ready. With `stands_by` a spare process of a single shard waits with its imports done. Raises
-    `ShardUnavailable` if it does not start."""
+    """Start a model in a separate process on this machine, or in `shards` processes, each with a part of every layer.
+    The returned executor is ready. With `stands_by`, a standby process of a single shard waits with its imports done.
+    Raises `ShardUnavailable` if the shard does not start."""
     _refuse_sampler(sampler)
     _refuse_draft_model(config)
     report = progress or silent
@@ -111,11 +111,11 @@ def launch_shard(
         command += ["--shards", str(shards)]
     name = "shard" if shards == 1 else f"group of {shards} shards"
     executor = LaunchedShard(command, name=name, stands_by=stands_by and shards == 1)
-    if config.num_blocks is None:  # the next shard must have as much room, whatever is free by then
+    if config.num_blocks is None:  # a restarted shard must have the same KV blocks, whatever memory is free then
         executor.child.command += ["--num-blocks", str(executor.info.num_blocks)]
     try:
         report("ready", 1.0)
-    except BaseException:  # it is not needed any more
+    except BaseException:  # the shard is not needed any more
         executor.close()
         raise
     return executor
@@ -141,7 +141,7 @@ def connect_shard(
 
 
 def _check_room(executor: ShardExecutor, config: ModelConfig) -> None:
-    """Refuse steps that are larger than a shard started by others has room for."""
+    """Raise `InvalidRequest` if a step may be larger than a running shard has reserved memory for."""
     for name, wanted, room in (
         ("step_tokens", config.step_tokens, executor.info.max_num_batched_tokens),
         ("step_seqs", config.step_seqs, executor.info.max_num_seqs),
@@ -170,8 +170,8 @@ def _refuse_draft_model(config: ModelConfig) -> None:
 
 
 def shard_arguments(config: ModelConfig) -> list[str]:
-    """The arguments of `bridle shard` that load a model as `config` says. The router itself fetches images and reads
-    control vectors."""
+    """Return the arguments of `bridle shard` for a model configuration. Images and control vectors are left out,
+    because the router handles them."""
     default = ModelConfig()
     arguments = [config.model]
     for field in fields(ModelConfig):

@@ -1,4 +1,4 @@
-"""The process of one replica: a whole engine, for a router to use. Started by `bridle.launch.replicas`."""
+"""The process of one replica: a whole engine for a router. `bridle.launch.replicas` starts it."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from bridle.serving.models.engine_factory import ExecutorLoader
 
 _log = logging.getLogger(__name__)
 
-#: Exit status of a replica whose model hangs in a step.
+#: The exit status of a replica whose model hangs in a step.
 STUCK = 77
 
 
 class ReplicaConfig(msgspec.Struct):
-    """The settings of a replica, passed as JSON on its command line."""
+    """The settings of a replica, passed as JSON on the command line of its process."""
 
     model: ModelConfig
     engine: EngineConfig
-    shards: int = 0  # processes of the replica's own for its model; 0: in this one
+    shards: int = 0  # shard processes of the replica; 0: the replica's own process
     control: ControlSettings = ControlSettings("off")
-    tools: ToolsElsewhere = ToolsElsewhere()  # what the server runs for its controllers
-    log_format: LogFormat | None = None  # None: as the process that starts it logs
+    tools: ToolsElsewhere = ToolsElsewhere()  # the tools that the server runs for the replica's controllers
+    log_format: LogFormat | None = None  # None: the format of the starting process
 
     def encode(self) -> str:
-        """The JSON that `decode` reads."""
+        """Return the JSON that `decode` reads."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
     @classmethod
@@ -50,7 +50,7 @@ class ReplicaConfig(msgspec.Struct):
 
 
 def main() -> int:
-    """Load the model, then serve until a signal comes; returns the exit status."""
+    """Load the model, then serve until a signal comes. Returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--listen", required=True, type=Path)
     parser.add_argument("--parent", required=True, type=int)
@@ -67,7 +67,7 @@ def main() -> int:
     from bridle.serving import load_model
 
     configure_logs_as_told() if config.log_format is None else configure_logs(config.log_format)
-    # A replica's shard needs no spare, since the other replicas take over its requests.
+    # A replica's shard needs no standby, because other replicas take over its requests.
     launch = partial(launch_shard, shards=config.shards, stands_by=False)
     executors: ExecutorLoader = launch if config.shards else load_watched
     desk = RemoteToolExecutor(config.tools)
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def load_watched(config: ModelConfig, progress: Report | None, sampler: Sampler | None) -> WatchedExecutor:
-    """Load a model into this process. The process ends if a step hangs, and its router restarts it."""
+    """Load a model into this process. If a step hangs, the process ends, and its router restarts it."""
     from bridle.backends import load_executor
 
     return WatchedExecutor(load_executor(config, progress, sampler), _end_stuck)

@@ -1,8 +1,9 @@
-"""Several engines for one model, each in its own process: started, watched and restarted.
+"""Runs several engines for one model, each in its own process: starts, watches and restarts them.
 
     model = load_replicated(ModelConfig("demo"), EngineConfig(), count=2)
 
-The resulting model is used like any other. Its replicas need a weight copy each, and share the machine's cores.
+The resulting model is used like any other model. Each replica has its own copy of the weights, and replicas share the
+machine's cores.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _log = logging.getLogger(__name__)
 
 
 class LaunchedReplicas(ReplicaSet):
-    """A replica set that owns its processes. `commands` start them; each also gets `--listen PATH --parent PID`.
-    After the first start it gets `--num-blocks COUNT`, so that a restarted replica has the same number without
-    measuring the memory again."""
+    """A replica set that owns its processes. `commands` start the processes; each command also gets `--listen PATH
+    --parent PID`. After its first start, a replica also gets `--num-blocks COUNT`, so that a restarted replica has the
+    same number of KV blocks without measuring memory again."""
 
     def __init__(
         self,
@@ -96,7 +97,8 @@ class LaunchedReplicas(ReplicaSet):
         self.children[number].command = [*self._commands[number], "--num-blocks", str(hello.info.num_blocks)]
 
     def note_absent(self, number: int) -> None:
-        """A replica is still away. A replica that does not come up in time counts as hung, and is started again."""
+        """Record that a replica is still absent. A replica that does not start in time counts as hung, and is
+        restarted."""
         super().note_absent(number)
         now = time.monotonic()
         if now - self._away_since.setdefault(number, now) > self.start_timeout:
@@ -122,9 +124,9 @@ def load_replicated(
     control: ControlSettings | None = None,
     tools: ToolExecutor | None = None,
 ) -> LoadedModel:
-    """Load a model with `count` engines. Each has its own `shards` processes, if any, and its own runtime for Wasm
-    controllers if `control` has one. All share a store of controllers, and the `tools` of this process, which their
-    creator must close. Raises `ShardUnavailable` if a replica does not start."""
+    """Load a model with `count` engines. Each engine has its own `shards` processes, if any. With `control`, each
+    engine has its own runtime for Wasm controllers. All engines share a store of controllers and the `tools` of this
+    process, which the caller must close. Raises `ShardUnavailable` if a replica does not start."""
     from bridle.backends import check_backend
     from bridle.model import resolve_model
     from bridle.model.pooling.settings import read_pooling
@@ -161,7 +163,7 @@ def load_replicated(
 
 
 def _checked_tokenizer(config: ModelConfig, path: Path) -> Tokenizer:
-    """Load the tokenizer; refuse a tokenizer that has more tokens than the model has logits."""
+    """Load the tokenizer. Raises an error if the tokenizer has more tokens than the model has logits."""
     tokenizer = load_tokenizer(config, path)
     if (num_ids := guess_num_logits(path)) is not None:
         check_sizes(tokenizer, num_ids, config.model)
@@ -176,12 +178,12 @@ def _tools_elsewhere(tools: ToolExecutor) -> ToolsElsewhere:
 def _start(
     config: ReplicaConfig, count: int, path: Path, report: Report, tools: ToolExecutor
 ) -> tuple[LaunchedReplicas, RuntimePool | None]:
-    """Start the replicas, and the store of their controllers. If one of them does not start, or the start is cancelled,
-    all are closed."""
+    """Start the replicas, and the store of their controllers. If a replica does not start, or the start is cancelled,
+    everything is closed again."""
     control = config.control
     with ExitStack() as undo:
         report(f"starting {count} replicas", 0.0)
-        starting = begin_control_of(config.model, path, control)  # takes uploads and tags here
+        starting = begin_control_of(config.model, path, control)  # handles uploads and tags in this process
         if starting is not None:
             undo.callback(starting.abandon)
         config.control = _own_control(control, starting)
@@ -217,23 +219,23 @@ def _shut_down(
 
 
 def _own_control(control: ControlSettings, store: ControlStart | None) -> ControlSettings:
-    """Return the control settings of each replica. All or none have a runtime, because otherwise some would refuse
-    requests that others accept."""
+    """Return the control settings of each replica. Either all replicas have a control runtime or none, because
+    otherwise some would refuse requests that others accept."""
     if store is None:
         return replace(control, mode="off")
     return replace(control, mode="on", prepare=False)
 
 
 def _share(config: ModelConfig, count: int) -> ModelConfig:
-    """Return one replica's share of the machine: memory is divided, and so are cores unless the number of threads is
-    set."""
+    """Return one replica's share of the machine. Memory is divided between replicas, and cores are, too, unless the
+    number of threads is set."""
     threads = config.num_threads or max(num_cores() // count, 1)
     bound = None if config.max_kv_memory is None else max(config.max_kv_memory // count, 1)
     return replace(config, num_threads=threads, num_sharers=count, max_kv_memory=bound)
 
 
 class ReplicaLoader:
-    """Loads models as `count` replicas each; a `ModelLoader`."""
+    """A `ModelLoader` that loads each model as `count` replicas."""
 
     def __init__(
         self, count: int, shards: int, engine: EngineConfig, control: ControlSettings, tools: ToolExecutor | None = None

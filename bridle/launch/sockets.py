@@ -1,7 +1,7 @@
-"""Folders for the unix sockets (and other files) at which parent and child processes meet. Only this user can enter
-them.
+"""Folders for the unix sockets (and other files) that connect parent and child processes. Only the current user can
+enter them.
 
-A process that is killed cannot clean up, so the next one removes the folders of processes that have ended.
+A process that is killed cannot clean up, so the next process removes the folders of ended processes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import psutil
 
-#: The file at which the ranks of a group meet.
+#: The name of the file by which the ranks of a group find each other.
 STORE = "group"
 _NAME = re.compile(r"bridle-(\d+)-\w+")
 
 
 def make_socket_folder() -> Path:
-    """A fresh folder that only this user can enter."""
+    """Create a folder that only this user can enter, and return it."""
     sweep()
     return Path(tempfile.mkdtemp(prefix=f"bridle-{os.getpid()}-"))
 
 
 def sweep() -> None:
-    """Remove the folders of processes that have ended."""
+    """Remove the folders of ended processes."""
     for path in Path(tempfile.gettempdir()).glob("bridle-*"):
         match = _NAME.fullmatch(path.name)
         if match and not psutil.pid_exists(int(match[1])) and _is_ours(path):
@@ -34,7 +34,7 @@ def sweep() -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether this is such a folder: it holds only sockets and the rendezvous file of ranks."""
+    """Return whether a folder is from `make_socket_folder`: it has only sockets and the rendezvous file of ranks."""
     try:
         is_own = path.lstat().st_uid == os.getuid() and path.is_dir() and not path.is_symlink()
         return is_own and all(child.is_socket() or child.name == STORE for child in path.iterdir())

@@ -1,8 +1,8 @@
-"""A child process that is restarted when it ends: at once, then with growing pauses if it keeps ending.
+"""A child process that is restarted when it ends: at once, then after longer pauses if it ends again and again.
 
-A thread starts the process and waits for its end, until the child is closed. A spare process, if there is one, replaces
-the ended one. This module does not know the work of the process; its user calls `prove` when the process has done
-something useful.
+A thread starts the process and waits for its end, until the child is closed. If there is a standby process, it replaces
+the ended process. This module does not know what the process does; the caller calls `prove` when the process has
+worked.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from bridle.launch.warm_standby import Process, WarmStandby, let_go
 
 _log = logging.getLogger(__name__)
 
-#: Pauses in seconds before a process is started again, by how many times in a row it ended without having been useful;
-#: the last one repeats.
+#: Seconds before a process is restarted, by the number of lives in a row in which it did not work; the last value
+#: repeats.
 _PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TERM_SECONDS = 5.0
 
 
 class SupervisedProcess:
-    """A process with a command line. Its first start is not repeated; `has_failed` reports its end. After `keep` it is
-    restarted whenever it ends, until `close`.
+    """A process with a command line. If the first process ends before `keep`, it is not restarted, and `has_failed`
+    reports its end. After `keep`, the process is restarted whenever it ends, until `close`.
 
-    With `stands_by` the program begins with `wait_for_activation`; after `prove`, a spare process is kept ready.
+    With `stands_by`, the program begins with `wait_for_activation`; after `prove`, a standby process is kept ready.
     """
 
     def __init__(
@@ -38,25 +38,25 @@ class SupervisedProcess:
     ) -> None:
         self.name = name
         self.num_ends = 0
-        self.status: int | None = None  # of the last end
-        self.command = list(command)  # of the next start
-        self.environment: dict[str, str] = {}  # what the next start has in addition to ours
+        self.status: int | None = None  # exit status of the last process
+        self.command = list(command)  # command of the next start
+        self.environment: dict[str, str] = {}  # additional environment of the next start
         self.pauses = pauses
         self.changed = threading.Condition()
         self._process: Process | None = None
         self.spare = WarmStandby(name, self._launch) if stands_by else None
         self._is_kept = False
-        self._is_proven = False  # this life was of use
+        self._is_proven = False  # the current process has worked
         self._is_closed = False
-        # Linux takes this thread for the parent of the process, so the thread lives as long as the process may.
+        # Linux treats this thread as the parent of the process, so the thread must live as long as the process.
         self._thread = threading.Thread(target=self._run, name=f"bridle-{name}", daemon=True)
         self._thread.start()
 
-    # -- for others, any thread ----------------------------------------------------------------------------
+    # -- public methods, for any thread --------------------------------------------------------------------
 
     @property
     def pid(self) -> int | None:
-        """The process id, if the process runs."""
+        """Return the process id; None if the process does not run."""
         process = self._process
         return None if process is None else process.pid
 
@@ -66,13 +66,13 @@ class SupervisedProcess:
         return self.num_ends > 0 and not self._is_kept
 
     def keep(self) -> None:
-        """Start the process again whenever it ends from now on, because it came up well."""
+        """Restart the process whenever it ends from now on, because its start was successful."""
         with self.changed:
             self._is_kept = True
             self.changed.notify_all()
 
     def prove(self, pid: int) -> None:
-        """Record that process `pid` has worked, so that the next one starts without a pause."""
+        """Record that process `pid` has worked, so that its replacement starts without a pause."""
         with self.changed:
             if self._process is None or self._process.pid != pid:
                 return
@@ -81,14 +81,15 @@ class SupervisedProcess:
             self.spare.prepare_nowait()
 
     def kill(self, pid: int | None = None) -> None:
-        """End the process, even if it is stopped; with `pid` only if it still has that id. It is started again."""
+        """Kill the process, even if it is stopped; the supervisor then restarts it. With `pid`, kill it only if it has
+        that id."""
         with self.changed:
             process = self._process
             if process is not None and pid in (None, process.pid):
                 process.kill()
 
     def close(self) -> None:
-        """End the process permanently, gently at first. Idempotent."""
+        """End the process permanently: first with SIGTERM, then by killing it. Idempotent."""
         with self.changed:
             self._is_closed = True
             process = self._process
@@ -105,7 +106,7 @@ class SupervisedProcess:
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        num_useless = 0  # lives in a row
+        num_useless = 0  # processes in a row that did not work
         while (process := self._start()) is not None:
             born = time.monotonic()
             status = process.wait()
@@ -129,14 +130,14 @@ class SupervisedProcess:
         return process
 
     def _launch(self) -> Process:
-        """Start a process. It gets a session of its own, so that Ctrl-C in a terminal reaches only the parent, which
-        then ends its children."""
+        """Start a process. It gets its own session, so that Ctrl-C in a terminal reaches only the parent, which then
+        ends its children."""
         stdin = subprocess.DEVNULL if self.spare is None else subprocess.PIPE
         environment = child_environment() | self.environment
         return subprocess.Popen(self.command, stdin=stdin, env=environment, start_new_session=True)  # noqa: S603
 
     def _note_end(self, process: Process, status: int, lived: float, pause: float) -> bool:
-        """Record the end of a process and wait for the pause. Returns whether to restart."""
+        """Record the end of a process, and wait for the pause. Returns whether to restart the process."""
         with self.changed:
             self._process, self.status = None, status
             self.num_ends += 1
@@ -152,7 +153,7 @@ class SupervisedProcess:
 
 
 def describe(status: int) -> str:
-    """An exit status in words."""
+    """Return a description of an exit status."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -1,8 +1,8 @@
-"""A spare process that has imported the slow modules and waits for a line on its standard input.
+"""A standby process that has imported the slow modules and waits for a line on its standard input.
 
-It takes the place of a process that was lost, so that the replacement only has to load its model. Until then it costs
-only the memory of its imports. Starting it takes seconds of processor time, which waiting requests need after a loss,
-so the next spare starts later. This module does not know the work of the process.
+A standby process replaces a process that was lost, so that the replacement only has to load its model. While it waits,
+it needs only the memory of its imports. Its start takes seconds of processor time, which waiting requests need after a
+loss, so the next standby process starts later. This module does not know what the process does.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from collections.abc import Callable
 
 Process = subprocess.Popen[bytes]
 
-#: How long to wait before a spare that was asked for is started, in seconds.
+#: Seconds between the request for a standby process and its start.
 PAUSE_SECONDS = 5.0
 
 _GO = b"\n"
 
 
 def wait_for_activation() -> None:
-    """In the spare process: wait for the line on standard input. Ends the process if the line will never come."""
+    """Wait in the standby process for the line on standard input. If standard input is closed without the line, end the
+    process."""
     if not sys.stdin.buffer.readline():
         os._exit(0)
 
 
 def let_go(process: Process) -> bool:
-    """Let a spare process continue. Returns whether it received the message."""
+    """Activate a standby process. Returns whether the process received the message."""
     assert process.stdin is not None
     try:
         process.stdin.write(_GO)
@@ -39,31 +40,32 @@ def let_go(process: Process) -> bool:
 
 
 class WarmStandby:
-    """Keeps at most one spare process, made by `start` in a thread of its own."""
+    """Keeps at most one standby process, which `start` creates in a separate thread."""
 
     def __init__(self, name: str, start: Callable[[], Process]) -> None:
         self._start = start
         self.changed = threading.Condition()
         self._is_wanted = self._is_closed = False
         self._process: Process | None = None
-        # Linux takes this thread for the parent of the processes that it starts, so it lives as long as they may.
+        # Linux treats this thread as the parent of the processes that it starts, so the thread must live as long as
+        # they do.
         self._thread = threading.Thread(target=self._run, name=f"bridle-{name}-spare", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """The id of the spare process, if there is one."""
+        """Return the id of the standby process; None without one."""
         process = self._process
         return None if process is None else process.pid
 
     def prepare_nowait(self) -> None:
-        """Start a spare after `PAUSE_SECONDS`, in the background."""
+        """Start a standby process after `PAUSE_SECONDS`, in the background."""
         with self.changed:
             self._is_wanted = True
             self.changed.notify_all()
 
     def take(self) -> Process | None:
-        """Take the spare process and let it continue; None if there is none, or if it has ended."""
+        """Activate and return the standby process. Returns None if there is none, or if it has ended."""
         with self.changed:
             process, self._process = self._process, None
             self._is_wanted = False
@@ -75,7 +77,7 @@ class WarmStandby:
         return None
 
     def close(self) -> None:
-        """End the spare. Processes that were taken must have ended."""
+        """End the standby process. Processes that `take` returned must have ended."""
         with self.changed:
             self._is_closed = True
             self.changed.notify_all()

@@ -1,5 +1,5 @@
-"""Requests to other servers, made with distrust: to addresses that were checked, bounded in size and time. The caller
-decides which addresses are allowed. Knows neither tools nor images."""
+"""Safe requests to untrusted servers: to checked addresses only, with limits of size and time. The caller decides which
+addresses are allowed. The package knows neither tools nor images."""
 
 from bridle.safe_http.addresses import Networks as Networks
 from bridle.safe_http.addresses import OutboundFailed as OutboundFailed

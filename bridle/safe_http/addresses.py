@@ -1,7 +1,7 @@
-"""Check of addresses to connect to: public ones, and private ones that the operator has listed.
+"""Checks addresses before connecting: public addresses are allowed, and private addresses that the operator has listed.
 
-A name is looked up once. Each of its addresses must be allowed, and the connection goes to an address that was checked
-here. So a name whose answer changes between check and connection leads nowhere else.
+A host name is resolved once. Each of its addresses must be allowed, and the connection goes to one of the checked
+addresses. So a host name that resolves differently after the check cannot redirect the connection.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from bridle.errors import InvalidRequest
 
 
 class OutboundFailed(Exception):
-    """One sentence that a client may read; the caller makes its own kind of error from it."""
+    """A request to another server failed. The message is one sentence that a client may read; the caller converts the
+    error."""
 
 
 Address = IPv4Address | IPv6Address
 Networks = tuple[IPv4Network | IPv6Network, ...]
 
-#: IPv6 addresses that stand for IPv4 ones, and where these are in their bits: NAT64 and 6to4.
+#: IPv6 networks whose addresses contain an IPv4 address, and the position of its bits: NAT64 and 6to4.
 _EMBEDDED = ((IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
 _TEREDO = IPv6Network("2001::/32")
 
 
 def networks_of(texts: Iterable[str]) -> Networks:
-    """Addresses and networks as an operator lists them. Raises `InvalidRequest`."""
+    """Return the addresses and networks in an operator's list. Raises `InvalidRequest`."""
     try:
         return tuple(ip_network(text) for text in texts)
     except ValueError as error:
@@ -44,7 +45,7 @@ def is_allowed(address: Address, private: Networks) -> bool:
 
 
 def _embedded(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address contains."""
+    """Return the IPv4 address that an IPv6 address contains; None without one."""
     if isinstance(address, IPv4Address):
         return None
     if address.ipv4_mapped is not None:
@@ -58,8 +59,8 @@ def _embedded(address: Address) -> IPv4Address | None:
 
 
 def checked_address(host: str, port: int, private: Networks) -> str:
-    """An address of a host to connect to. Raises `OutboundFailed` if it has no address, or an address that is not
-    allowed. Blocks."""
+    """Return an address of a host to connect to. Raises `OutboundFailed` if the host has no address, or an address that
+    is not allowed. Blocks."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:

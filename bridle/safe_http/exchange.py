@@ -1,6 +1,6 @@
-"""One request and its answer: over a connection to an address that was checked, within bounds of size and time.
+"""One request and its response, over a connection to a checked address, with limits of size and time.
 
-Redirects are reported, not followed. A connection serves one request.
+Redirects are returned, not followed. A connection serves one request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _MAX_SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """`max_bytes` bounds an answer, `timeout` its time in seconds; `private` are addresses that are not public, and may
-    be connected to. `headers` go with every request."""
+    """Limits of requests. `max_bytes` is the maximum size of a response, `timeout` the seconds for the whole exchange.
+    `private` lists addresses that may be connected to although they are not public. `headers` are sent with every
+    request."""
 
     max_bytes: int = 256 << 10
     timeout: float = 10.0
@@ -35,7 +36,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """Response of a server. `headers` have names in lower case."""
+    """The response of a server. Names in `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,12 +44,12 @@ class HttpResponse:
 
 
 class HttpExchange:
-    """A request, made by the thread that calls `run`. `abort` ends it from another."""
+    """A request, which the thread that calls `run` sends. `abort` ends the request from another thread."""
 
     def __init__(
         self, bounds: HttpLimits, target: HttpTarget, method: str = "GET", body: bytes | None = None, kind: str = ""
     ) -> None:
-        """A `body` is of the content type `kind`. The time begins to run."""
+        """Create a request, and start its timeout. `kind` is the content type of `body`."""
         self._bounds, self._target = bounds, target
         self._method, self._body, self._kind = method, body, kind
         self._deadline = time.monotonic() + bounds.timeout
@@ -57,7 +58,7 @@ class HttpExchange:
         self._is_over = False
 
     def run(self) -> HttpResponse:
-        """Connect, send, read. Raises `OutboundFailed`."""
+        """Connect, send the request, and read the response. Raises `OutboundFailed`."""
         target = self._target
         address = checked_address(target.host, target.port, self._bounds.private)
         connection = http.client.HTTPConnection(target.host, target.port)
@@ -69,7 +70,7 @@ class HttpExchange:
             connection.request(self._method, target.path, self._body, headers)
             self._keep_time()
             answer = self._read(connection.getresponse())
-            if self._is_over:  # an end that `abort` made looks like the end of headers or of a body
+            if self._is_over:  # after `abort`, headers or a body seem to end
                 raise TimeoutError
             return answer
         except ssl.SSLCertVerificationError as error:
@@ -102,7 +103,7 @@ class HttpExchange:
         return sock
 
     def _hold(self, sock: socket.socket | None) -> None:
-        """Record the connection that `abort` has to end. Raises `OutboundFailed` if it was called."""
+        """Record the connection that `abort` must close. Raises `OutboundFailed` if `abort` was called before."""
         with self._lock:
             if self._is_over:
                 raise OutboundFailed("was cancelled")
@@ -139,7 +140,7 @@ class HttpExchange:
             self._socket.settimeout(self._remaining)
 
     def abort(self) -> None:
-        """End the connection, so that the thread ends. Idempotent."""
+        """Close the connection, so that the thread in `run` returns. Idempotent."""
         with self._lock:
             self._is_over, sock = True, self._socket
         if sock is not None:

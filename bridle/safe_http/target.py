@@ -1,4 +1,4 @@
-"""Validated URL of a request."""
+"""The validated URL of a request to another server."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PLAIN = re.compile(r"[!-~]{1,8192}")
 
 @dataclass(frozen=True, slots=True)
 class HttpTarget:
-    """Target of a request."""
+    """The validated parts of a URL."""
 
     scheme: str
     host: str
     port: int
-    path: str  # with the query
+    path: str  # includes the query
 
     @classmethod
     def of(cls, url: Any) -> Self:
-        """Read a URL with distrust. Raises `OutboundFailed`."""
+        """Parse and validate an untrusted URL. Raises `OutboundFailed`."""
         if not isinstance(url, str) or not _PLAIN.fullmatch(url) or "\\" in url:
             raise OutboundFailed(f"url is {short_repr(url)}; must be a URL of printable ASCII characters")
         try:
@@ -54,7 +54,7 @@ def _query(text: str) -> str:
 
 
 def is_winding(path: str) -> bool:
-    """Return whether a server might read a different path from the one written."""
+    """Return whether a server might read another path than the one that is written."""
     plain = unquote(path)
     is_hidden = plain.count("/") != path.count("/") or "\\" in plain or "%" in plain or not plain.isprintable()
     return is_hidden or any(part.partition(";")[0] in (".", "..") for part in plain.split("/"))

@@ -1,10 +1,10 @@
-"""bridle on a cluster: an application for Ray Serve, which places, scales, replaces and updates whole engines.
+"""bridle on a cluster: an application for Ray Serve, which places, scales, replaces and updates engines.
 
     serve run deploy/ray.yaml
 
 `fronts` serve HTTP; `engines` are replicas of one model, each with its own weights, KV cache and, with tensor
-parallelism, processes. A front sends a request to the engine that has computed its prefix, and to another one if that
-is lost. Needs the extra `ray`; Ray is imported only when an application is built.
+parallelism, processes. A front sends a request to the engine that has computed its prefix, and to another engine if
+that engine is lost. Needs the extra `ray`; Ray is imported only when an application is built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RaySettings", "build_app"]
 
 
 def build_app(args: dict[str, Any]) -> Application:
-    """The application, from the `args` of a Serve configuration file: fields of `RaySettings`."""
+    """Return the application for the `args` of a Serve configuration file, which are the fields of `RaySettings`."""
     from bridle.launch.ray.files import read_files
 
     settings = RaySettings.parse(args)

@@ -1,7 +1,8 @@
-"""Adapters on a cluster: named when the application is deployed, known to every front, read by engines when wanted.
+"""LoRA adapters on a cluster: named when the application is deployed, known to every front, and loaded by engines on
+demand.
 
-An engine reads an adapter for the first request that names it; the router keeps the number of such engines small. Names
-cannot be added later, because there is no way to inform all engines, including those started later.
+An engine loads an adapter for the first request that names it; the router keeps the number of such engines small.
+Adapters cannot be added later, because there is no way to inform all engines, including engines that start later.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from bridle.serving.lora.adapter_registry import AdapterRegistry
 
 
 class IngressLoRAStore:
-    """A front's `LoRAStore`. The weights are in the engines, and requests wait for them there."""
+    """A front's `LoRAStore`. It has no weights: engines load adapters, and requests wait in the engines."""
 
     def __init__(self) -> None:
         self._is_sealed = False
 
     def seal(self) -> None:
-        """Allow no further names."""
+        """Refuse further adapters from now on."""
         self._is_sealed = True
 
     def check(self, files: AdapterFiles) -> None:
@@ -29,10 +30,10 @@ class IngressLoRAStore:
             raise UnsupportedFeature("adapters of a cluster are named when it is deployed, in `adapters`", "adapter")
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Do nothing: the engines got the same list."""
+        """Do nothing, because the engines have the same list of adapters."""
 
     def remove(self, key: str) -> None:
-        """Do nothing: the engines keep the adapter, but no request of this front names it any more."""
+        """Do nothing. The engines keep the adapter, but no request of this front can name it any more."""
 
     def status(self, key: str) -> AdapterStatus:
         return AdapterStatus("host")
@@ -44,13 +45,13 @@ class IngressLoRAStore:
 
 
 def register(registry: AdapterRegistry, adapters: Mapping[str, str]) -> None:
-    """Make adapters known by name; each is a folder or a hub id. Looks at their files."""
+    """Register adapters by name; each source is a folder or a hub id. Reads the adapters' files."""
     for name, source in adapters.items():
         registry.add(name, source)
 
 
 def far_registry(adapters: Mapping[str, str], base_names: Iterable[str]) -> AdapterRegistry:
-    """The registry of a front's adapters."""
+    """Return a front's registry of adapters."""
     home = IngressLoRAStore()
     registry = AdapterRegistry(home, base_names)
     register(registry, adapters)

@@ -1,7 +1,8 @@
-"""Chooses an engine of a cluster for a request. It prefers an engine that has computed the prefix, then one with the
-adapter, then one with a low load. An engine that is far busier than others is skipped. No clock, no Ray.
+"""Chooses an engine of a cluster for a request: preferably an engine that has computed the prefix, then one with the
+adapter, then one with a low load. An engine with a far higher load than others is skipped. The module uses no clock and
+no Ray.
 
-An engine reports its load once a second; the load sent to it since then is added here.
+An engine reports its load once per second. The tokens that were sent to the engine since its report are added here.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from bridle.distributed.prefix_router import AWAY, RUNNING_TOKENS, PrefixRouter
 
 Engine = TypeVar("Engine", bound=Hashable)
 
-#: The number of adapters whose engines are remembered.
+#: The maximum number of adapters whose engines are remembered.
 _MAX_ADAPTERS = 4096
 _SLACK_TOKENS, _SLACK_FACTOR = 1024, 1.5
 
 
 @dataclass(slots=True)
 class _Place:
-    """An engine as of its last report. `number` is that of the report, `load` is in tokens, `since` is the load sent to
-    it after the report."""
+    """An engine's state at its last report. `number` is the number of the report, `load` the load in tokens, and
+    `since` the tokens that were sent to the engine after the report."""
 
     slot: int
     number: int = -1
@@ -33,17 +34,17 @@ class _Place:
 
 
 class Places(Generic[Engine]):
-    """Chooses among engines that come and go, at most `max_engines` at a time."""
+    """Chooses among engines that start and stop, at most `max_engines` at a time."""
 
     def __init__(self, block_size: int, max_engines: int) -> None:
         self._router = PrefixRouter(max_engines, block_size)
         self._places: dict[Engine, _Place] = {}
         self._free = list(range(max_engines - 1, -1, -1))
         self._num_slots = max_engines
-        self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that were sent it
+        self._homes: OrderedDict[str, set[int]] = OrderedDict()  # adapter: slots of engines that got requests for it
 
     def keep(self, engines: Collection[Engine]) -> None:
-        """Set the engines that exist now. Others are forgotten, with their prefixes."""
+        """Set the engines that exist now. Removed engines are forgotten, with their prefixes."""
         for gone in self._places.keys() - set(engines):
             slot = self._places.pop(gone).slot
             self._router.forget(slot)
@@ -55,8 +56,8 @@ class Places(Generic[Engine]):
                 self._places[engine] = _Place(self._free.pop())
 
     def note_report(self, engine: Engine, report: Mapping[str, Any]) -> None:
-        """Take in an engine's report: its `number`, its `load` in tokens, `is_ready`. A repeated report changes
-        nothing."""
+        """Record an engine's report: its `number`, its `load` in tokens, and `is_ready`. A repeated report is
+        ignored."""
         place = self._places.get(engine)
         if place is None or report.get("number", -1) == place.number:
             return
@@ -66,7 +67,7 @@ class Places(Generic[Engine]):
     def rank(
         self, prompt: Sequence[int], salt: object, adapter: str | None, candidates: Collection[Engine]
     ) -> list[Engine]:
-        """The candidates, the best first; the best is assumed to get the request."""
+        """Return the candidates, best first. The tokens of the request are added to the load of the best one."""
         by_slot = {self._places[engine].slot: engine for engine in candidates if engine in self._places}
         loads = self._loads(by_slot)
         if adapter is not None:
@@ -86,7 +87,7 @@ class Places(Generic[Engine]):
         return place.load + place.since
 
     def _loads(self, by_slot: Mapping[int, Engine]) -> list[float]:
-        """The load in each slot. Engines that are not ready count as away, unless none is ready."""
+        """Return the load in each slot. Engines that are not ready get the load `AWAY`, unless no engine is ready."""
         loads = [AWAY] * self._num_slots
         ready = {slot: engine for slot, engine in by_slot.items() if self._places[engine].is_ready}
         for slot, engine in (ready or by_slot).items():
@@ -94,7 +95,8 @@ class Places(Generic[Engine]):
         return loads
 
     def _prefer(self, slots: set[int], loads: list[float]) -> list[float]:
-        """Return the loads of these slots only, unless the other engines have much lower loads."""
+        """Return `AWAY` for all other slots, unless the engines in `slots` have much higher loads than other
+        engines."""
         theirs = min((loads[slot] for slot in slots), default=AWAY)
         least = min(loads)
         if theirs == AWAY or theirs > max(_SLACK_FACTOR * least, least + _SLACK_TOKENS):

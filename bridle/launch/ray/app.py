@@ -1,4 +1,4 @@
-"""The application of Ray Serve: two deployments, the fronts and the engines behind them."""
+"""The application of Ray Serve: a deployment of fronts, and a deployment of engines behind them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from bridle.launch.ray.ingress import Front
 from bridle.launch.ray.settings import RaySettings
 from bridle.launch.replica_process import ReplicaConfig
 
-#: Both deployments leave to bridle how many requests run and wait.
+#: Ray Serve's limit of requests per replica. It is never reached, because bridle limits running and waiting requests.
 _MANY = 100_000
 _HEALTH_PERIOD, _HEALTH_TIMEOUT = 5.0, 10.0
-#: Serve would write a line for every call between fronts and engines, and for every probe. Fronts write one for each
-#: request of a client, as `bridle serve` does.
+#: Turns off Serve's access log, which has a line for every call between fronts and engines and for every probe. Fronts
+#: log each request of a client, as `bridle serve` does.
 _QUIET = LoggingConfig(enable_access_log=False)
-#: The block size by which the router cuts prompts if the engines choose their own. It only guesses what they hold.
+#: The block size of the router's prefixes if engines choose their own block size. The router only estimates what
+#: engines have cached.
 _BLOCK_SIZE = 16
 
 
 def build(settings: RaySettings, files: OperatorFiles) -> Application:
-    """Return fronts over engines, with the properties of the settings' files."""
+    """Return the application of fronts and engines. `files` are the operator's files that the settings name."""
     told = ReplicaConfig(
         settings.to_model(), settings.to_engine(), settings.shards, settings.to_control(), files.tools, "json"
     ).encode()
     engines = serve.deployment(EngineReplica).options(
         name="engines",
-        # One bundle for all, since a model's processes are children of the replica's process and need the GPUs of its
-        # machine.
+        # One bundle for the whole engine, because a model's processes are children of the replica's process and need
+        # the GPUs of its machine.
         placement_group_bundles=[settings.bundle],
         placement_group_strategy="STRICT_PACK",
         ray_actor_options={"num_cpus": settings.bundle["CPU"], "num_gpus": settings.bundle.get("GPU", 0)},
@@ -40,7 +41,7 @@ def build(settings: RaySettings, files: OperatorFiles) -> Application:
             request_router_class="bridle.launch.ray.router.EngineRouter",
             request_router_kwargs={
                 "block_size": settings.to_model().block_size or _BLOCK_SIZE,
-                # While they are updated there may be twice as many.
+                # During an update, there may be twice as many engines.
                 "max_engines": 2 * settings.max_engines,
             },
             request_routing_stats_period_s=1.0,

@@ -1,26 +1,27 @@
-"""Autoscaling of engines: as many as keep queued prompt tokens, and running requests, below a target. Token counts
-are used because requests differ: one prompt may have 10 tokens, another 100,000. Serve's own delays and bounds
-apply to this target."""
+"""Autoscaling of engines: keeps queued prompt tokens and running requests per engine below a target. Token counts are
+used because requests differ: one prompt may have 10 tokens, another 100,000. Serve's own delays and limits apply to
+this target."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-#: What engines report; the names of the metrics.
+#: The names of the metrics that engines report.
 QUEUED_TOKENS = "queued_tokens"
 BUSY_SHARE = "busy_share"
 
 
 class QueuedTokens:
-    """A policy of Serve: `target_tokens` queued per engine, `target_busy` of its places taken."""
+    """A policy of Serve: the targets are `target_tokens` queued tokens per engine, and the share `target_busy` of
+    running requests."""
 
     def __init__(self, target_tokens: float, target_busy: float) -> None:
         self._target_tokens = target_tokens
         self._target_busy = target_busy
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The wanted number of engines, and an empty state."""
+        """Return the target number of engines, and an empty state."""
         metrics = context.aggregated_metrics or {}
         by_queue = sum(metrics.get(QUEUED_TOKENS, {}).values()) / self._target_tokens
         by_places = sum(metrics.get(BUSY_SHARE, {}).values()) / self._target_busy

@@ -1,7 +1,7 @@
-"""An `EngineClient` over the engines of a cluster, to which a front's routes submit.
+"""An `EngineClient` for the engines of a cluster; a front's routes submit requests to it.
 
-Requests travel through a handle of Ray Serve, which chooses the engine. This process remembers the tokens that a client
-has. If an engine is lost, another one continues exactly after them.
+Requests travel through a handle of Ray Serve, which chooses the engine. This process stores the tokens that a client
+has received. If an engine is lost, another engine continues exactly after these tokens.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from bridle.outputs import Finished, FinishReason
 
 _log = logging.getLogger(__name__)
 
-#: How often engines are asked for a sign of life, and how long an answer may take, both in seconds.
+#: Seconds between two heartbeats of engines, and seconds after which a heartbeat counts as missing.
 _LOOK_SECONDS, _LOOK_TIMEOUT = 1.0, 3.0
 _LOOKS_PER_GREETING = 10
-#: A pause before a request is sent again, in seconds.
+#: Seconds before a request is sent again.
 _PAUSE_SECONDS = 0.1
 
 
 class ClusterClient:
-    """Use it in the event loop that made it. `handle` is that of the engines' deployment. `tools` runs the calls of
-    controllers; its creator must close it."""
+    """A client that must be used in the event loop that created it. `handle` is the handle of the engines' deployment.
+    `tools` runs the tool calls of controllers; the caller must close it."""
 
     def __init__(self, handle: Any, hello: m.Handshake, tools: ToolExecutor) -> None:
         self._handle = handle
@@ -58,11 +58,11 @@ class ClusterClient:
 
     @classmethod
     async def connect(cls, handle: Any, tools: ToolExecutor) -> ClusterClient:
-        """Waits for the first engine."""
+        """Wait for the first engine, and return the client."""
         return cls(handle, await _greet(handle), tools)
 
     def _learn(self, hello: m.Handshake) -> None:
-        """Read the engines' descriptions, because an update may have changed them."""
+        """Store the engines' description, because an update may have changed it."""
         self._hello = hello
         self._intake = InputProcessor(
             hello.info, EngineConfig(max_forks=hello.max_forks, max_waiting=hello.max_waiting)
@@ -76,20 +76,20 @@ class ClusterClient:
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether a healthy engine answered recently."""
+        """Return whether a healthy engine answered the last heartbeat."""
         return any(beat.is_healthy for beat in self._beats)
 
     @property
     def num_up(self) -> int:
-        """Return the number of engines that answered recently."""
+        """Return the number of engines that answered the last heartbeat."""
         return len(self._beats)
 
     def submit(self, request: Request) -> EventStream:
-        """Start a request on a suitable engine; it waits if there is none."""
+        """Start a request on a suitable engine. The request waits if no engine is available."""
         if self._is_closed:
             raise errors.EngineClosed("this front is closed and accepts no requests")
         self._intake.check(request)
-        m.pack_request(request)  # what cannot travel is refused now
+        m.pack_request(request)  # refuse a request that cannot be encoded
         if request.id in self._live:
             raise errors.InvalidRequest(f"a request with id {request.id!r} is running", "id")
         request = replace(request, parks=False)  # the next request may go to another engine
@@ -98,11 +98,11 @@ class ClusterClient:
         return live.stream
 
     def cancel(self, request_id: str) -> None:
-        """End a request; unknown ids are ignored."""
+        """Cancel a request. Unknown ids are ignored."""
         self._loop.call_soon_threadsafe(self._cancel, request_id)
 
     def release_retained_kv(self, request_id: str) -> None:
-        """Do nothing: there is no parking on Ray."""
+        """Do nothing, because KV is not parked on Ray."""
 
     def statistics(self) -> EngineStatistics:
         """Return sums over the engines, as of their last heartbeats."""
@@ -112,13 +112,13 @@ class ClusterClient:
         return total
 
     def close(self, drain: float = 0.0) -> None:
-        """Accept no more requests, and end those that run."""
+        """Refuse further requests, and cancel the running requests."""
         self._is_closed = True
         self._looking.cancel()
         for task in self._live.values():
             task.cancel()
 
-    # -- in the loop -----------------------------------------------------------------------------------------
+    # -- in the event loop -----------------------------------------------------------------------------------
 
     def _cancel(self, request_id: str) -> None:
         task = self._live.get(request_id)
@@ -145,13 +145,14 @@ class ClusterClient:
             self._calls.forget(live.request.id)
 
     async def _see_through(self, live: RoutedRequest) -> None:
-        """Run a request on one engine after the other until it has ended. Raises the error that ends it."""
+        """Run a request on one engine after another until the request has ended. Raises the error that ends the
+        request."""
         while (lost := await self._run_once(live)) is not None:
             self._note_loss(live, lost)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _run_once(self, live: RoutedRequest) -> str | None:
-        """Run a request on one engine. Returns how the engine was lost, or None if it was not."""
+        """Run a request on one engine. Returns the reason if the engine was lost, and None if the request ended."""
         live.begin_again()
         response = self._handle.options(stream=True).generate.remote(_packed(live))
         try:
@@ -163,7 +164,7 @@ class ClusterClient:
             raise
         except BackPressureError as error:
             raise errors.Overloaded(str(error)) from None
-        except RayTaskError as error:  # the engine is there: the fault is in the request, or ours
+        except RayTaskError as error:  # the engine runs: the request or bridle is at fault
             raise errors.InternalError(f"an engine failed: {error}") from None
         except Exception as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -172,7 +173,7 @@ class ClusterClient:
                 response.cancel()
 
     def _take(self, live: RoutedRequest, data: bytes) -> bool:
-        """Send an engine's message to the client. Returns whether it was the last one."""
+        """Send an engine's message to the client. Returns whether the message was the last one."""
         message = m.read_by_router(data)
         if isinstance(message, (ToolAsked, ToolGivenUp)):
             self._calls.handle(live.request, message)
@@ -198,11 +199,11 @@ class ClusterClient:
         live.tell_resuming()
 
     async def _answer(self, address: str, message: ToolAnswered) -> None:
-        """Send an engine the answer of a tool call."""
+        """Send the answer of a tool call to the engine of the call."""
         await self._handle.answer.remote(m.encode(message), address)
 
     async def _look(self) -> None:
-        """Ask all engines for a heartbeat repeatedly, and sometimes one of them for its model."""
+        """Request a heartbeat from all engines repeatedly, and sometimes the model's description from one engine."""
         for number in count(1):
             try:
                 if number % _LOOKS_PER_GREETING == 0:
@@ -212,7 +213,7 @@ class ClusterClient:
                 found = await response.results_async(timeout_s=_LOOK_TIMEOUT, return_exceptions=True)
                 messages = [m.read_by_router(data) for data in found if isinstance(data, bytes)]
                 self._beats = [message for message in messages if isinstance(message, m.Heartbeat)]
-            except Exception as error:  # whatever it is, there is nobody now
+            except Exception as error:  # after any error, no engine counts as available
                 _log.debug("no engine answers: %s", error)
                 self._beats = []
             await asyncio.sleep(_LOOK_SECONDS)
@@ -226,7 +227,7 @@ async def _greet(handle: Any) -> m.Handshake:
 
 
 class _Gone(Exception):
-    """An engine reports that it is closing."""
+    """The engine of a request reports that it is closing."""
 
 
 def _packed(live: RoutedRequest) -> bytes:

@@ -1,7 +1,7 @@
 """One engine of a cluster: a replica of Ray Serve that runs a whole engine for the fronts.
 
-It uses the messages of `bridle.distributed`, like a local replica. Clocks of two machines have nothing in common, so
-deadlines are sent as the seconds that are left.
+The engine uses the messages of `bridle.distributed`, like a local replica. Clocks of two machines may differ, so
+deadlines are sent as remaining seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from bridle.outputs import Event, Finished, FinishReason, PromptEvent
 
 
 class EngineReplica:
-    """One engine in a replica's process, created by Serve. `told` is a `ReplicaConfig`, `adapters` are names and
-    sources."""
+    """One engine in a replica's process, created by Serve. `told` is an encoded `ReplicaConfig`; `adapters` maps names
+    to sources."""
 
     def __init__(self, told: str, adapters: dict[str, str]) -> None:
         from ray import serve
@@ -41,7 +41,7 @@ class EngineReplica:
         from bridle.serving import load_model
 
         config = ReplicaConfig.decode(told)
-        launch = partial(launch_shard, shards=config.shards, stands_by=False)  # the other engines take its place
+        launch = partial(launch_shard, shards=config.shards, stands_by=False)  # other engines take over
         executors = launch if config.shards else load_watched
         self._config = config
         model, engine = config.model, config.engine
@@ -58,10 +58,10 @@ class EngineReplica:
         self._num_live = 0
         self._num_reports = 0
 
-    # -- for fronts ------------------------------------------------------------------------------------------
+    # -- methods that fronts call ----------------------------------------------------------------------------
 
     async def hello(self) -> bytes:
-        """The description of this engine's models."""
+        """Return the description of this engine's model."""
         engine = self._config.engine
         return m.encode(m.Handshake(m.PROTOCOL, os.getpid(), self._client.info, engine.max_forks, engine.max_waiting))
 
@@ -70,7 +70,7 @@ class EngineReplica:
         return m.encode(m.pack_beat(self._client.is_healthy, self._client.statistics()))
 
     async def generate(self, data: bytes) -> AsyncIterator[bytes]:
-        """Run a request; gives its stream's events, batch by batch. Leaving the iteration cancels the request."""
+        """Run a request. Yields batches of its events. Leaving the iteration cancels the request."""
         message = m.read_by_replica(data)
         if not isinstance(message, m.Submit):
             raise ProtocolError(f"a {type(message).__name__} came in the place of a request")
@@ -94,7 +94,7 @@ class EngineReplica:
         return m.Events([m.pack_event(event) for event in events])
 
     async def answer(self, data: bytes, address: str) -> None:
-        """Take a front's answer to a tool call of this engine. `address` is for the router."""
+        """Accept a front's answer to a tool call of this engine. `address` is for the router."""
         message = m.read_by_replica(data)
         if isinstance(message, ToolAnswered):
             self._calls.answer(message)
@@ -108,27 +108,28 @@ class EngineReplica:
         return replace(request, deadline=time.monotonic() + request.deadline)
 
     def _failure(self, request_id: str, error: BridleError) -> bytes:
-        """The message for a failed request. The requests of a closing engine continue on others; any other error is
-        the answer."""
+        """Return the message for a failed request. If the engine is closing, the request continues on another engine;
+        any other error ends the request."""
         if self._client.is_healthy:
             return m.encode(m.Events([m.pack_event(Finished(request_id, 0, FinishReason.ERROR, error=error))]))
         return m.encode(m.RequestFailed(request_id, pack_error(error)))
 
-    # -- for Serve -------------------------------------------------------------------------------------------
+    # -- methods that Serve calls ----------------------------------------------------------------------------
 
     def check_health(self) -> None:
-        """Raise an error while requests cannot be served. After a few failed checks Serve replaces the replica."""
+        """Raise an error while the engine cannot serve requests. After a few failed checks, Serve replaces the
+        replica."""
         if not self._client.is_healthy:
             raise ShardUnavailable("the engine cannot serve requests now")
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """The engine's report to the router."""
+        """Return the engine's report to the router."""
         self._num_reports += 1
         load = sum(self._queued.values()) + RUNNING_TOKENS * self._num_live
         return {"number": self._num_reports, "load": load, "is_ready": self._client.is_healthy}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The engine's report to the autoscaler."""
+        """Return the engine's report to the autoscaler."""
         places = self._config.engine.max_num_seqs or self._client.info.max_num_seqs
         return {QUEUED_TOKENS: float(sum(self._queued.values())), BUSY_SHARE: self._num_live / places}
 

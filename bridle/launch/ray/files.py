@@ -1,4 +1,5 @@
-"""The operator's files on a cluster, of tools and of policies: checked when it is deployed, and read by each front.
+"""The operator's files of tools and policies on a cluster: checked when the application is deployed, and read by each
+front.
 
 Engines get only the list of tools from these files.
 """
@@ -18,14 +19,15 @@ from bridle.serving.policies import read_policies
 
 
 class OperatorFiles(NamedTuple):
-    """Operator's files as engines see them: `tools`, and a `version` that changes with their content."""
+    """The operator's files as engines need them: `tools`, and a `version` that changes with the content of the
+    files."""
 
     tools: ToolsElsewhere
     version: str
 
 
 def read_files(settings: RaySettings) -> OperatorFiles:
-    """Look at the files once. Raises `InvalidRequest` for an unusable file."""
+    """Read the files once. Raises `InvalidRequest` for an invalid file."""
     if settings.policies is not None:
         read_policies(Path(settings.policies))
     with closing(tools_of(settings)) as desk:
@@ -36,7 +38,8 @@ def read_files(settings: RaySettings) -> OperatorFiles:
 
 
 def tools_of(settings: RaySettings) -> ToolExecutor:
-    """Return the tools of the file, if there is one, and those of clients. The caller must close them."""
+    """Return the executor of the operator's tools, if there is a file, and of clients' tools. The caller must close
+    it."""
     from bridle.controller_tools.config import read_tools
 
     return ToolExecutor() if settings.tools is None else read_tools(Path(settings.tools))

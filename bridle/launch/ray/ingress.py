@@ -1,6 +1,7 @@
-"""One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, and computes nothing.
+"""One front of a cluster: a replica of Ray Serve that answers HTTP as `bridle serve` does, but computes no model.
 
-It validates, tokenizes, admits, compiles constraints and streams. Fronts share nothing, so there may be many.
+A front validates, tokenizes, admits and streams requests, and compiles constraints. Fronts share no state, so there may
+be many.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from bridle.serving.tenancy.keys import KeyStore
 
 
 class Front:
-    """One front in a replica's process, created by Serve. `told` is a `RaySettings` as JSON. Fronts are replaced
-    when an argument changes; `version` changes with the files that are read here."""
+    """One front in a replica's process, created by Serve. `told` is `RaySettings` as JSON. Serve replaces fronts when
+    an argument changes; `version` changes with the operator's files."""
 
     async def __init__(self, told: str, engines: Any, version: str = "") -> None:  # type: ignore[misc]  # Serve awaits it
         from bridle.model import resolve_model

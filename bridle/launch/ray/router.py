@@ -1,6 +1,6 @@
-"""Ray Serve's hook for choosing a replica: the front's handle asks here where a request goes.
+"""Ray Serve's hook for choosing a replica: the front's handle calls it to choose the engine of a request.
 
-Ray sends this module by value, so it contains only the hook.
+Ray serializes this module by value, so it contains only the hook.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     and all other calls to any engine."""
 
     def initialize_state(self, block_size: int, max_engines: int) -> None:
-        """Called by Serve with the `request_router_kwargs` of the deployment."""
+        """Create the state. Serve calls this with the `request_router_kwargs` of the deployment."""
         self._places: Places[Any] = Places(block_size, max_engines)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -33,9 +33,9 @@ class EngineRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The candidates, each a rank of its own."""
+        """Return the candidates, best first, each in a list of its own."""
         args: Sequence[Any] = () if pending_request is None else pending_request.args
-        if len(args) > 1:  # the answer of a call, and the address of the engine that waits for it
+        if len(args) > 1:  # the answer to a tool call, and the address of the engine that waits for it
             home = [replica for replica in candidate_replicas if replica.replica_id.unique_id == args[1]]
             return [home or candidate_replicas]
         message = read_by_replica(args[0]) if args else None

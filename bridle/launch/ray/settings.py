@@ -1,4 +1,4 @@
-"""The fields of a Serve configuration file for a model on a cluster, checked before anything is started."""
+"""The fields of a Serve configuration file for a model on a cluster, validated before anything is started."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class RaySettings(BaseModel):
-    """One model, some engines, some fronts.
+    """The settings of one model on a cluster, with its engines and fronts.
 
     `model_options` and `engine_options` are the fields of `ModelConfig` and `EngineConfig`, `adapters` names of LoRA
-    adapters with their folders or hub ids. An engine has `shards` processes for its model (0: it computes in its
-    replica's own process; 2 and more: tensor parallelism, one machine), and uses `num_cpus` and `num_gpus` for each.
-    Engines are added while more than `target_queued_tokens` prompt tokens wait per engine, or more than `target_busy`
-    of all places are taken, and removed when fewer do. `control_store` is a folder of Wasm controllers that all
-    machines share. With this folder, each engine has its own control runtime. `tools` and `policies` are files in the
-    format of `bridle serve`; fronts read them.
+    adapters with their folders or hub ids. An engine has `shards` processes for its model, and uses `num_cpus` and
+    `num_gpus` for each process. With 0 shards, the replica's own process computes the model; 2 or more shards are
+    tensor parallelism on one machine. Engines are added while more than `target_queued_tokens` prompt tokens wait per
+    engine, or more than the share `target_busy` of the maximum sequences run. Otherwise, engines are removed.
+    `control_store` is a folder of Wasm controllers that all machines share. With this folder, each engine has its own
+    control runtime. `tools` and `policies` are files in the format of `bridle serve`; fronts read them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -77,7 +77,7 @@ class RaySettings(BaseModel):
 
     @classmethod
     def parse(cls, args: dict[str, Any]) -> RaySettings:
-        """Check the fields. Raises `InvalidRequest` with the field at fault."""
+        """Validate the fields. Raises `InvalidRequest` that names the invalid field."""
         try:
             return cls.model_validate(args)
         except ValidationError as error:
@@ -99,21 +99,21 @@ class RaySettings(BaseModel):
         return EngineConfig(**self.engine_options)
 
     def to_control(self) -> ControlSettings:
-        """Return the settings of the control runtime next to each engine; a front's own runtime is for uploads and
-        tags."""
+        """Return the settings of each engine's control runtime. A front's own runtime only handles uploads and tags."""
         if self.control_store is None:
             return ControlSettings("off")
         return ControlSettings("on", store=Path(self.control_store))
 
     def for_fronts(self) -> RaySettings:
-        """Return the settings that a front needs. A front is replaced when these change, not when engines change."""
+        """Return the settings that a front needs. Serve replaces a front when these settings change, not when engines
+        change."""
         options = {name: value for name, value in self.model_options.items() if name in _OF_TOKENIZERS}
         told = {name: getattr(self, name) for name in _OF_FRONTS}
         return RaySettings(model_options=options, **told)
 
     @property
     def bundle(self) -> dict[str, float]:
-        """The resources that one engine takes of a machine, all its processes together."""
+        """Return the machine's resources that one engine needs for all of its processes."""
         count = max(self.shards, 1)
         return {"CPU": count * self.num_cpus} | ({"GPU": count * self.num_gpus} if self.num_gpus else {})
 

@@ -1,7 +1,8 @@
-"""Tools on a cluster: controllers run in engines, and their tools run in the front that has the request.
+"""Tools on a cluster: controllers run in engines, and their tool calls run in the front that has the request.
 
-An engine's calls go into the stream of the request whose controller makes them; an answer is sent to that engine by its
-address. A front keeps answers while a request runs, so that no call is made twice when its engine is lost. No Ray here.
+An engine puts a tool call into the stream of the request whose controller makes the call. The front sends the answer to
+the engine's address. A front keeps answers while a request runs, so that no call is made twice when the engine is lost.
+The module does not use Ray.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from bridle.outputs import Event
 _log = logging.getLogger(__name__)
 
 _GONE = "the front is gone"
-#: How often an answer is sent to an engine that does not take it, and the pause between, in seconds.
+#: The maximum number of attempts to send an answer to an engine, and the seconds between two attempts.
 _MAX_SENDINGS, _PAUSE_SECONDS = 20, 0.25
 
-#: Sends an answer to the engine at an address.
+#: Sends an answer to the engine with an address.
 SendAnswer = Callable[[str, ToolAnswered], Awaitable[None]]
 
 
 class EngineCalls:
-    """The engine's end: puts tool calls into the streams of requests. `address` is for the answers. Used in one
-    event loop; calls may come from any thread."""
+    """The engine's side: puts tool calls into the streams of requests. `address` is the engine's address, to which
+    fronts send answers. Use the object in one event loop; calls may come from any thread."""
 
     def __init__(self, desk: RemoteToolExecutor, address: str) -> None:
         self._desk, self._address = desk, address
         self._lock = threading.Lock()
         self.streams: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Queue[ToolMessage]]] = {}
-        self.askers: dict[int, str] = {}  # requests, by the numbers of their calls
+        self.askers: dict[int, str] = {}  # request ids, by the numbers of their calls
         desk.connect(self._tell)
 
     def answer(self, message: ToolAnswered) -> None:
-        """Take a front's answer to a call."""
+        """Accept a front's answer to a call."""
         with self._lock:
             self.askers.pop(message.number, None)
         self._desk.handle(message)
@@ -71,7 +72,7 @@ class EngineCalls:
 
     @contextlib.contextmanager
     def _open(self, request_id: str) -> Iterator[asyncio.Queue[ToolMessage]]:
-        """Open the queue of a request's calls to be sent, and remove it at the end of the block."""
+        """Open a queue for a request's outgoing calls, and remove the queue at the end of the block."""
         calls: asyncio.Queue[ToolMessage] = asyncio.Queue()
         with self._lock:
             self.streams[request_id] = asyncio.get_running_loop(), calls
@@ -87,7 +88,7 @@ class EngineCalls:
         assert isinstance(message, (ToolAsked, ToolGivenUp))
         message.replica = self._address
         with self._lock:
-            if isinstance(message, ToolAsked):  # parts of a composition name their request and their number
+            if isinstance(message, ToolAsked):  # parts of a composition have the request's id with a suffix
                 names = message.request_id, message.request_id.rpartition("/")[0]
                 asker = next((name for name in names if name in self.streams), "")
                 self.askers[message.number] = asker
@@ -95,14 +96,14 @@ class EngineCalls:
                 asker = self.askers.pop(message.number, "")
             loop, calls = self.streams.get(asker, (None, None))
         if loop is not None and calls is not None:
-            with contextlib.suppress(RuntimeError):  # a loop that is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(calls.put_nowait, message)
         elif isinstance(message, ToolAsked):
             self.answer(ToolAnswered(message.number, "", _GONE))
 
 
 class FrontCalls:
-    """The front's end, in one event loop: runs calls with the front's tools and sends the answers to engines."""
+    """The front's side, in one event loop: runs calls with the front's tools, and sends the answers to engines."""
 
     def __init__(self, desk: ToolExecutor, send: SendAnswer) -> None:
         self._send = send
@@ -120,7 +121,7 @@ class FrontCalls:
                 self.calls.give_up(message.replica, message)
 
     def begin_again(self, request_id: str) -> ControllerError | None:
-        """Prepare a request for a new beginning. Returns an error if that would make its calls a second time."""
+        """Prepare a request to run again. Returns an error if the request would repeat its calls."""
         with self._lock:
             return self.calls.begin_again(request_id)
 
@@ -142,6 +143,6 @@ class FrontCalls:
         for _ in range(_MAX_SENDINGS):
             try:
                 return await self._send(address, message)
-            except Exception as error:  # whatever the carrier raises; without its engine the request begins again
+            except Exception as error:  # any error of Ray; if its engine is lost, the request begins again
                 _log.warning("an answer did not reach engine %s: %s", address, error)
                 await asyncio.sleep(_PAUSE_SECONDS)
