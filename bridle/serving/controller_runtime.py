@@ -1,7 +1,7 @@
 """The control runtime of a served model: its start, and access to its store of modules.
 
 The runtime is a process of its own. It starts while the model is loaded, so that it costs no extra time. This module
-knows nothing of HTTP and of engines; the optional packages are imported only where a runtime is really started.
+does not know HTTP or engines. The optional packages are imported only when a runtime is started.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ControlMode = Literal["auto", "on", "off"]
-#: The identity of calls from this process, which do not come over a network.
+#: The identity for calls of this process, which do not come over a network.
 LOCAL_ADMIN = Auth("localhost", True)
 
-#: Arguments for a runtime under a Python program. No client could be told to try again, so the first script waits until
+#: Arguments for a runtime in a Python program. There is no client that could try again, so the first script waits until
 #: the interpreter is compiled.
 _PATIENT = ("--limit", "max_prepare_wait=600000")
 #: Arguments for the runtime of policies. Their number is bounded by that of requests and outputs that the engine takes;
@@ -45,7 +45,7 @@ _DEMANDED = (
     "--limit=max_total_forks=1000000000",
     *_PATIENT,
 )
-#: How long a call on the side channel may take, in seconds, unless limits are raised.
+#: Timeout of a call on the side channel in seconds, unless the operator raises limits.
 _CALL_SECONDS = 900.0
 _NEEDED = ("posix_ipc",)
 _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
@@ -53,12 +53,12 @@ _NEEDED_BY_OUR_RUNTIME = ("wasmtime", "llguidance")
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Settings of a model's control runtime. `auto` starts one if possible, and otherwise logs the reason; with
-    `on` the reason is an error. `runtime` is the path of a runtime other than bridle's own, `args` are further
-    arguments for it, and `dialect` is its protocol version. `trace` is a file that records both channels. `store`
-    is the folder of uploaded modules (None: in the user's data folder). `prepare` lets the runtime compile bridle's
-    own controllers before a request asks for one. `policy_args` are further arguments for the separate runtime of
-    Wasm policies."""
+    """Settings of a model's control runtime. With mode `auto` a runtime starts if possible, and otherwise the reason is
+    logged; with `on` the reason is an error. `runtime` is the path of a runtime other than bridle's own, `args` are
+    further arguments for the runtime, and `dialect` is its protocol version. `trace` is a file that records both
+    channels. `store` is the folder of uploaded modules (None: in the user's data folder). `prepare` lets the runtime
+    compile bridle's own controllers before a request uses one. `policy_args` are further arguments for the separate
+    runtime of Wasm policies."""
 
     mode: ControlMode = "auto"
     runtime: str | None = None
@@ -79,7 +79,7 @@ class ControlSettings:
             raise InvalidRequest(f"start_timeout is {self.start_timeout}; must be more than 0", "start_timeout")
 
     def obstacle(self) -> str | None:
-        """Return the reason why no runtime can be started here; None if one can."""
+        """Return the reason why no runtime can be started on this system; None if one can be started."""
         if sys.platform == "win32":
             return "the control runtime needs POSIX shared memory, which Windows does not have"
         needed = _NEEDED if self.runtime is not None else _NEEDED + _NEEDED_BY_OUR_RUNTIME
@@ -108,8 +108,8 @@ class ControlSettings:
         )
 
     def for_policies(self) -> ControlSettings:
-        """Return the settings of the runtime for policies: bridle's own, with its own limits, on the same store of
-        modules."""
+        """Return the settings of the runtime for policies: bridle's own runtime, with its own limits, on the same store
+        of modules."""
         args = (*_DEMANDED, *self.policy_args)
         return ControlSettings("on", args=args, store=self.store, start_timeout=self.start_timeout)
 
@@ -136,7 +136,8 @@ def data_folder() -> Path:
 
 
 def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -> PolicyPool | None:
-    """Return the pool of Wasm policies, whose runtime starts when it is needed; None if none can be started."""
+    """Return the pool of Wasm policies, whose runtime starts when it is first needed; None if no runtime can be
+    started."""
     own = settings.for_policies()
     if own.obstacle() is not None:
         return None
@@ -146,7 +147,7 @@ def demanded_pool(settings: ControlSettings, tokenizer: Path, num_logits: int) -
 
 
 class ControlStart:
-    """A runtime that starts in a thread. Take it with `result`, or end it with `abandon`."""
+    """A runtime that starts in a thread. Take the runtime with `result`, or end it with `abandon`."""
 
     def __init__(self, settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> None:
         self._settings, self._tokenizer, self._num_logits = settings, tokenizer, num_logits
@@ -159,7 +160,8 @@ class ControlStart:
         return RuntimePool(self._settings.runtime_config(self._tokenizer, num_logits), num_logits)
 
     def result(self, num_logits: int) -> RuntimePool:
-        """Wait for the runtime and return it, for logits rows of that width. Raises the error of a failed start."""
+        """Wait for the runtime and return it, for logits rows of width `num_logits`. Raises the error of a failed
+        start."""
         try:
             if self._future is None or num_logits != self._num_logits:
                 self.abandon()
@@ -169,7 +171,7 @@ class ControlStart:
             self._threads.shutdown(wait=False)
 
     def abandon(self) -> None:
-        """End the runtime, or its start."""
+        """End the runtime, or stop its start."""
         future, self._future = self._future, None
         if future is not None and future.exception() is None:
             future.result().shutdown()
@@ -177,10 +179,10 @@ class ControlStart:
 
 
 def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | None) -> ControlStart | None:
-    """Start a runtime in the background; returns None if the settings want none or none can be started.
+    """Start a runtime in the background. Returns None if the settings want no runtime, or if none can be started.
 
-    `num_logits` is a guess; with None the start waits for the true number. Raises `UnsupportedFeature` if a runtime is
-    required and cannot be started.
+    `num_logits` is an estimate; with None the start waits for the real number. Raises `UnsupportedFeature` if a runtime
+    is required and cannot be started.
     """
     if settings.mode == "off":
         return None
@@ -194,7 +196,8 @@ def begin_control(settings: ControlSettings, tokenizer: Path, num_logits: int | 
 
 
 def finish_control(settings: ControlSettings, start: ControlStart | None, num_logits: int) -> RuntimePool | None:
-    """Wait for the runtime that was begun. A runtime that does not start is an error only if it is required."""
+    """Wait for the runtime that was started. A runtime that does not start is an error only if the settings require
+    one."""
     if start is None:
         return None
     try:
@@ -207,7 +210,7 @@ def finish_control(settings: ControlSettings, start: ControlStart | None, num_lo
 
 
 def guess_num_logits(folder: Path) -> int | None:
-    """The width of a checkpoint's logits rows, if its configuration has it."""
+    """Return the width of a checkpoint's logits rows from its configuration, or None."""
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -218,12 +221,12 @@ def guess_num_logits(folder: Path) -> int | None:
     return None
 
 
-# -- the store -----------------------------------------------------------------------------------------------
+# -- the store of modules ------------------------------------------------------------------------------------
 
 
 def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
-    """Compile and keep a controller. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; takes seconds for a
-    large one."""
+    """Compile a controller and store it. Raises `InvalidRequest` if `wasm` is not a controller. Blocks; a large
+    controller takes seconds."""
     from bridle.aici import protocol, replies
 
     message = protocol.MkModule(binary=base64.b64encode(wasm).decode(), auth=_as_json(auth))
@@ -231,7 +234,8 @@ def upload_module(control: RuntimePool, wasm: bytes, auth: Auth) -> ModuleData:
 
 
 def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Auth) -> TagsData:
-    """Let tags name a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set. Blocks."""
+    """Set tags as names of a module. Raises `InvalidRequest` for a bad name, or for a tag that `auth` may not set.
+    Blocks."""
     from bridle.aici import protocol, replies
 
     message = protocol.SetTags(module_id=module, tags=list(tags), auth=_as_json(auth))
@@ -239,8 +243,8 @@ def tag_module(control: RuntimePool, module: str, tags: Sequence[str], auth: Aut
 
 
 def find_module(control: RuntimePool, name: str) -> str | None:
-    """Return the hash of the module of a hash or a name; "" if there is none, None if the runtime does not know.
-    Blocks."""
+    """Return the hash of the module that `name`, a hash or a tag, means. Returns "" if there is no such module, None if
+    the runtime cannot say. Blocks."""
     from bridle.aici import protocol, replies
 
     if not control.knows("get_module"):
@@ -252,7 +256,7 @@ def find_module(control: RuntimePool, name: str) -> str | None:
 
 
 def list_tags(control: RuntimePool, auth: Auth) -> TagsData:
-    """All tags, newest first. Blocks."""
+    """Return all tags, newest first. Blocks."""
     from bridle.aici import protocol, replies
 
     return control.call(protocol.GetTags(auth=_as_json(auth)), replies.TagsData)

@@ -1,6 +1,6 @@
-"""Beam search for front-ends: the engine request, and the texts that were found.
+"""Beam search for front ends: the engine request, and the texts that the search found.
 
-The engine's outputs are the last beams. The finished texts come as a variable and replace them here.
+The engine's outputs are the last beams. The finished texts come as a variable of the controller and replace the beams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from bridle.serving.models.loading import LoadedModel
     from bridle.tokenizer import Tokenizer
 
-#: What may be said of sampling in addition to a beam search; the rest would change which token is sampled, and none is.
+#: Sampling parameters that may be combined with beam search. Other parameters affect only sampled tokens, and beam
+#: search samples none.
 _KEPT = frozenset({"max_tokens", "seed", "ignore_eos", "logit_bias", "bias_texts", "allowed_token_ids", "n"})
 _KEPT_OUTPUT = frozenset({"skip_special_tokens", "logprobs", "speculate", "prediction", "temperature"})
 
@@ -29,7 +30,7 @@ def beam_search(
     length_penalty: float | None = None,
     early_stopping: EarlyStopping | None = None,
 ) -> tuple[SamplingParams, BeamSearch]:
-    """Return the parameters of the request that searches, and its controller. Raises `InvalidRequest` for a
+    """Return the parameters and the controller of a request that runs a beam search. Raises `InvalidRequest` for a
     combination that is not supported."""
     for name in type(sampling).__slots__:
         is_usual = getattr(sampling, name) == getattr(DEFAULT_SAMPLING, name)
@@ -62,7 +63,7 @@ def beam_search(
 def found_beams(
     tokenizer: Tokenizer, output: RequestOutput, search: BeamSearch, sampling: SamplingParams, num_wanted: int
 ) -> list[CompletionOutput]:
-    """The best texts of a search that has ended. `sampling` has the client's parameters."""
+    """Return the best texts of a search that has ended. `sampling` has the client's parameters."""
     if BEAMS not in output.storage:
         raise InternalError("a beam search ended without a result")
     made = []
@@ -78,7 +79,7 @@ def found_beams(
                 None if sampling.logprobs is None else list(entries),
                 FinishReason.STOP if has_ended else FinishReason.LENGTH,
                 tokens[-1] if has_ended else None,
-                output.usage if index == 0 else Usage(),  # what the whole search has cost
+                output.usage if index == 0 else Usage(),  # the cost of the whole search
                 score=score,
             )
         )

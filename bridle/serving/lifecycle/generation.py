@@ -1,8 +1,9 @@
 """The engine requests of one call, and their results.
 
-Each prompt of a call becomes an engine request. With a controller, each choice does too, so that each has its own
-instance and variables; the others begin when the first has computed their common prompt. All requests are checked
-before the first is submitted, and all end with the call. Front-ends pass a sink, so this module knows no wire format.
+Each prompt of a call becomes an engine request. With a controller, each choice becomes a separate request, so that each
+has its own instance and variables. The other choices begin when the first one has computed the common prompt. All
+requests are checked before the first is submitted, and all end with the call. Front ends pass a sink, so this module
+knows no wire format.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from bridle.structured_output import Constraint
 
 @dataclass(slots=True)
 class SubRequest:
-    """One prompt of a call, or one choice for a prompt, with its result. `shares` is the request with the same
-    prompt that is computed first."""
+    """One prompt of a call, or one choice for a prompt, with its result. `shares` is the request with the same prompt
+    that is computed first."""
 
     number: int
     request: Request
@@ -42,7 +43,7 @@ class SubRequest:
     tells_trace: bool = False
     is_computed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     collector: OutputCollector = field(init=False)
-    outputs: list[CompletionOutput] = field(init=False)  # so far, in order of their index; only to look at
+    outputs: list[CompletionOutput] = field(init=False)  # so far, by index; read-only
     is_steered: bool = field(init=False)
     ahead: _Ahead | None = field(init=False, default=None)
     stream: EventStream | None = field(init=False, default=None)
@@ -52,27 +53,27 @@ class SubRequest:
     def __post_init__(self) -> None:
         self.collector = OutputCollector(self.request, self.text)
         self.outputs = self.collector.output.outputs
-        # Whether a program steers it, which may fork, log, and rewrite the prompt. What only says how the text must
-        # look does not.
+        # Whether a controller steers the request, which may fork, log, and rewrite the prompt. A constraint, which only
+        # restricts the text, does not count.
         controller = None if self.request.controller is None else user_controllers(self.request.controller)
         self.is_steered = controller is not None and not isinstance(controller, (Constraint, ReasoningThenGrammar))
 
     @property
     def reader(self) -> DeltaReader:
-        """Shared reader of the visible part of all outputs."""
+        """Return the shared reader of the visible part of all outputs."""
         if self._reader is None:
             self._reader = DeltaReader(self.collector, self.policy)
         return self._reader
 
     @property
     def is_plain(self) -> bool:
-        """Return whether its text may be live: the tokens of one output are sent as they come, and no other output
-        waits."""
+        """Return whether the text may be sent live: there is one output, all of its text is shown, and there are no
+        extras to send."""
         has_notes = self.notes is not None and bool(self.notes.indexes)
         return len(self.outputs) == 1 and self.reader.shows_all and not has_notes
 
     def add(self, events: list[Event]) -> None:
-        """Add events."""
+        """Add events of the engine to the result."""
         self.collector.add(events)
         if self.is_steered or self.request.tell_resuming or self.tells_trace:
             self.notes = self.notes or StreamExtrasReader(tells_trace=self.tells_trace)
@@ -106,15 +107,15 @@ class SubRequest:
         return [(deltas[index], self.note(index)) for index in sorted(deltas)]
 
 
-#: Sees a part after each batch of its events. True says that it has seen enough. A `LiveText` sends the tokens that
-#: come next if the part `is_plain`.
+#: Called with a part after each batch of its events. Returns True to stop reading. A returned `LiveText` sends the next
+#: tokens if the part `is_plain`.
 Sink = Callable[[SubRequest, list[Event]], Awaitable[bool | LiveText | None]]
 
 
 @dataclass(slots=True)
 class Generation:
-    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` is
-    the model's or the adapter's name. `held` has resources of the whole call; `keep` gets the outputs of a traced
+    """The parts of a call, ready to run, at most `at_once` at the same time (None: all of them). `served_name` is the
+    model's or the adapter's name. `held` has resources of the whole call. `keep` is called with the outputs of a traced
     call."""
 
     model: LoadedModel
@@ -127,8 +128,8 @@ class Generation:
     keep: Callable[[list[RequestOutput]], None] | None = None
 
     async def begin(self) -> list[Event]:
-        """Submit the one part and wait for its first events, for callers that need them before the answer begins; `run`
-        begins with them."""
+        """Submit the only part and wait for its first events, for callers that need these before the answer begins.
+        `run` then begins with the same events."""
         (part,) = self.parts
         part.ahead = _Ahead(self._submit(part))
         self.held.callback(part.ahead.cancel)
@@ -137,7 +138,7 @@ class Generation:
     async def run(self, sink: Sink | None = None, *, tells_failures: bool = False) -> None:
         """Submit every part and read them all to their end.
 
-        Raises the first error of any output, unless the sink `tells_failures` itself. In any case nothing keeps
+        Raises the first error of any output, unless the sink `tells_failures` itself. In any case no request keeps
         running, and the record and the ticket get the usage.
         """
         num_prompt = sum(len(part.request.prompt) for part in self.parts if part.shares is None)
@@ -150,7 +151,7 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 for part in self.parts:
                     group.create_task(self._read_in_turn(part, room, sink, tells_failures))
-        except BaseExceptionGroup as group:  # `except*` would wrap what is raised in it, on some versions
+        except BaseExceptionGroup as group:  # `except*` would wrap an error raised in it, on some versions
             raise _first(group) from None
         finally:
             self._settle()
@@ -158,7 +159,7 @@ class Generation:
     async def _read_in_turn(
         self, part: SubRequest, room: asyncio.Semaphore, sink: Sink | None, tells_failures: bool
     ) -> None:
-        """Read a part once there is `room`, and once the part with the same prompt has computed it."""
+        """Read a part once there is `room`, and once the part that it `shares` has computed the common prompt."""
         if part.shares is not None:
             await part.shares.is_computed.wait()
         try:
@@ -194,7 +195,8 @@ class Generation:
     ) -> bool | LiveText | None:
         """Add events to a part, and show it to the sink. Returns the sink's last answer."""
         found: bool | LiveText | None = None
-        # Who marks rewinds looks between them, so that nothing depends on how many events came together.
+        # A client that gets rewinds is shown events one by one, so that its text does not depend on how events were
+        # batched.
         for piece in split_at_rewinds(events) if part.policy is RewindPolicy.MARK else [events]:
             part.add(piece)
             self.story.record_events(piece)
@@ -209,20 +211,20 @@ class Generation:
 
     def _submit(self, part: SubRequest) -> EventStream:
         part.stream = self.model.client.submit(part.request)
-        if part.shares is None:  # the prompt is counted once
+        if part.shares is None:  # a shared prompt is counted once
             self.story.streams.append(part.stream)
         return part.stream
 
     @property
     def usage(self) -> Usage:
-        """Return counts over all parts; for cancelled outputs, the known counts."""
+        """Return counts over all parts. For cancelled outputs, these are the counts known so far."""
         total = Usage()
         for part in self.parts:
             usage = part.collector.output.usage
             usage.prompt_tokens = usage.prompt_tokens or len(part.collector.output.prompt_token_ids)
             if usage.cached_tokens == 0 and part.stream is not None and part.stream.prompt is not None:
                 usage.cached_tokens = part.stream.prompt.num_cached
-            if part.shares is not None:  # the prompt is counted once
+            if part.shares is not None:  # a shared prompt is counted once
                 usage.prompt_tokens = usage.cached_tokens = 0
             broken = (output for output in part.outputs if output.finish_reason is None)
             usage.completion_tokens += sum(len(output.token_ids) for output in broken)
@@ -241,7 +243,7 @@ class Generation:
 
 
 class _Ahead:
-    """A stream whose first events were looked at, and come again."""
+    """A stream whose first events were read ahead and are returned again."""
 
     def __init__(self, stream: EventStream) -> None:
         self._batches = aiter(stream)
@@ -259,7 +261,7 @@ class _Ahead:
 
 
 def error_of(event: Finished) -> BridleError | None:
-    """The error that an output ended in; None if it ended well."""
+    """Return the error that an output ended with; None if it ended normally."""
     if event.error is not None:
         return event.error
     match event.reason:
@@ -274,6 +276,6 @@ def error_of(event: Finished) -> BridleError | None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first intended error of a group; an unexpected exception comes first."""
+    """Return the first error of a group; an exception other than a `BridleError` comes first."""
     errors = [_first(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((error for error in errors if not isinstance(error, BridleError)), errors[0])

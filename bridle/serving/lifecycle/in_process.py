@@ -4,8 +4,8 @@
     with run(model.client, local.request("Hello", SamplingParams(max_tokens=8))) as running:
         print(running.read().text)
 
-Controllers, deadlines, policies and checks are those of a server's requests. Parts that only a server needs are left
-out: names of models, admission, keys, and deadlines while a model loads. Submits nothing.
+Controllers, deadlines, policies and checks work as for a server's requests. Parts that only a server needs are left
+out: names of models, admission, keys, and deadlines while a model loads. This module submits nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class CallOptions(TypedDict):
 
 
 class InProcessServing(SteersRequests):
-    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first; they
-    end `deadline` seconds after this was made, or `timeout` seconds after they were. `user` is the user for whom the
-    program runs. Raises `InvalidRequest` for values that are out of range."""
+    """One call of the program that has loaded `model`. Its requests wait by `priority`, smaller numbers first. They end
+    `deadline` seconds after this object was made, or `timeout` seconds after they began. `user` is the user for whom
+    the program runs. Raises `InvalidRequest` for values that are out of range."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class InProcessServing(SteersRequests):
         pictures: Sequence[Source] = (),
         **wanted: Unpack[EventOptions],
     ) -> Request:
-        """A checked request; raises as `build_request` does. The policies of `model` apply to it. `pictures` belong
-        to the prompt's placeholders in order, unless `sights` has them at their positions."""
+        """Return a checked request; raises as `build_request` does. The policies of `model` apply to it. `pictures`
+        belong to the prompt's placeholders in order, unless `sights` has them at their positions."""
         return build_request(
             self.model,
             prompt,
@@ -89,5 +89,5 @@ class InProcessServing(SteersRequests):
         )
 
     def options(self, adapter: str | None = None) -> CallOptions:
-        """Return the options of any request besides prompt and sampling."""
+        """Return the options that all requests of the call share."""
         return {"adapter": adapter, "timeout": self.timeout, "tenant": self.user, "terms": self.terms}

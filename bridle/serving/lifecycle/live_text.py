@@ -1,8 +1,8 @@
-"""Plain text of an output that goes to its client at once, past the task that reads the request.
+"""Plain text of an output that is sent to its client at once, without the task that reads the request.
 
-The task sees everything that is not plain: the first and the last events, logs, rewinds, forks. Between these, a front
-end lets a `LiveText` write each batch of tokens where it arrives, in the event loop. The server's own record of a
-request is then updated now and then.
+The task sees all other events: the first and the last events, logs, rewinds, forks. Between these, a front end lets a
+`LiveText` send each batch of tokens when it arrives, in the event loop. The server's own record of the request is then
+updated less often.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from bridle.serving.lifecycle.generation import SubRequest
     from bridle.serving.lifecycle.request_record import RequestRecord
 
-#: How many batches of events, and how many seconds, the notes may lag behind.
+#: Maximum lag of the request's record: in batches of events, and in seconds.
 _MAX_BATCHES, _MAX_SECONDS = 32, 0.1
 
 
 @dataclass(slots=True)
 class LiveText:
-    """Sends tokens of the only output of a request. `send` does not wait; it returns whether the client has room for
-    more, which `drain` waits for."""
+    """Sends tokens of the only output of a request. `send` does not wait. It returns whether the client has room for
+    more; if not, `drain` waits for room."""
 
     send: Callable[[list[TokenEvent]], bool]
     drain: Callable[[], Awaitable[None]]
 
 
 class LiveReader:
-    """Takes a stream's tokens for a `LiveText`, and leaves all other events to the reader."""
+    """Takes tokens of a stream for a `LiveText`, and leaves all other events to the stream's reader."""
 
     def __init__(self, part: SubRequest, story: RequestRecord, live: LiveText) -> None:
         self._part, self._story, self._send = part, story, live.send
@@ -42,7 +42,7 @@ class LiveReader:
         self._due = 0.0
 
     def __call__(self, events: list[Event]) -> list[Event] | None:
-        """Send events if all of them are tokens."""
+        """Send the events if all of them are tokens. Returns None then, else the events for the reader."""
         tokens: list[TokenEvent] = []
         for event in events:
             if type(event) is not TokenEvent or event.index:

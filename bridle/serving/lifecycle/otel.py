@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _PROPAGATOR = TraceContextTextMapPropagator()
-#: Errors that clients cause or end. The server's span does not count as failed then.
+#: Errors that clients cause. With such an error, the server's span does not count as failed.
 _OF_CLIENTS = (InvalidRequest, Overloaded, RequestCancelled, Unauthorized)
 _REQUEST = {
     "temperature": "temperature",
@@ -39,19 +39,20 @@ _REQUEST = {
 
 
 class OtelTracing:
-    """Makes spans with a provider, which it shuts down when it is closed."""
+    """Makes spans with an OpenTelemetry provider, which is shut down by `close`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("bridle", bridle.__version__)
 
     def begin(self, carrier: Mapping[str, str]) -> OtelSpan:
-        """A span that begins now, in the trace that the headers in `carrier` name; a malformed name begins a trace."""
+        """Return a span that begins now, in the trace that the headers in `carrier` name. A malformed name begins a new
+        trace."""
         parent = _PROPAGATOR.extract(carrier)
         return OtelSpan(self._tracer, self._tracer.start_span("request", parent, SpanKind.SERVER))
 
     def make_global(self) -> None:
-        """Send the spans of other parts of this process to the same provider: those of streams to shards."""
+        """Send the spans of other parts of this process, such as streams to shards, to the same provider."""
         trace.set_tracer_provider(self._provider)
 
     def close(self) -> None:
@@ -60,7 +61,7 @@ class OtelTracing:
 
 
 class OtelSpan:
-    """The span of one request that is not over."""
+    """The span of one unfinished request."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
@@ -124,7 +125,7 @@ class OtelSpan:
 
 
 def _attributes(story: RequestRecord, operation: str) -> dict[str, Any]:
-    """The span's attributes: those that the conventions define, then bridle's own."""
+    """Return the span's attributes: those that the conventions define, then bridle's own."""
     told: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bridle",
@@ -165,6 +166,6 @@ def _decode_counts(story: RequestRecord) -> dict[str, Any]:
 
 
 def _fitting(value: Any) -> Any:
-    """Return a value that OpenTelemetry can carry. Its integers are signed with 64 bits, and seeds may need one bit
-    more."""
+    """Return a value that OpenTelemetry can carry. Its integers are signed with 64 bits, so a larger integer, such as a
+    seed, becomes a string."""
     return str(value) if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 else value

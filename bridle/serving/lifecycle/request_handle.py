@@ -5,9 +5,9 @@
             ...
     running.output
 
-Code that holds a model reads its results here: `LLM`, the command line, replays. A server's calls also have clients
-that disconnect, and tickets to release; `generation.py` reads those. An output that failed carries its error;
-`raise_first_error` raises it.
+Code that holds a model reads its results here: `LLM`, the command line, replays. Calls of a server also have clients
+that disconnect, and tickets to release; `generation.py` reads the results of such calls. An output that failed carries
+its error; `raise_first_error` raises it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_SECONDS = 0.05
 
 
 class RequestHandle:
-    """A submitted request, its output so far, and its record, if requested."""
+    """A submitted request, its output so far, and its record, if one was requested."""
 
     def __init__(self, stream: EventStream, collector: OutputCollector, story: RequestRecord | None = None) -> None:
         self.stream = stream
@@ -41,15 +41,15 @@ class RequestHandle:
         self.story = story
 
     def __del__(self) -> None:
-        self.stream.cancel()  # in any thread, amid anything: this takes no lock
+        self.stream.cancel()  # may run in any thread at any moment; takes no lock
 
     @property
     def output(self) -> RequestOutput:
-        """Output so far, read-only; complete once all events were read."""
+        """Return the output so far, read-only; it is complete once all events were read."""
         return self.collector.output
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in events of the stream."""
+        """Add events of the stream to the output."""
         self.collector.add(events)
         if self.story is not None:
             self.story.record_events(events)
@@ -62,7 +62,7 @@ class RequestHandle:
             yield events
 
     def read(self) -> RequestOutput:
-        """Wait for the end; returns the whole output."""
+        """Wait for the end. Returns the whole output."""
         for _ in self:
             pass
         return self.output
@@ -90,14 +90,14 @@ def run(
     return RequestHandle(stream, OutputCollector(request, text), story)
 
 
-# -- many ----------------------------------------------------------------------------------------------------
+# -- batches of requests -------------------------------------------------------------------------------------
 
 
 async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector], report: Report) -> None:
     """Run the request of each collector to its end; `report` is called with each output when it is complete.
 
-    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels them
-    all.
+    If one request is refused, the others are cancelled and the refusal is raised. Cancelling this call cancels all
+    requests.
     """
     waiting = deque(collectors)
     started = _start(client, waiting)
@@ -107,12 +107,12 @@ async def run_batch(client: EngineClient, collectors: Sequence[OutputCollector],
     finally:
         for lane, (stream, _) in zip(lanes, started, strict=True):
             lane.cancel()
-            stream.cancel()  # a lane that is cancelled before its first line does not
+            stream.cancel()  # a lane that is cancelled before it begins cannot do this
         await asyncio.gather(*lanes, return_exceptions=True)
 
 
 def _start(client: EngineClient, waiting: deque[OutputCollector]) -> list[tuple[EventStream, OutputCollector]]:
-    """Submit as many requests as may run at once. If one is refused, none runs."""
+    """Submit as many requests as may run at once. If one is refused, none of them runs."""
     started: list[tuple[EventStream, OutputCollector]] = []
     try:
         while waiting and len(started) < MAX_IN_FLIGHT:
@@ -145,7 +145,7 @@ async def _lane(
 
 
 async def _submit(client: EngineClient, collector: OutputCollector) -> EventStream:
-    """Submit a request as soon as there is room, since other callers may fill the queue."""
+    """Submit a request as soon as there is room, because other callers may fill the queue."""
     while True:
         try:
             return client.submit(collector.request)

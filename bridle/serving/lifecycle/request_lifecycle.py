@@ -48,9 +48,9 @@ from bridle.serving.tracing.trace_header import traces_of
 from bridle.serving.tracing.trace_store import UNDER_POLICY, TraceStore, Wish
 
 _CLOSING = "the server is shutting down and takes no new requests"
-_GLANCE = 0.2  # seconds between two looks at what is parked
-_CROWD = 16  # requests in flight that leave something worth giving back
-#: Told what is waited for: `loading` or `loaded`, and the adapter that it is about, None for the model.
+_GLANCE = 0.2  # seconds between two checks for parked conversations
+_CROWD = 16  # peak number of requests after which free memory is returned to the system
+#: Called with the thing that is waited for, `loading` or `loaded`, and the name of its adapter, or None for the model.
 Notice = Callable[[str, str | None], None]
 
 
@@ -58,13 +58,13 @@ Notice = Callable[[str, str | None], None]
 class AppState:
     """State shared by the front ends of a process: models, capacity, and whether new requests are accepted. `live`
     holds running requests by id; `tracing` exports their spans, if set. One call may bring `max_prompts` and ask for
-    `max_choices`. While the host `is_draining`, new requests are refused, unless it `awaits_parked` conversations
-    and they continue one; `idle` is set once the running ones are over. `num_crowd` is the peak number in flight
-    since the server was last idle. `turns` limits the time for clients that are refused or send nothing; all front
-    ends share it, because they share one event loop. `classes` are the operator's classes of controllers, by name.
-    `traces` stores traces for clients and the operator, `policies` are the operator's policies. A request that sets
-    no limit on its output has at most `default_max_tokens` (None: the default of its API). `prompt_caches` are those of
-    clients."""
+    `max_choices`. While the host `is_draining`, new requests are refused, except requests that continue a parked
+    conversation if the host `awaits_parked` ones. `idle` is set once the running requests are over. `num_crowd` is the
+    peak number of requests in flight since the server was last idle. `turns` limits the time for clients that are
+    refused or send nothing; all front ends share it, because they share one event loop. `classes` are the operator's
+    classes of controllers, by name. `traces` stores traces for clients and the operator, `policies` are the operator's
+    policies. A request that sets no limit on its output has at most `default_max_tokens` (None: the default of its
+    API). `prompt_caches` are the prompt caches of clients."""
 
     registry: ModelRegistry
     admission: Admission
@@ -98,16 +98,16 @@ class AppState:
         return sum(getattr(each, "num_parked", 0) - getattr(each, "num_retained", 0) for each in counts)
 
     async def wait_drained(self) -> None:
-        """Wait until the running requests have ended, and parked conversations if these are awaited."""
+        """Wait until the running requests have ended, and also the parked conversations if the host awaits them."""
         await self.idle.wait()
         while self.awaits_parked:
-            await asyncio.sleep(_GLANCE)  # what a request has left parked is counted a moment after its end
+            await asyncio.sleep(_GLANCE)  # conversations are counted as parked a moment after their request has ended
             if not (self.num_parked or self.admission.num_requests):
                 return
 
     def on_request_end(self) -> None:
-        """Record the end of a request, whose reservations are free again. After a peak of requests, free heap memory is
-        returned to the system once all of them are over."""
+        """Record the end of a request, whose reservations are released. After a peak of requests, free heap memory is
+        returned to the system once all requests are over."""
         self.num_crowd = max(self.num_crowd, self.admission.num_requests)
         if self.admission.num_requests == 0 and self.num_crowd >= _CROWD:
             self.num_crowd = 0
@@ -118,9 +118,9 @@ class AppState:
 
 @dataclass(slots=True)
 class RequestLifecycle(SteersRequests):
-    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout`
-    how long its requests may run, both in seconds. `model` and `adapter` are set once they are acquired. `bounded`
-    enforces the request's deadline in a block."""
+    """One call of a client. `load_timeout` is how long it waits for a model and for an adapter, `request_timeout` how
+    long its requests may run, both in seconds. `model` and `adapter` are set once they are acquired. `bounded` enforces
+    the request's deadline in a block."""
 
     host: AppState
     story: RequestRecord
@@ -135,13 +135,13 @@ class RequestLifecycle(SteersRequests):
     model: LoadedModel = field(init=False)
     ticket: Ticket = field(init=False)
     bounded: Callable[[str], AbstractAsyncContextManager[None]] = field(init=False)
-    _is_late: bool = False  # it came while the host was draining
+    _is_late: bool = False  # the call began while the host was draining
 
     def __post_init__(self) -> None:
         self.identity, self.bounded = self.story.identity or LOCAL_USER, self.story.terms.bounded
         self.user, self.classes = self.identity.user, self.host.classes
 
-    # -- what is held ----------------------------------------------------------------------------------------
+    # -- acquiring the model -------------------------------------------------------------------------------------
 
     async def acquire_model(
         self,
@@ -156,12 +156,13 @@ class RequestLifecycle(SteersRequests):
         generates: bool = True,
         must_name: bool = False,
     ) -> LoadedModel:
-        """Acquire admission for `num_prompts` prompts, and the model and adapter that a request names, until the end.
-        `name` may also be an adapter's. A call for text needs a model that `generates`. With several models, a request
-        `must_name` one if its API has a field for it.
+        """Acquire admission for `num_prompts` prompts, and the model and adapter that a request names, until the end of
+        the call. `name` may also be an adapter's name. A call for text needs a model that `generates`. With several
+        models, a request `must_name` one if its API has a field for the name.
 
-        Waits for loading. Raises `InvalidRequest` (`UnknownModel`, `UnknownAdapter` and `AdapterRefused` are some),
-        `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the host is shutting down.
+        Waits for loading. Raises `InvalidRequest` (or its subclasses such as `UnknownModel`, `UnknownAdapter` and
+        `AdapterRefused`), `Overloaded`, `ModelUnavailable`, `DeadlineExceeded`, and `EngineClosed` while the host is
+        shutting down.
         """
         host, story, identity = self.host, self.story, self.identity
         host.check_open()
@@ -187,8 +188,8 @@ class RequestLifecycle(SteersRequests):
         return self.model
 
     async def acquire_model_for_metadata(self, name: str | None) -> LoadedModel:
-        """Return the model that a request names (an adapter's name means its model), for work without admission.
-        Loading a model needs admission."""
+        """Return the model that a request names (an adapter's name means its model), for work that needs no admission.
+        A model that is not loaded needs admission."""
         registry = self.host.registry
         slot = registry.slot_of(registry.choose(name).model)
         if slot.model is None:
@@ -213,12 +214,12 @@ class RequestLifecycle(SteersRequests):
         if not is_loaded:
             say("loaded", None)
 
-    # -- what is asked for -----------------------------------------------------------------------------------
+    # -- preparing the requests ----------------------------------------------------------------------------------
 
     async def tokens(
         self, prompts: Sequence[str | Sequence[int]], truncate: int | None = None, add_special_tokens: bool = True
     ) -> list[tuple[int, ...]]:
-        """Return the checked tokens of a call's prompts; of each the last `truncate` ones."""
+        """Return the checked tokens of a call's prompts. `truncate` keeps only that many last tokens of each."""
         async with self.bounded("its prompts were tokenized"):
             return await tokenize_all(self.model, prompts, truncate, add_special_tokens)
 
@@ -234,10 +235,10 @@ class RequestLifecycle(SteersRequests):
         run: bool = False,
         **wanted: Unpack[EventOptions],
     ) -> Generation:
-        """Check everything and build the generation, which is submitted later. Prompts are checked tokens; `texts`
-        are their sources. Choices are forks of one request; with a controller, or with `apart`, each is a separate
-        request, which its seed alone repeats. At most `at_once` run at a time."""
-        if self._is_late and not wanted.get("continues"):  # what is parked may still be gone on with
+        """Check the call and build its generation, which is submitted later. Prompts are checked tokens; `texts` are
+        their sources. Choices are forks of one request. With a controller, or with `apart`, each choice is a separate
+        request, which its seed alone repeats. At most `at_once` requests run at a time."""
+        if self._is_late and not wanted.get("continues"):  # a parked conversation may still be continued
             raise EngineClosed(_CLOSING)
         has_policies = self.host.policies.current.policies and not wanted.get("embeds")
         policies = await self._policies() if has_policies else NO_POLICIES
@@ -256,7 +257,7 @@ class RequestLifecycle(SteersRequests):
         parts: list[SubRequest] = []
         for number, tokens in enumerate(prompts):
             if number:
-                await asyncio.sleep(0)  # many prompts must not keep others waiting
+                await asyncio.sleep(0)  # a call with many prompts must not block other tasks
             request = self._request(number * num_copies, tokens, sampling, steering, num_copies, policies, wanted)
             text = texts[number] if number < len(texts) else None
             first = SubRequest(number * num_copies, request, steering.rewind, text if isinstance(text, str) else None)
@@ -270,15 +271,16 @@ class RequestLifecycle(SteersRequests):
         return generation
 
     def _settle_trace(self, policies: Applied) -> bool:
-        """Decide whether the texts are traced: as the client asks unless a policy forbids it, or for the operator."""
+        """Decide whether the call is traced: if the client asks and no policy forbids it, or for the operator."""
         if self.trace != "no":
-            is_refused = policies.guard is not None and not self.identity.is_admin  # it would tell what was rolled back
+            # a trace would show the text that was rolled back
+            is_refused = policies.guard is not None and not self.identity.is_admin
             self.trace = "no" if is_refused else self.trace
             self.story.traced = UNDER_POLICY if is_refused else self.trace
         return self.trace != "no" or self.host.traces.is_chosen(self.story.id)
 
     async def _policies(self) -> Applied:
-        """Return the operator's policies for this call; later changes do not affect it."""
+        """Return the operator's policies for this call. Later changes of policies do not affect the call."""
         story, current = self.story, self.host.policies.current
         asking = PolicyContext.of(self.model.name, self.adapter, self.identity, story.route)
         if current.may_take_long:
@@ -295,8 +297,8 @@ class RequestLifecycle(SteersRequests):
         self.host.traces.keep(self.story.id, self.identity.user, traces, is_wanted=self.trace != "no")
 
     def limit(self, usual: int | None = None) -> int | None:
-        """Return the output limit of a request that sets none: the operator's, reduced to the room that the prompt
-        leaves, or else `usual`, that of the API."""
+        """Return the output limit of a request without a limit: None if the operator has set a limit, else `usual`, the
+        limit of the API."""
         return usual if self.host.default_max_tokens is None else None
 
     def _request(
@@ -309,9 +311,9 @@ class RequestLifecycle(SteersRequests):
         policies: Applied,
         wanted: EventOptions,
     ) -> Request:
-        """Return a checked request for one prompt, with one place in the order of service for all of its copies."""
+        """Return a checked request for one prompt. All of its copies share one place in the order of service."""
         story, desk, controller = self.story, self.model.tools, steering.controller
-        # An open limit is the operator's or else the checkpoint's, as far as the prompt leaves room.
+        # An unset limit is the operator's, or else the checkpoint's, as far as the prompt leaves room.
         length = self.host.default_max_tokens or self.model.defaults.get("max_tokens")
         if length is not None:
             sampling = limited(sampling, length, self.model.max_sequence_tokens - len(tokens))
@@ -332,7 +334,7 @@ class RequestLifecycle(SteersRequests):
             **wanted,
         )
         num_outputs = controller.width if isinstance(controller, BeamSearch) else num_copies
-        most = request.sampling.max_tokens  # None: the model decides when it ends
+        most = request.sampling.max_tokens  # None: the model decides when its output ends
         most = None if most is None else most * request.sampling.n * num_outputs
         caches = self.host.prompt_caches
         size = self.model.info.block_size
@@ -341,11 +343,11 @@ class RequestLifecycle(SteersRequests):
 
 
 def _say_nothing(what: str, adapter: str | None) -> None:
-    """Ignore notices, for clients that get none while they wait."""
+    """Ignore notices, for clients that get no notices while they wait."""
 
 
 def _choice(first: SubRequest, call_id: str, copy: int) -> SubRequest:
-    """Return a further choice for a prompt: a separate request, whose seed follows the first one's."""
+    """Return a further choice for a prompt: a separate request, whose seed is derived from the first one's."""
     number = first.number + copy
     seed = ((first.request.sampling.seed or 0) + copy) % MAX_SEED
     request = replace(first.request, id=f"{call_id}-{number}", sampling=first.request.sampling.with_(seed=seed))

@@ -1,7 +1,7 @@
-"""Record of one request, from which the log, the metrics, its trace and `bridle top` are made.
+"""Record of one request, from which its log line, metrics, trace and row in `bridle top` are made.
 
-Every front-end fills one in while the request runs, mostly from the engine's events, and all reports use only the
-record. This module sends nothing. With tracing, a span begins with a request and gets the whole record at the end.
+Every front end fills in a record while the request runs, mostly from the engine's events, and all reports use only the
+record. This module sends nothing. With tracing, a span begins with the request and gets the whole record at the end.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from bridle.sampling import SamplingParams
     from bridle.serving.tenancy.keys import Identity
 
-#: How many forks and rewinds are remembered one by one; beyond that they are only counted.
+#: Maximum number of forks and rewinds that are recorded one by one; further ones are only counted.
 MAX_MOMENTS = 64
 _MAX_ERROR_CHARS = 300
-#: Kinds of tokens that most requests have none of; they are told where there are some.
+#: Kinds of tokens that most requests do not have. They are reported only if there are any.
 _RARE = ("shared", "drafted", "accepted")
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 
@@ -44,11 +44,11 @@ class TimelineEvent(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """The record of one request. Points in time are of the monotonic clock, lengths in seconds.
+    """The record of one request. Points in time are of the monotonic clock; durations are in seconds.
 
     `opening` is the time to create the controller. `queued` is the time without room in the engine. `held` is the time
-    for which an output waited for its controller. Each is that of the slowest part of the request. `computed` is when
-    the prompt was computed, if the front-end knows it. `streams` have the progress of each prompt.
+    for which an output waited for its controller. Each of these is the time of the slowest part of the request.
+    `computed` is when the prompt was computed, if the front end knows it. `streams` have the progress of each prompt.
     """
 
     id: str
@@ -60,10 +60,10 @@ class RequestRecord:
     adapter: str | None = None
     controller: str | None = None
     constraint: str | None = None
-    policies: tuple[str, ...] = ()  # names and versions of those that hold
-    tells_policies: bool = False  # to the client, in a header
-    dropped_blocks: int = 0  # of the client's instructions, as the operator wants
-    traced: str | None = None  # what became of the client's wish for a trace, for a header
+    policies: tuple[str, ...] = ()  # names and versions of the policies that apply
+    tells_policies: bool = False  # whether a header reports the policies to the client
+    dropped_blocks: int = 0  # blocks of the client's instructions that the operator drops
+    traced: str | None = None  # result of the client's request for a trace, for a header
     sampling: SamplingParams | None = None
     usage: Usage | None = None
     streams: list[EventStream] = field(default_factory=list)
@@ -75,17 +75,18 @@ class RequestRecord:
     first_token: float | None = None
     last_token: float | None = None
     num_prompt: int = 0
-    num_tokens: int = 0  # of output, so far
+    num_tokens: int = 0  # output tokens so far
     moments: list[TimelineEvent] = field(default_factory=list)
     finish: list[str] = field(default_factory=list)
     error: BridleError | None = None
     span: RequestSpan | None = None
 
     def submit(self, request: Request, num_prompt: int | None = None) -> None:
-        """Record that `request` is submitted to the engine, or several of which this is the first."""
+        """Record that `request` is submitted to the engine. If there are several, this is the first of them."""
         self.submitted = time.monotonic()
         self.sampling = request.sampling
-        self.adapter = self.adapter or request.adapter  # as the client calls it, which is not as the engine does
+        # the client's name for the adapter, which differs from the engine's key
+        self.adapter = self.adapter or request.adapter
         if request.controller is not None:
             self.controller, self.constraint = names_of(user_controllers(request.controller))
         self.num_prompt = len(request.prompt) if num_prompt is None else num_prompt
@@ -118,7 +119,7 @@ class RequestRecord:
 
     @property
     def state(self) -> str:
-        """The state of the request, in a word."""
+        """Return the state of the request as one word."""
         if self.submitted is None:
             return "coming in"
         if self.first_token is not None:
@@ -163,7 +164,7 @@ class RequestRecord:
         return told | ({} if self.span is None else {"trace": self.span.trace_id})
 
     def _times(self) -> dict[str, float]:
-        """Times in milliseconds. A time that only some requests have is left out where it is zero."""
+        """Return times in milliseconds. A time that only some requests have is left out if it is zero."""
         seconds = {
             "opening_ms": self.opening or None,
             "queue_ms": None if self.submitted is None else self.queued,
@@ -175,7 +176,7 @@ class RequestRecord:
 
 
 def names_of(controller: object | None) -> tuple[str | None, str | None]:
-    """The names of the request's controllers and of its constraints, joined."""
+    """Return the names of the request's controllers and of its constraints, each joined into one string."""
     parts = parts_of(controller)
     forms = [name_of(part) for part in parts if isinstance(part, Constraint)]
     others = [name_of(part) for part in parts if not isinstance(part, Constraint)]
@@ -183,32 +184,32 @@ def names_of(controller: object | None) -> tuple[str | None, str | None]:
 
 
 class RequestSpan(Protocol):
-    """The span of one request that is not over."""
+    """The span of one unfinished request."""
 
     @property
     def trace_id(self) -> str:
-        """The id of the trace: 32 hexadecimal digits."""
+        """Return the id of the trace: 32 hexadecimal digits."""
 
     @property
     def traceparent(self) -> str:
-        """The span's name in W3C's trace context, for other services."""
+        """Return the name of the span in W3C's trace context, for other services."""
 
     def end(self, story: RequestRecord, operation: str, further: Mapping[str, Any]) -> None:
         """End the span. `operation` is OpenTelemetry's name for the kind of request; `further` are attributes of the
-        protocol it came by."""
+        protocol by which the request came."""
 
 
 class Tracing(Protocol):
     """Makes spans and sends them."""
 
     def begin(self, carrier: Mapping[str, str]) -> RequestSpan:
-        """Begin a span, in the trace that the headers in `carrier` name, if they name one."""
+        """Begin a span, in the trace that the headers in `carrier` name, if any."""
 
     def close(self) -> None:
         """Send the spans that were not sent yet. Idempotent; may take a few seconds."""
 
 
 def trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` are as ASGI has
-    them."""
+    """Return the headers that name the trace of a request or a connection, as a carrier for `begin`. `headers` are in
+    the form of ASGI."""
     return {name.decode(): value.decode("latin-1") for name, value in headers if name in _TRACE_HEADERS}

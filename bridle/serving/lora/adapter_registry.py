@@ -1,4 +1,4 @@
-"""The adapters of one model, by name. Every front-end asks here before it lets a request choose one.
+"""The adapters of one model, by name. Every front end uses this registry before it lets a request choose an adapter.
 
     info = await asyncio.to_thread(registry.add, "french", "/adapters/french")  # looks at the files
     await registry.ready("french")                                              # read, checked, in memory
@@ -24,29 +24,30 @@ from bridle.lora import AdapterFiles, AdapterState, AdapterStatus
 from bridle.safe_repr import short_repr
 
 PLACEHOLDER = "tgi"
-#: Names that mean the base model. Clients of text-generation and huggingface_hub send them when they know an address
-#: but no model.
+#: Names that mean the base model. Clients of text-generation and huggingface_hub send these names if they know an
+#: address but no model.
 PLACEHOLDERS = frozenset({PLACEHOLDER, "dummy"})
-#: How an address begins. Some clients (huggingface's for JavaScript) send the endpoint's address as the model's name.
+#: Beginnings of an address. Some clients (huggingface's for JavaScript) send the endpoint's address as the model's
+#: name.
 _SCHEMES = ("http://", "https://")
-#: How many adapters one model may have registered at a time.
+#: Maximum number of registered adapters of one model.
 MAX_ADAPTERS = 10_000
 _MAX_SHOWN_NAMES = 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.:@+\-]{0,95}(/[\w.:@+\-]{1,96}){0,3}", re.ASCII)
 
 
 def is_address(name: str) -> bool:
-    """Return whether a client sent an address in place of a model's name."""
+    """Return whether a client sent an address instead of a model's name."""
     return name[:8].lower().startswith(_SCHEMES)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """An adapter as of one moment.
+    """The state of an adapter at one moment.
 
     `source` is its folder or hub id, and `targets` are the kinds of layers that it changes (`q_proj`, ...). `num_bytes`
-    is the memory of its weights. `error` is the reason if it is `failed`. `num_users` counts the requests that use it
-    now or wait for it.
+    is the memory of its weights. If its state is `failed`, `error` is the reason. `num_users` counts the requests that
+    use the adapter or wait for it.
     """
 
     name: str
@@ -61,22 +62,22 @@ class AdapterInfo:
 
 
 class LoRAStore(Protocol):
-    """Keeps the adapters of a model in memory. Keys are the registry's. The methods may be called from any thread."""
+    """Keeps the adapters of a model in memory, by the registry's keys. The methods may be called from any thread."""
 
     def check(self, files: AdapterFiles) -> None:
         """Raise `AdapterRefused` if the adapter does not fit the model. Reads no weights."""
 
     def add(self, key: str, files: AdapterFiles) -> None:
-        """Let requests use the adapter from now on. Nothing is loaded yet."""
+        """Allow requests to use the adapter from now on. Its weights are not loaded yet."""
 
     def remove(self, key: str) -> None:
-        """Remove the adapter: no new request may use it. Its memory is freed once its last user is done."""
+        """Remove the adapter: no new request may use it. Its memory is freed once its last user has ended."""
 
     def status(self, key: str) -> AdapterStatus:
         raise NotImplementedError
 
     def fetch(self, key: str) -> Future[None]:
-        """Begin to load the adapter. The future is done when it is in memory, and fails with the error if it cannot be
+        """Begin to load the adapter. The future is done when the adapter is in memory, and fails if it cannot be
         loaded."""
 
 
@@ -87,21 +88,21 @@ class _Entry:
     source: str
     revision: str | None
     files: AdapterFiles
-    previous: str | None = None  # the key that the name had before, for requests that have it already
+    previous: str | None = None  # earlier key of the name, for requests made with it that have not begun
 
 
 class AdapterRegistry:
     """The adapters of one model by name. `base_names` mean the model without an adapter: its own name, then its
     aliases.
 
-    Iterating gives the adapters' names. Thread-safe; only `add` may take long.
+    Iterating gives the adapters' names. Thread-safe; only `add` and `replace` may take long.
     """
 
     def __init__(
         self, home: LoRAStore | None = None, base_names: Iterable[str] = (), unpack: Callable[[str], str] | None = None
     ) -> None:
-        """`home` is None if the model's backend applies no adapters. `unpack` makes a folder of a source that is a
-        file, for this model."""
+        """Make an empty registry. `home` is None if the model's backend applies no adapters. `unpack` converts a source
+        that is a file into a folder, for this model."""
         self._unpack = unpack
         self._home = home
         self._base_names = dict.fromkeys(base_names)
@@ -117,15 +118,15 @@ class AdapterRegistry:
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._entries))
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- registered adapters -------------------------------------------------------------------------------------
 
     def add(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Register the adapter in folder, GGUF file or hub repository `source` as `name`.
+        """Register an adapter as `name`. `source` is its folder, GGUF file or hub repository.
 
-        This inspects the files (and downloads them first, if `source` is a hub id), so it blocks: call it in a thread.
-        Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is taken or not
-        allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature` if the model's
-        backend applies no adapters. After an error nothing is registered.
+        This reads the files' metadata (and downloads the files first, if `source` is a hub id), so it blocks: call it
+        in a thread. Weights are read when a request or `ready` needs them. Raises `InvalidRequest` for a name that is
+        taken or not allowed, `AdapterRefused` with the reason for files that cannot be used, and `UnsupportedFeature`
+        if the model's backend applies no adapters. After an error nothing is registered.
         """
         self._check_name(name)
         self._check_free(name)
@@ -137,9 +138,9 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def replace(self, name: str, source: str, revision: str | None = None) -> AdapterInfo:
-        """Do as `add`, also for a name that is known: once the new weights are in memory, new requests get them.
-        Requests that have begun keep the old ones to their end. After an error nothing has changed. Blocks until the
-        weights are read."""
+        """Register an adapter as `add` does, also under a name that is already registered. Once the new weights are in
+        memory, new requests get them. Requests that have begun keep the old weights to their end. After an error
+        nothing has changed. Blocks until the weights are read."""
         self._check_name(name)
         if name not in self._entries:
             self._check_free(name)
@@ -157,8 +158,8 @@ class AdapterRegistry:
         return self._info(name, entry)
 
     def _put(self, name: str, entry: _Entry) -> None:
-        """Set the weights of a name. The weights before stay for requests that were made with them and have not begun;
-        those before these are removed."""
+        """Set the weights of a name. The weights before them stay for requests that were made with these and have not
+        begun; even earlier weights are removed."""
         old = self._entries.get(name)
         if old is None:
             self._check_free(name)
@@ -183,7 +184,7 @@ class AdapterRegistry:
         return _Entry(self._home, f"{name}#{files.digest}", source, revision, files)
 
     def remove(self, name: str) -> None:
-        """Remove an adapter. Requests that use it now run to their end, then its memory is freed. Raises
+        """Remove an adapter. Requests that use it run to their end, then its memory is freed. Raises
         `UnknownAdapter`."""
         with self._lock:
             entry, keys = self._find(name), self._keys_of(name)
@@ -192,17 +193,17 @@ class AdapterRegistry:
                 entry.home.remove(key)
 
     def get(self, name: str) -> AdapterInfo:
-        """Return one adapter as of now. Raises `UnknownAdapter`."""
+        """Return the current state of one adapter. Raises `UnknownAdapter`."""
         return self._info(name, self._find(name))
 
     def list(self) -> tuple[AdapterInfo, ...]:
-        """All adapters as of now, in the order in which they came."""
+        """Return the current state of all adapters, in the order in which they were added."""
         return tuple([self._info(name, entry) for name, entry in list(self._entries.items())])
 
-    # -- use -----------------------------------------------------------------------------------------------------
+    # -- use by requests -----------------------------------------------------------------------------------------
 
     def resolve(self, name: str | None) -> str | None:
-        """The key for `Request.adapter`, which is opaque; None for the base model. None, the empty name, `PLACEHOLDERS`
+        """Return the opaque key for `Request.adapter`; None for the base model. None, the empty name, `PLACEHOLDERS`
         and the model's own names mean the base model. Raises `UnknownAdapter`, whose message lists the known names."""
         if not name:
             return None
@@ -220,21 +221,21 @@ class AdapterRegistry:
         self._base_names.update(dict.fromkeys(names))
 
     async def ready(self, name: str) -> AdapterInfo:
-        """Wait until the adapter is read, checked and in memory; loading begins if necessary. A request does not
-        need this, because it waits in the engine. Raises `UnknownAdapter`, or the reason why it cannot be loaded
+        """Wait until the adapter is read, checked and in memory; loading begins if necessary. A request does not need
+        this, because it waits in the engine. Raises `UnknownAdapter`, or the reason why the adapter cannot be loaded
         (`AdapterRefused` for bad weights). Cancelling the caller ends the wait, not the loading."""
         entry = self._find(name)
         await asyncio.shield(asyncio.wrap_future(entry.home.fetch(entry.key)))
         return self._info(name, entry)
 
     def fetch(self, name: str) -> Future[None]:
-        """Do as `ready`, for a thread: the future is done when the adapter is in memory, and fails if it cannot be
-        loaded."""
+        """Return a future that is done when the adapter is in memory, and fails if the adapter cannot be loaded. For
+        threads."""
         entry = self._find(name)
         return entry.home.fetch(entry.key)
 
     def is_in_memory(self, name: str) -> bool:
-        """Return whether `ready` would not wait. Raises `UnknownAdapter`."""
+        """Return whether the adapter is in memory, so that `ready` would not wait. Raises `UnknownAdapter`."""
         return self.get(name).state in ("host", "device")
 
     # -- helpers -------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The adapters of a server as its operator configures them: those loaded at the start, and those that may be loaded
 later.
 
-The operator names them as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A client's name can mean
-only one of these, a folder under the adapters' folder, or an allowed hub id.
+The operator names adapters as `[MODEL:]NAME=SOURCE[@REVISION]`; a source is a folder or a hub id. A client's name can
+mean only a named adapter, a folder under the adapters' folder, or an allowed hub id.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FORM = "must be [MODEL:]NAME=SOURCE[@REVISION], a source being a folder, a GGUF
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """An adapter and its source: a folder, or a hub id at a revision. `model` is the model that it belongs to; None
-    means the first model."""
+    """An adapter and its source: a folder, or a hub id at a revision. `model` is the model that the adapter belongs to;
+    None means the first model."""
 
     name: str
     source: str
@@ -44,7 +44,7 @@ class AdapterSet:
 
     @property
     def is_open(self) -> bool:
-        """Return whether adapters other than the named ones may be loaded."""
+        """Return whether adapters other than the named ones may be loaded later."""
         return self.folder is not None or bool(self.hub_ids)
 
 
@@ -61,7 +61,7 @@ class AdapterCatalog:
         self._hub_ids = dict(_allowed(text) for text in adapters.hub_ids)
 
     def named_for(self, model: str) -> Sequence[AdapterSpec]:
-        """The adapters that are loaded together with this model."""
+        """Return the adapters that are loaded together with this model."""
         return self._named.get(model, ())
 
     def serves(self, model: str) -> bool:
@@ -69,8 +69,8 @@ class AdapterCatalog:
         return self._is_open or model in self._named
 
     def assign(self, default: str | None, canonical: Callable[[str], str]) -> None:
-        """Assign each named adapter to its model. `default` is the first model; `canonical` gives the real name of a
-        model for an alias. Raises `InvalidRequest` if there is no such model."""
+        """Assign each named adapter to its model. `default` is the first model; `canonical` returns the real name of a
+        model for an alias. Raises `InvalidRequest` if an adapter's model does not exist."""
         for spec in self._given:
             if spec.model is None and default is None:
                 raise InvalidRequest(
@@ -81,8 +81,8 @@ class AdapterCatalog:
             self._named.setdefault(model, []).append(spec)
 
     def find(self, source: str, revision: str | None = None) -> AdapterSpec | None:
-        """Find the adapter that `source` means: a folder under the adapters' folder, by its name or its full path, or
-        an allowed hub id at that revision. None if it may not be loaded or does not exist."""
+        """Return the adapter that `source` means: a folder under the adapters' folder, by its name or its full path, or
+        an allowed hub id at that revision. None if the adapter may not be loaded or does not exist."""
         name, at, inline = source.partition("@")
         revision = inline if at and revision is None else revision
         if self._folders is not None and revision is None:
@@ -98,8 +98,8 @@ class AdapterCatalog:
         return AdapterSpec(name, name, pinned or revision)
 
     def vector_file(self, source: str) -> Path:
-        """Return the control vector that `source` means: a GGUF file in the adapters' folder, with or without its
-        ending. Raises `InvalidRequest` if there is none."""
+        """Return the control vector file that `source` means: a GGUF file in the adapters' folder, with or without its
+        ending. Raises `InvalidRequest` if there is no such file."""
         if self._vectors is not None:
             for name in (source, f"{source}.gguf"):
                 if (found := self._vectors.find(name)) is not None:
@@ -111,7 +111,7 @@ class AdapterCatalog:
         )
 
     def names(self) -> list[str]:
-        """The names of all adapters that can be loaded. Reads the disk."""
+        """Return the names of all adapters that can be loaded. Reads the disk."""
         found = [] if self._folders is None else self._folders.names()
         return list(dict.fromkeys((*found, *self._hub_ids)))
 
@@ -137,7 +137,7 @@ def parse_adapter(text: str) -> AdapterSpec:
 
 
 def _split(text: str) -> tuple[str | None, str | None, str]:
-    """Split into model, name and source."""
+    """Split the text of an adapter into model, name and source."""
     told, equals, source = text.partition("=")
     if not equals or Path(text).expanduser().is_dir():  # a folder's name may contain any character, also `=`
         return None, None, text
@@ -146,7 +146,7 @@ def _split(text: str) -> tuple[str | None, str | None, str]:
 
 
 def parse_adapters(texts: Iterable[str]) -> tuple[AdapterSpec, ...]:
-    """Parse several adapters. Raises `InvalidRequest` if two of one model have the same name."""
+    """Parse several adapters. Raises `InvalidRequest` if two adapters of one model have the same name."""
     specs = tuple(parse_adapter(text) for text in texts)
     seen: set[tuple[str | None, str]] = set()
     for spec in specs:
@@ -162,7 +162,7 @@ def is_revision(text: str) -> bool:
 
 
 def _allowed(text: str) -> tuple[str, str | None]:
-    """Parse an allowed hub id: the id, and the one revision that is allowed, None for any."""
+    """Parse an allowed hub id. Returns the id and its only allowed revision, None for any."""
     name, at, revision = text.partition("@")
     if not is_hub_id(name) or (at and not is_revision(revision)):
         raise InvalidRequest(
@@ -173,8 +173,8 @@ def _allowed(text: str) -> tuple[str, str | None]:
 
 
 def unpack_source(config: ModelConfig, source: str) -> str:
-    """Return `source`, or the converted folder if it is a GGUF file, for the model of `config`. Raises
-    `AdapterRefused`."""
+    """Return `source`. If it is a GGUF file, convert it for the model of `config` and return the converted folder.
+    Raises `AdapterRefused`."""
     if not is_adapter_file(source):
         return source
     from bridle.gguf.adapter import unpack_adapter

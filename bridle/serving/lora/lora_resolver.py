@@ -1,11 +1,11 @@
-"""Finds the adapter that a request names, loads it if that is allowed, and waits for it; for any front-end.
+"""Finds the adapter that a request names, loads it if this is allowed, and waits for it; for any front end.
 
     chosen = registry.choose(body.model, body.adapter)
     with await registry.acquire(chosen.model) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter)
 
-Many requests for one adapter share a single load. If it fails, the reason is kept and answers further requests for a
-while; a request after the files have changed tries again.
+Many requests for one adapter share a single load. If the load fails, its error is kept and answers further requests for
+a while; a request after the files have changed tries again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from bridle.serving.lora.adapter_registry import AdapterInfo
     from bridle.serving.models.loading import LoadedModel
 
-#: How many adapters are inspected at once, since each may be large.
+#: Maximum number of adapters that are inspected at once, because each may be large.
 _MAX_LOOKS = 2
 
 Load = asyncio.Task["AdapterInfo"]
 
 
 class LoRAResolver:
-    """Serves one registry of models, from its event loop. `catalog` says which adapters may be loaded. `names_of` gives
-    the names that mean a model without an adapter. `is_taken` says whether a name belongs to any model. `clock`
-    measures how long ago a load failed."""
+    """Serves one registry of models, from its event loop. `catalog` says which adapters may be loaded. `names_of`
+    returns the names that mean a model without an adapter. `is_taken` returns whether a name belongs to any model.
+    `clock` measures how long ago a load failed."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class LoRAResolver:
         return False
 
     async def fetch(self, model: LoadedModel, name: str | None, timeout: float | None = None) -> str | None:
-        """Return the name of the adapter that a request chooses, once it is in memory. Returns None for the model
-        without an adapter, which None, the empty name and the model's own names mean.
+        """Return the name of the adapter that a request chooses, once it is in memory. None, the empty name and the
+        model's own names mean the model without an adapter; the result is then None.
 
         An adapter that is only in the catalog is loaded. Raises `UnknownAdapter`, `AdapterRefused` for an unusable
         adapter, and `ModelUnavailable` after `timeout` seconds. Cancelling the caller ends the wait, not the load.
@@ -116,15 +116,15 @@ class LoRAResolver:
             raise _public(error, name, spec.source) from None
 
     def failure_of(self, model: str, name: str) -> BridleError | None:
-        """Why an adapter that a request named could not be loaded, if another attempt now would fail again; otherwise
-        None."""
+        """Return the error of a failed load of an adapter that a request named, if another attempt now would fail
+        again; otherwise None."""
         failure = self._failures.find((model, name), self.clock())
         return None if failure is None else failure.again()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
     def _is_adapter(self, model: LoadedModel, name: str | None) -> bool:
-        """Return whether a name means an adapter rather than the model itself."""
+        """Return whether a name means an adapter and not the model itself."""
         if not name:
             return False
         return name in model.adapters or not (model.adapters.is_base(name) or name in self._names_of(model))
@@ -147,17 +147,17 @@ class LoRAResolver:
         await asyncio.shield(load)
 
     def _loadable(self, model: LoadedModel, name: str) -> AdapterSpec:
-        """The catalog's entry under a name. Raises `UnknownAdapter` if there is none."""
+        """Return the catalog's entry for a name. Raises `UnknownAdapter` if there is no entry."""
         spec = self.catalog.find(name)
         if spec is None or self._is_taken(name):
-            model.adapters.get(name)  # raises, with the names that there are
+            model.adapters.get(name)  # raises an error that lists the known names
             raise UnknownAdapter(f"there is no adapter {short_repr(name)}", "adapter")
         return spec
 
     def _begin(
         self, model: LoadedModel, name: str, source: str, revision: str | None, is_asked_for: bool = False
     ) -> Load:
-        """Begin to load an adapter. If a request asked for it (`is_asked_for`), the reason of a failure is
+        """Begin to load an adapter. If a request asked for it (`is_asked_for`), the error of a failed load is
         remembered."""
         task = asyncio.create_task(self._load(model, name, source, revision, is_asked_for), name=f"load adapter {name}")
         self._loads[model.name, name] = task
@@ -183,7 +183,7 @@ class LoRAResolver:
         return info
 
     async def _read(self, model: LoadedModel, name: str) -> AdapterInfo:
-        """Read a new adapter. An unusable adapter is removed again."""
+        """Read a new adapter's weights. An unusable adapter is removed again."""
         try:
             return await model.adapters.ready(name)
         except BridleError:
@@ -193,9 +193,9 @@ class LoRAResolver:
     def _end(self, model: str, name: str, task: Load) -> None:
         del self._loads[model, name]
         if not task.cancelled():
-            task.exception()  # told to those who wait; nobody may
+            task.exception()  # marks the error as read; the waiting requests report it, if there are any
 
 
 def _public(error: AdapterRefused, name: str, source: str) -> AdapterRefused:
-    """Return the error without local paths, which clients need not know."""
+    """Return the error without local paths, because clients need not know these."""
     return AdapterRefused(str(error).replace(str(Path(source).expanduser()), name), error.param)

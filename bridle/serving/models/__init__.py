@@ -1,1 +1,1 @@
-"""Models of a server: registry, loading on demand, memory, adding and removing."""
+"""Models of a server: registry, loading on demand, memory, adding and removing models."""

@@ -1,7 +1,7 @@
-"""Catalog of models that may be loaded when a request names them, besides those that the operator named.
+"""Catalog of models that may be loaded when a request names them, in addition to the models that the operator named.
 
-A client's name is looked up, never used as a path. It means a folder or a GGUF file under the models' folder, an
-allowed hub id, or a pulled model if these may be loaded. No other name is loadable.
+A client's name is looked up, never used as a path. It can mean a folder or a GGUF file under the models' folder, an
+allowed hub id, or a pulled model if pulled models are allowed. Other names cannot be loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bridle.serving.models.model_folders import NamedFiles, NamedFolders, is_hub
 
 
 class ModelCatalog:
-    """Configurations of loadable models, by name. `base` has the load settings; an entry names the model.
+    """Configurations of loadable models, by name. `base` has the load settings; an entry adds the model.
 
     Folders and GGUF files under `models_dir`, at most two levels deep, are loadable by their path from there. The disk
-    is read when a request asks, so new ones need no restart. With `pulled`, so are the models of the list of
-    `bridle pull` that are on this machine, and the demo models, which are not listed.
+    is read for each request, so new files need no restart. With `pulled`, models listed by `bridle pull` that are on
+    this machine are loadable too, and also the demo models, which `names` does not list.
     """
 
     def __init__(
@@ -43,7 +43,8 @@ class ModelCatalog:
         self._files = None if models_dir is None else NamedFiles(models_dir, "models_dir")
 
     def find(self, name: str) -> ModelConfig | None:
-        """Return the configuration of the model of that name; None if there is none or it may not be loaded."""
+        """Return the configuration of the model with this name; None if there is no such model or it may not be
+        loaded."""
         folder = None if self._folders is None else self._folders.find(name)
         found = folder or (None if self._files is None else self._files.find(name))
         if found is None and self.may_pull:
@@ -62,17 +63,17 @@ class ModelCatalog:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no model can ever be loaded from this catalog."""
+        """Return whether no model can be loaded from this catalog."""
         return not (self.has_own or self.may_pull)
 
     @property
     def has_own(self) -> bool:
-        """Return whether the operator named a folder or hub ids for it."""
+        """Return whether the operator configured a models' folder or hub ids."""
         return bool(self._hub_ids) or self._folders is not None
 
 
 def _pulled(name: str) -> Path | None:
-    """The files of a demo model, or of the pulled model of exactly that name."""
+    """Return the files of a demo model, or of the pulled model of exactly this name."""
     if name in DEMO_MODELS:
         return demo_model_path(name)
     entry = find_entry(name)

@@ -1,5 +1,5 @@
-"""Starts the parts of a model that do not need torch or transformers: the control runtime, which is a process of its
-own, and a tokenizer. They become ready while torch is imported and weights are read."""
+"""Starts the parts of a model that do not need torch or transformers: the control runtime, which is a separate process,
+and a tokenizer. They become ready while torch is imported and weights are read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FileState = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class EarlyParts:
-    """Parts that are being made for the model in folder `path`. `tokenizer` is None if it has to wait for the
-    libraries. `files` are those that the parts are made of, with sizes and times of change."""
+    """Parts in preparation for the model in folder `path`. `tokenizer` is None if it has to wait for the libraries.
+    `files` are the files that the parts are made of, with sizes and times of change."""
 
     config: ModelConfig
     path: Path
@@ -36,11 +36,11 @@ class EarlyParts:
     files: Sequence[_FileState]
 
     def get_tokenizer(self) -> Tokenizer:
-        """Wait for the tokenizer. Raises the error of reading it."""
+        """Wait for the tokenizer and return it. Raises the error of a failed read."""
         return load_tokenizer(self.config, self.path) if self.tokenizer is None else self.tokenizer.result()
 
     def fits(self, config: ModelConfig) -> bool:
-        """Return whether these are the parts for `config`, whatever its memory, of files that have not changed."""
+        """Return whether these parts fit `config`, apart from memory settings, and their files have not changed."""
         from bridle.model.hub_lookup import folder_of
 
         memory = {name: getattr(config, name) for name in ("kv_memory", "max_kv_memory", "reserved_memory")}
@@ -56,7 +56,8 @@ class EarlyParts:
 
 
 def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
-    """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if there is no such model."""
+    """Begin the parts of a model. Raises `InvalidRequest` or `UnsupportedModel` if the model does not exist or is not
+    supported."""
     from bridle.gguf.folder import weights_of
     from bridle.model.hub_lookup import folder_of
     from bridle.model.pooling.settings import read_pooling
@@ -66,7 +67,8 @@ def begin_parts(config: ModelConfig, control: ControlSettings) -> EarlyParts:
     folder = tokenizer_folder(config, path)
     files = _states(folder)
     pooling = read_pooling(path)
-    starting = begin_control_of(config, path, control) if pooling is None else None  # there is nothing to steer
+    # a pooling model needs no control runtime
+    starting = begin_control_of(config, path, control) if pooling is None else None
     tokenizer = None
     if weights_of(folder) is not None:
         tokenizer = start_thread(partial(load_tokenizer, config, path), "bridle-tokenizer")

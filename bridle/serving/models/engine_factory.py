@@ -41,15 +41,15 @@ _ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LoadedExecutor(Executor, Protocol):
-    """An executor with a loaded model, in this process or another. `num_bytes` is the memory that its weights and its
-    KV cache take."""
+    """An executor with a loaded model, in this process or another one. `num_bytes` is the memory that its weights and
+    its KV cache take."""
 
     @property
     def num_bytes(self) -> int:
         raise NotImplementedError
 
 
-#: A function that makes one, from a configuration, a callback for progress, and a sampler of the caller's own.
+#: A function that makes an executor from a configuration, a callback for progress, and a sampler of the caller's own.
 ExecutorLoader = Callable[[ModelConfig, Report | None, Sampler | None], LoadedExecutor]
 
 
@@ -67,7 +67,7 @@ class Parts:
 
     @property
     def control_vectors(self) -> ControlVectors | None:
-        """The control vectors of the executor; None if it applies none."""
+        """Return the control vectors of the executor; None if it applies no control vectors."""
         return getattr(self.executor, "control_vectors", None)
 
 
@@ -79,8 +79,8 @@ def load_parts(
     executors: ExecutorLoader | None,
     early: EarlyParts | None = None,
 ) -> Parts:
-    """Tokenizer, weights and control runtime, of which some may have been begun. If one of them fails, none is left
-    behind."""
+    """Load tokenizer, weights and control runtime; `early` has those that were already begun. If one of them fails, the
+    others are released."""
     report = progress or silent
     from bridle.backends import check_backend, load_executor
 
@@ -115,7 +115,7 @@ def load_parts(
 
 
 def _check_vocabulary(draft_model: str, tokenizer: Tokenizer) -> None:
-    """Refuse a draft model with another vocabulary, because every guess would be wrong."""
+    """Raise `InvalidRequest` for a draft model with another vocabulary, because all of its guesses would be wrong."""
     from bridle.tokenizer import Tokenizer
 
     different = tokenizer.first_difference(Tokenizer.load(draft_model))

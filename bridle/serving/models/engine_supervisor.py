@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the engines.
+#: Seconds between two checks of the engines.
 LOOK_SECONDS = 0.25
-#: The longest pause before a restart, in seconds. The first restart has none, the second one second, then they double.
+#: Maximum pause before a restart, in seconds. The first restart has no pause, the second one second; then the pause
+#: doubles.
 MAX_PAUSE = 30.0
-#: An engine that has run this long since its restart starts again without a pause; in seconds.
+#: Seconds that an engine must run after a restart so that its next restart has no pause.
 PROVEN_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """A step may last `watchdog_timeout` seconds (0: any time). After `max_restarts` restarts in a row that did not
-    help, the model is given up. The server ends unless it serves another model."""
+    help, the model is no longer served. The server then ends unless it serves another model."""
 
     watchdog_timeout: float = 300.0
     max_restarts: int = 5
@@ -48,13 +49,13 @@ class RestartPolicy:
             )
 
     def pause(self, num_faults: int) -> float:
-        """Return the seconds before the restart after that many failures in a row."""
+        """Return the seconds before the restart after `num_faults` failures in a row."""
         return 0.0 if num_faults < 2 else min(2.0 ** (num_faults - 2), MAX_PAUSE)
 
 
 class EngineSupervisor:
-    """Looks at the engines behind `slots()`. `keeper` loads them again; `give_up` ends the server with an error. It
-    belongs to the event loop of the registry."""
+    """Checks the engines behind `slots()`. `keeper` loads failed ones again; `give_up` ends the server with an error.
+    All calls are made in the registry's event loop."""
 
     def __init__(
         self,
@@ -64,11 +65,12 @@ class EngineSupervisor:
         give_up: Callable[[BridleError], None],
     ) -> None:
         self._slots, self._keeper, self._policy, self._give_up = slots, keeper, policy, give_up
-        self._watched: dict[Slot, tuple[int | None, int]] = {}  # the step of each engine, and how many looks it lasts
-        self._num_good: dict[Slot, int] = {}  # looks at an engine that runs, since it was restarted
+        # the step of each engine, and the number of checks since it began
+        self._watched: dict[Slot, tuple[int | None, int]] = {}
+        self._num_good: dict[Slot, int] = {}  # number of checks since the restart at which the engine ran
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. Restarts under way end then, too."""
+        """Check the engines again and again, until cancelled. Cancelling also ends restarts in progress."""
         try:
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -92,7 +94,7 @@ class EngineSupervisor:
                     self._count_good(slot)
 
     def restart_failed(self, slot: Slot) -> bool:
-        """Restart the slot's engine if it has failed. Returns whether it has."""
+        """Restart the slot's engine if it has failed. Returns whether it had failed."""
         client = None if slot.model is None else slot.model.local_engine
         if client is None or client.fault is None:
             return False
@@ -122,7 +124,7 @@ class EngineSupervisor:
         self._keeper.restart(slot, pause)
 
     def _abandon(self, slot: Slot, reason: str) -> None:
-        """End the server, unless it serves another model."""
+        """Stop serving the model. If the server serves no other model, the server ends."""
         message = f"the engine of {slot.name!r} failed after {slot.num_faults - 1} restarts"
         others = (each.model for each in self._slots() if each is not slot)
         if self._keeper is None or not any(model is not None and model.client.is_healthy for model in others):

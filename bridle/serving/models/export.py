@@ -1,7 +1,7 @@
 """`bridle quantize`: writes a checkpoint with weights in fewer bits, as a GGUF file or as a folder in 8 bits.
 
-The model is read through the transformers library's own class. So every served folder is written in transformers' own
-format, whichever program saved it.
+The model is read through the transformers library's own class. So every folder that can be served is written in
+transformers' own format, regardless of the program that saved it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TYPES = (*FILE_TYPES, "int8")
 def quantize_model(
     model: str, out: Path, kind: str, revision: str | None = None, progress: Progress = lambda what, share: None
 ) -> Path:
-    """Write `model` to `out` in type `kind`; returns the path that was written. Raises `InvalidRequest` or
+    """Write `model` to `out` in type `kind`. Returns the written path. Raises `InvalidRequest` or
     `UnsupportedModel`."""
     if kind not in TYPES:
         raise InvalidRequest(f"type is {kind!r}; must be one of {', '.join(TYPES)}", "type")
@@ -54,7 +54,8 @@ def quantize_model(
 
 
 def _own_dtype(settings: Any) -> torch.dtype:
-    """The checkpoint's own number type: the model is read without loss, and in half the memory of float32."""
+    """Return the checkpoint's own number type, so that the model is read without loss and often in less memory than
+    float32."""
     return settings.dtype if isinstance(settings.dtype, torch.dtype) else torch.float32
 
 
@@ -66,13 +67,13 @@ def _write_file(
     fields = read_vocabulary_fields(checkpoint, config.vocab_size)
     if out.suffix.lower() != ".gguf":
         raise InvalidRequest(f"out is {str(out)!r}; a GGUF file's name ends in .gguf", "out")
-    tensors = dict(model.state_dict())  # with what experts are chosen by, which is no parameter
+    tensors = dict(model.state_dict())  # includes buffers for the choice of experts, which are no parameters
     write_gguf(out, config, tensors, fields, kind, Path(name).name, progress)
     return out
 
 
 def read_vocabulary_fields(checkpoint: Checkpoint, num_rows: int) -> VocabularyFields:
-    """The tokenizer of a checkpoint as fields of a GGUF file."""
+    """Return the tokenizer of a checkpoint as fields of a GGUF file."""
     loaded = load_fast_tokenizer(checkpoint.folder)
     spec = json.loads(loaded.backend_tokenizer.to_str())
     roles = {role: str(token) for role, token in loaded.special_tokens_map.items() if token}

@@ -1,4 +1,4 @@
-"""Unloads models some time after their last request, where a client has said so. Without that a model stays until its
+"""Unloads models some time after their last request, if a client has set such a time. Otherwise a model stays until its
 memory is needed."""
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 from bridle.serving.models.model_slot import Slot
 
-#: The longest time that is counted, in seconds: a month.
+#: Maximum time before unloading, in seconds: a month.
 _MOST = 30 * 86_400.0
 
 
 class Timer(Protocol):
-    """A call that is due later."""
+    """A function call that is due at a later time."""
 
     def cancel(self) -> None:
-        """Give it up."""
+        """Cancel the call."""
 
 
 def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
@@ -26,7 +26,7 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 
 class KeepAlive:
-    """Starts the time of a slot when its last lease ends. `empty` closes an idle model. Belongs to one event loop."""
+    """Starts the timer of a slot when its last lease ends. `empty` closes an idle model. For one event loop."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class KeepAlive:
         self.start(slot)
 
     def start(self, slot: Slot) -> None:
-        """Begin to count, if nothing uses the model."""
+        """Start the timer, if no request uses the model."""
         if slot.keep_seconds is not None and slot.is_idle:
             seconds = min(slot.keep_seconds, _MOST)
             timer = self._call_later(seconds, lambda: self._expire(slot))
             self._timers[slot] = timer, time.time() + seconds
 
     def stop(self, slot: Slot) -> None:
-        """Count no longer: the model is used."""
+        """Stop the timer, because a request uses the model."""
         timer, _ = self._timers.pop(slot, (None, 0.0))
         if timer is not None:
             timer.cancel()
 
     def expires_at(self, slot: Slot) -> float | None:
-        """The time of day at which the model is unloaded if no request comes; None if it is not."""
+        """Return the time of day at which the model is unloaded if no request comes; None if no time is set."""
         if slot in self._timers:
             return self._timers[slot][1]
         return None if slot.keep_seconds is None or slot.is_pinned else time.time() + slot.keep_seconds

@@ -1,4 +1,4 @@
-"""Opens the store for the KV blocks of a model, and the host's memory above it, where its executor has such blocks."""
+"""Opens the store for the KV blocks of a model, and the cache in the host's memory, if the executor supports them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of a backend's sequences that wait to be written. A longer sequence is not stored.
+#: Maximum number of bytes of a backend's sequences that wait to be written. A longer sequence is not stored.
 MAX_SEQUENCE_BYTES = 512 << 20
 
 
 def open_store(executor: Executor, config: EngineConfig) -> BlockStore | None:
-    """Open the stores of `config`: a store, the host's memory, or both; None if it has neither. Raises `InvalidRequest`
-    for a model that cannot use them."""
+    """Open the stores that `config` asks for: on disk, in the host's memory, or both; None if it asks for neither.
+    Raises `InvalidRequest` for a model that cannot use them."""
     memory = _host_memory(executor, config) if config.kv_host_bytes else None
     store = _open_disk(executor, config)
     device = find_kv_blocks(executor, config.kv_store_format)
     if store is None and memory is not None and device is not None:
         store = NoDisk(blake2b(device.identity().encode(), digest_size=16).hexdigest())
     if store is None or find_sequence_states(executor) is None:
-        is_apart = find_device_blocks(executor) is not None  # steps take no time of the processors that read
+        is_apart = find_device_blocks(executor) is not None  # steps do not compete with the reads for CPU time
         return None if store is None else BlockStore(store, memory=memory, pace=0.0 if is_apart else PACE)
     return BlockStore(store, MAX_SEQUENCE_BYTES)
 
@@ -55,8 +55,8 @@ def _host_memory(executor: Executor, config: EngineConfig) -> HostMemory:
 
 
 def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
-    """Open the store on disk; None if none is asked for. With `auto`, a model that cannot use a store has none, and
-    neither has one on a GPU or without a folder that can be written. Otherwise that raises `InvalidRequest`."""
+    """Open the store on disk; None if none is configured. With `auto`, the result is None for a model that cannot use a
+    store, on a GPU, or without a writable folder. With a named folder, these raise `InvalidRequest`."""
     try:
         settings = read_settings(config.kv_store, config.kv_store_bytes, config.kv_store_key)
     except InvalidRequest as error:
@@ -78,7 +78,7 @@ def _open_disk(executor: Executor, config: EngineConfig) -> SegmentStore | None:
         raise InvalidRequest(f"kv_store is {config.kv_store!r}; {problem}", "kv_store")
     identity = blake2b(device.identity().encode(), digest_size=16).hexdigest()
     if settings.cipher is not None:
-        identity = settings.cipher.derive(identity)  # blocks of another key are none of this store
+        identity = settings.cipher.derive(identity)  # blocks that were written with another key are not found
     name = re.sub(r"[^A-Za-z0-9._-]", "_", executor.info.model.rstrip("/").rpartition("/")[2])[:60] or "model"
     store = SegmentStore(settings.folder, f"{name}-{identity}", settings.limit, settings.cipher)
     room = settings.limit >> 20
@@ -95,7 +95,8 @@ def _find(executor: Executor, kind: str) -> KVBlocks | SequenceStates | None:
 
 
 def _problem(executor: Executor, config: EngineConfig) -> str | None:
-    """Return the reason for which no block of an executor can be stored, with the necessary change."""
+    """Return the reason why no block of an executor can be stored, with the necessary change; None if blocks can be
+    stored."""
     if not HAS_LOCKS:
         return "this system has no file locks; leave kv_store out"
     if not config.enable_prefix_caching:

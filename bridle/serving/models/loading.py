@@ -1,4 +1,4 @@
-"""Loads a model by its name: checkpoint, tokenizer, engine, and the thread that drives it.
+"""Loads a model by its name: checkpoint, tokenizer, engine, and the engine's thread.
 
 The heavy imports (torch, transformers) happen inside `load_model`, so that the rest of the service can be imported and
 tested without them.
@@ -49,9 +49,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NUM_TEXT_THREADS = 2
-#: Requests that wait at once for pictures of other servers.
+#: Maximum number of requests that fetch images from other servers at once.
 _MOST_FETCHING = 32
-#: No tokenizer in use packs more characters than this into a token on average; longer texts are refused unread.
+#: Maximum average number of characters per token of any tokenizer in use. Longer texts are refused without being
+#: tokenized.
 MAX_CHARS_PER_TOKEN = 128
 
 
@@ -60,10 +61,10 @@ class LoadedModel:
     """A model that takes requests.
 
     `created` is a Unix time in seconds. `adapters` are its registered adapters, `control` is the runtime of its Wasm
-    controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory that its weights and its KV
-    cache take, with the memory set aside for adapters; 0 if it is not known. `engine` has the limits that it runs with,
-    `batching` the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the
-    context window, or the whole KV cache if that is less; more than `max_prompt_chars` characters it cannot hold.
+    controllers, and `constraints` compiles constraints for it. `num_bytes` is the memory of its weights and its KV
+    cache, with the memory reserved for adapters; 0 if unknown. `engine` has the limits that it runs with, `batching`
+    the settings that follow from them. `max_sequence_tokens` is the longest sequence that can be served: the context
+    window, or the whole KV cache if that is smaller. A prompt has at most `max_prompt_chars` characters.
     """
 
     name: str
@@ -71,22 +72,22 @@ class LoadedModel:
     tokenizer: Tokenizer
     created: int = field(default_factory=lambda: int(time.time()))
     adapters: AdapterRegistry = field(default_factory=AdapterRegistry)
-    adapter_pool: AdapterPool | None = None  # that of the engine in this process
-    control_vectors: ControlVectors | None = None  # None: its backend applies none
+    adapter_pool: AdapterPool | None = None  # pool of the engine in this process
+    control_vectors: ControlVectors | None = None  # None: the backend applies none
     control: RuntimePool | None = None
     constraints: ConstraintPool | None = None
-    pictures: MediaReader | None = None  # None: it reads text alone
+    pictures: MediaReader | None = None  # None: the model reads only text
     num_bytes: int = 0
     engine: EngineConfig = field(default_factory=EngineConfig)
     pid: int = field(default_factory=os.getpid)  # the process that loaded it
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of sampling, by what the checkpoint recommends
-    pooling: Pooling | None = None  # how it makes vectors or labels of texts, if it is for that
-    tools: ToolExecutor | None = None  # what its controllers may call
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling defaults that the checkpoint recommends
+    pooling: Pooling | None = None  # how the model makes vectors or labels of texts, if that is its task
+    tools: ToolExecutor | None = None  # tools that controllers may call
     demanded: PolicyPool | None = None  # runs Wasm modules of policies
-    chat_format: dict[str, Any] | None = None  # how it writes calls and thoughts, once that is known
-    policies: PolicySet | None = None  # what holds for all requests that come through no server
+    chat_format: dict[str, Any] | None = None  # how the model writes tool calls and reasoning, once known
+    policies: PolicySet | None = None  # policies for all requests that do not come through a server
     shutdown: Callable[[float], None] = field(default=lambda drain: None, repr=False)
-    pace: LoopPace = field(default_factory=LoopPace, repr=False)  # of the tasks that write its streams
+    pace: LoopPace = field(default_factory=LoopPace, repr=False)  # pace of the tasks that write output streams
     info: ExecutorInfo = field(init=False, repr=False)
     batching: Batching = field(init=False, repr=False)
     max_sequence_tokens: int = field(init=False, repr=False)
@@ -111,12 +112,12 @@ class LoadedModel:
         return bool(getattr(self.client, "is_paused", False))
 
     def pause(self, *, cancels: bool = False) -> None:
-        """Compute nothing until `resume`; with `cancels` end the requests that there are. Raises `UnsupportedFeature`
-        for a model in other processes."""
+        """Compute nothing until `resume`; with `cancels`, end all current requests. Raises `UnsupportedFeature` for a
+        model in other processes."""
         self._pausable().pause(cancels=cancels)
 
     def resume(self) -> None:
-        """Continue after `pause`. Raises `UnsupportedFeature` as it does."""
+        """Continue after `pause`. Raises `UnsupportedFeature` for a model in other processes."""
         self._pausable().resume()
 
     def _pausable(self) -> AsyncEngine:
