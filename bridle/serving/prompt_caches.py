@@ -1,9 +1,9 @@
-"""Prompts whose KV clients retain by name: created, prefetched, deleted, and over after their time.
+"""Prompts whose KV clients retain by name. Clients create, prefetch and delete them, and they expire after their time.
 
 A cache is a retention of the engine (`KVRetention`) with a name that only its user knows. The tokens of the prompt are
-kept here, so that they can be computed again wherever their KV is lost. Users see their own caches, and those that
-others share with their group. The blocks of the latter are in a hash chain of the group, for prompts that begin with
-all of them.
+kept here, so that their KV can be computed again if it is lost. Users see their own caches, and caches that other users
+share with their group. The blocks of shared caches are in a hash chain of the group, for prompts that begin with all of
+these blocks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from bridle.safe_repr import short_repr
 from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.keys import Identity
 
-#: Seconds that a cache lives at most, and by default.
+#: Maximum and default lifetime of a cache in seconds.
 MAX_TTL, DEFAULT_TTL = 86_400.0, 3_600.0
-#: Caches of all users.
+#: Maximum number of caches of all users.
 MAX_CACHES = 4_096
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3_600.0}
 
 
 @dataclass(slots=True)
 class PromptCache:
-    """A retained prompt of a user: its model and adapter, its tokens, and until when it lives, for `ttl` seconds.
-    `created` and `until` are Unix times. A `group` other than "" shares it."""
+    """A retained prompt of a user: its model and adapter, its tokens, and its lifetime of `ttl` seconds, which ends at
+    `until`. `created` and `until` are Unix times. If `group` is not empty, the cache is shared with that group."""
 
     user: str
     model: str
@@ -50,11 +50,11 @@ class PromptCache:
     group: str = ""
 
     def is_shared_with(self, identity: Identity) -> bool:
-        """Return whether this user finds the cache because of its group."""
+        """Return whether this user sees the cache because it is shared with the user's group."""
         return bool(self.group) and self.group == identity.group
 
     def fields(self, user: str) -> dict[str, Any]:
-        """The cache as a user sees it."""
+        """Return the cache as a user sees it."""
         return {
             "id": self.id,
             "object": "cache",
@@ -70,7 +70,7 @@ class PromptCache:
 
 @dataclass(frozen=True, slots=True)
 class _SavedCache:
-    """A cache as it is saved; `tokens` are 64-bit numbers in this machine's order."""
+    """A cache as it is saved; `tokens` are 64-bit integers in this machine's byte order."""
 
     user: str
     model: str
@@ -84,7 +84,7 @@ class _SavedCache:
 
 
 class PromptCaches:
-    """All caches of a server; with a `table`, also those that were saved there. Used from one thread."""
+    """All caches of a server; with a state `table`, also those that were saved there. Used from one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time, table: StateTable | None = None) -> None:
         self._clock, self._table = clock, table
@@ -103,8 +103,8 @@ class PromptCaches:
         limits: CacheLimits,
         group: str = "",
     ) -> PromptCache:
-        """Register a cache whose KV is then to be computed, and share it with a group if one is given. Raises
-        `InvalidRequest` that names the limit which it exceeds."""
+        """Register a cache whose KV is then to be computed. If `group` is not empty, share the cache with that group.
+        Raises `InvalidRequest` that names the exceeded limit."""
         own, now = self.of_user(user), self._clock()
         made = PromptCache(
             user, model, adapter, array("q", tokens), ttl, f"cache_{secrets.token_hex(12)}", now, now + ttl, group
@@ -117,7 +117,7 @@ class PromptCaches:
         return made
 
     def renew(self, cache: PromptCache) -> None:
-        """Restart the time of a cache."""
+        """Restart the lifetime of a cache."""
         cache.until = self._clock() + cache.ttl
         self._save(cache)
 
@@ -134,15 +134,15 @@ class PromptCaches:
         return list(self._caches.values())
 
     def of_user(self, user: str) -> list[PromptCache]:
-        """The caches of a user, the oldest first."""
+        """Return the caches of a user, the oldest first."""
         return [each for each in self._live() if each.user == user]
 
     def visible_to(self, identity: Identity) -> list[PromptCache]:
-        """The caches of a user, and those that others share with the user's group, the oldest first."""
+        """Return the caches of a user, and those that others share with the user's group, the oldest first."""
         return [each for each in self._live() if each.user == identity.user or each.is_shared_with(identity)]
 
     def find(self, identity: Identity, name: str) -> PromptCache:
-        """A cache that a user sees. Raises `UnknownCache`."""
+        """Return a cache that a user sees. Raises `UnknownCache`."""
         found = next((each for each in self.visible_to(identity) if each.id == name), None)
         if found is None:
             raise UnknownCache(f"no cache {short_repr(name)} of this user exists; it may be over. Create it again")
@@ -152,7 +152,7 @@ class PromptCaches:
         self, identity: Identity, model: str, adapter: str | None, tokens: Sequence[int], block_size: int
     ) -> SharedPrefix | None:
         """Return the longest shared cache whose full blocks begin this user's prompt, or None. Tokens after the last
-        full block may differ, because a longer text is often tokenized differently there."""
+        full block may differ, because a longer text is often tokenized differently at its end."""
         if not identity.group:
             return None
         prompt = memoryview(array("q", tokens))
@@ -166,7 +166,7 @@ class PromptCaches:
         return None if found is None else SharedPrefix(found.group, found.user, end)
 
     def drop(self, cache: PromptCache) -> None:
-        """Forget a cache."""
+        """Delete a cache."""
         self._caches.pop(cache.id, None)
         if self._table is not None:
             self._table.drop(cache.user, cache.id)
@@ -182,13 +182,13 @@ class CacheLimits:
 
     @staticmethod
     def of(info: ExecutorInfo, config: EngineConfig) -> CacheLimits:
-        """Return the limits of an engine; without parking or prefix cache there is room for nothing."""
+        """Return the limits of an engine. They are 0 without parking or prefix cache."""
         is_on = config.enable_prefix_caching and info.kv == "paged"
         blocks = max_retained_blocks(info, config) if is_on else 0
         return CacheLimits(config.max_retained, blocks * info.block_size, info.block_size)
 
     def check(self, others: list[PromptCache], cache: PromptCache) -> None:
-        """Raise `InvalidRequest` if a user with these caches has no room for another one."""
+        """Raise `InvalidRequest` if a user with the caches `others` has no room for `cache`."""
         taken, wanted = sum(self._size(each) for each in others), self._size(cache)
         if not wanted:
             raise InvalidRequest(

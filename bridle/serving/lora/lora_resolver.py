@@ -85,9 +85,9 @@ class LoRAResolver:
     async def load(
         self, model: LoadedModel, name: str, source: str, revision: str | None = None, *, replaces: bool = False
     ) -> AdapterInfo:
-        """Load the adapter that the catalog has as `source`, under the name `name`. If it `replaces` one of this name,
-        requests that have begun keep that one. Raises `InvalidRequest` for a name that is taken, and `AdapterRefused`
-        for an adapter that may not be loaded or cannot be used."""
+        """Load the adapter that the catalog has as `source`, under the name `name`. If it `replaces` an adapter of this
+        name, requests that have begun keep the old one. Raises `InvalidRequest` for a name that is taken, and
+        `AdapterRefused` for an adapter that may not be loaded or cannot be used."""
         spec = self.catalog.find(source, revision)
         if spec is None:
             at = "" if revision is None else f" at revision {short_repr(revision)}"

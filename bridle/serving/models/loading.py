@@ -128,7 +128,7 @@ class LoadedModel:
         return cast("AsyncEngine", self.client)
 
     def require_control_vectors(self) -> ControlVectors:
-        """Return the control vectors. Raises `UnsupportedFeature` if they cannot be loaded here."""
+        """Return the control vectors. Raises `UnsupportedFeature` if this model can load none after its start."""
         if self.control_vectors is None:
             raise UnsupportedFeature(
                 f"control vectors: {self.name!r} takes none here. Load them at the start, where its backend is torch "
@@ -139,28 +139,28 @@ class LoadedModel:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """The kinds of files that it reads in addition to text."""
+        """Return the kinds of media that the model reads in addition to text."""
         return () if self.pictures is None else tuple(self.pictures.senses)
 
     @property
     def local_engine(self) -> AsyncEngine | None:
-        """The engine, if it runs on a thread of this process."""
+        """Return the engine if it runs on a thread of this process, else None."""
         from bridle.engine import AsyncEngine
 
         return self.client if isinstance(self.client, AsyncEngine) else None
 
     @property
     def policy_control(self) -> RuntimePool | None:
-        """The runtime of the policies' modules, once one was needed."""
+        """Return the runtime of the policies' Wasm modules, or None before one was needed."""
         return None if self.demanded is None else self.demanded.runtime
 
     @property
     def _parks(self) -> bool:
-        """Return whether KV may outlive its request."""
+        """Return whether KV of a request may stay parked after the request's end."""
         return self.engine.enable_prefix_caching and self.engine.park_memory != 0 and self.info.kv == "paged"
 
     def demands(self, adapter: str | None = None, user: str = "") -> Applied:
-        """Return the policies for a text of this process."""
+        """Return the policies for a request of this process that comes through no server."""
         from bridle.serving.policies import NO_POLICIES, PolicyContext
         from bridle.serving.tenancy.keys import LOCAL_USER
 
@@ -177,15 +177,15 @@ class LoadedModel:
 
     async def in_text_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run slow text work (long prompts, chat templates) in a thread, so that the event loop continues. A cancelled
-        caller returns at once; work that has begun runs to its end, other work is dropped."""
+        caller returns at once; work that has begun runs to its end, and work that has not begun is dropped."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="bridle-text")
         return await asyncio.wrap_future(self._threads.submit(function, *args, **kwargs))
 
     async def in_fetching_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do as `in_text_thread` for a request whose images have to be fetched: it gets a thread of its own, since it
-        waits for other servers. Raises `Overloaded` where there are too many of those."""
-        if self.pictures is None or not self.pictures.hosts:  # nothing is fetched here
+        """Run work as `in_text_thread` does, for a request whose images must be fetched. It gets its own thread,
+        because it waits for other servers. Raises `Overloaded` if too many requests fetch images."""
+        if self.pictures is None or not self.pictures.hosts:  # images of this model are never fetched
             return await self.in_text_thread(function, *args, **kwargs)
         if not self._fetching.acquire(blocking=False):
             raise Overloaded(f"{_MOST_FETCHING} requests are fetching images; try again")
@@ -197,15 +197,15 @@ class LoadedModel:
         """Compile a constraint before a request needs it. Raises `InvalidRequest` for an unusable constraint."""
         if self.constraints is not None:
             compiling = self.constraints.compiler.compile(constraint)
-            await asyncio.shield(asyncio.wrap_future(compiling))  # others may wait for the same one
+            await asyncio.shield(asyncio.wrap_future(compiling))  # other requests may wait for the same constraint
 
     def abandon(self, error: BridleError) -> None:
-        """Fail all requests, because the engine hangs in a step. Its memory is free once that step ends."""
+        """Fail all requests, because the engine hangs in a step. Its memory is free once this step ends."""
         if self.local_engine is not None:
             self.local_engine.abandon(error)
         for pool in (self.control, self.demanded):
             if pool is not None:
-                pool.shutdown()  # no process stays that the hanging thread would have to end
+                pool.shutdown()  # so that no process is left that only the hanging thread would end
 
     def close(self, drain: float = 0.0) -> None:
         """Close the engine; running requests get `drain` seconds to finish. Idempotent."""
@@ -231,11 +231,11 @@ def load_model(
     """Find, load and start a model. `name` defaults to the folder's or the hub's name.
 
     `progress(what, share)` is called with a share between 0 and 1; an error that it raises ends the loading. `pools`
-    run further kinds of controllers, in addition to Python ones and constraints. `control` has the settings of the
-    runtime for Wasm controllers (None: no runtime); it starts while the model is loaded. `executors` loads the model
-    outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools. `early`
-    are parts of the model that were begun, and are its own from now on. Raises `UnsupportedModel` or `InvalidRequest`
-    with the next step.
+    run further kinds of controllers, in addition to Python controllers and constraints. `control` has the settings of
+    the runtime for Wasm controllers (None: no runtime); it starts while the model is loaded. `executors` loads the
+    model outside of this process. Controllers may call `tools`, which their creator must close, and clients' tools.
+    `early` has parts of the model that were already begun; the model owns them from now on. Raises `UnsupportedModel`
+    or `InvalidRequest`, whose message names the next step.
     """
     engine_config = engine_config or EngineConfig()
     config = config.sized_for(engine_config)
@@ -267,7 +267,7 @@ def load_model(
 
 
 def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain: float = 0.0) -> None:
-    """Close an engine, and then its own tools. Tools that others share forget it."""
+    """Close an engine, and then its `own` tools. A shared `desk` of tools forgets the engine."""
     try:
         client.close(drain)
     finally:
@@ -278,7 +278,8 @@ def _close_both(client: AsyncEngine, desk: Desk, own: ToolExecutor | None, drain
 
 
 def model_name(model: str) -> str:
-    """The short name of a model: a folder's last part, a GGUF file's without its ending, otherwise the id itself."""
+    """Return the short name of a model: a folder's last part, a GGUF file's name without its ending, otherwise the id
+    itself."""
     folder = Path(model)
     if model.lower().endswith(".gguf") and folder.is_file():
         return folder.stem

@@ -1,5 +1,5 @@
-"""Components from a model's folder that all ways of serving need (this process, replicas, a cluster's front): the
-tokenizer, the constraint compiler, and the pools of controllers."""
+"""Components from a model's folder that are needed wherever it is served (this process, replicas, the front of a
+cluster): the tokenizer, the constraint compiler, and the pools of controllers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tokenizer_folder(config: ModelConfig, folder: Path) -> Path:
 
 
 def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings) -> ControlStart | None:
-    """Start the runtime for this model's vocabulary in the background; None if there is to be none."""
+    """Start the runtime for this model's vocabulary in the background; None if the settings want no runtime."""
     if control.mode == "off":
         return None
     if control.runtime is None:
@@ -52,7 +52,7 @@ def begin_control_of(config: ModelConfig, folder: Path, control: ControlSettings
 
 
 def _chat_flags(config: ModelConfig) -> tuple[str, ...]:
-    """Flags of bridle's own runtime for the conversations that scripts write."""
+    """Return the flags of bridle's own runtime that say how scripts write conversations."""
     refuses = ("--tool-prompt=refuse",) if config.tool_prompt == "refuse" else ()
     return (*refuses, "--parse-special-text") if config.parse_special_text else refuses
 

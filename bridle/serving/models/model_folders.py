@@ -1,4 +1,4 @@
-"""Folders and files under one root that a client's name may mean.
+"""Folders and files under a root folder that a client's name may mean.
 
 A name is looked up, never used as a path. It means a folder at most two levels under the root; neither the folder nor
 its files may lead out of the root. A folder counts if it has a marker file, and a file by its extension.
@@ -29,19 +29,19 @@ class _Named(ABC):
 
     def __init__(self, root: Path, param: str) -> None:
         self._root = _folder(root, param)
-        self._seen: tuple[float, list[str]] = (-math.inf, [])  # when the root was last read, and its names then
+        self._seen: tuple[float, list[str]] = (-math.inf, [])  # time of the last listing, and its names
 
     @abstractmethod
     def find(self, name: str) -> Path | None:
-        """Return the path of that name if it and all its files really are under the root; otherwise None."""
+        """Return the path that a name means, if it and all its files really are under the root; otherwise None."""
 
     @abstractmethod
     def _scan(self) -> Iterator[str]:
-        """All names, as the disk has them now."""
+        """Yield all names that are on the disk now."""
 
     def names(self) -> list[str]:
-        """All names (of very many, the first). Reads the disk every few seconds at most, since a large folder takes a
-        while."""
+        """Return all names, or the first ones if there are very many. Reads the disk every few seconds at most, because
+        listing a large folder is slow."""
         now = time.monotonic()
         looked, found = self._seen
         if not now - looked < _LOOK_SECONDS:
@@ -51,7 +51,7 @@ class _Named(ABC):
 
 
 class NamedFolders(_Named):
-    """The folders that have a file `marker`, by their path from the root."""
+    """The folders that contain a file `marker`, by their path from the root."""
 
     def __init__(self, root: Path, marker: str, param: str) -> None:
         super().__init__(root, param)
@@ -65,14 +65,14 @@ class NamedFolders(_Named):
             folder = (self._root / name).resolve(strict=True)
             files = list(islice(folder.iterdir(), _MAX_FILES + 1))
             inside = all(path.resolve(strict=True).is_relative_to(self._root) for path in (folder, *files))
-        except (OSError, RuntimeError):  # the folder is missing, is a file, or is a circle of links
+        except (OSError, RuntimeError):  # the folder is missing, is a file, or is a loop of links
             return None
         is_marked = (folder / self._marker).is_file() and len(files) <= _MAX_FILES
         return folder if inside and is_marked and folder != self._root else None
 
     def name_of(self, path: str) -> str:
-        """The name of a folder that is given by its full path; any other text is returned unchanged. Reads no disk:
-        `find` must check the result."""
+        """Return the name of a folder that is given by its full path; other text is returned unchanged. Does not read
+        the disk: `find` must check the result."""
         for prefix in self._prefixes:
             if path.startswith(prefix):
                 return path.removeprefix(prefix).rstrip("/")
@@ -89,15 +89,15 @@ class NamedFolders(_Named):
 
 
 class NamedFiles(_Named):
-    """The GGUF files under the root or in a folder right under it, by their path from there; of a model in several
-    files the first."""
+    """The GGUF files under the root or in a folder directly under it, by their path from the root. A model in several
+    files is named by its first file."""
 
     def find(self, name: str) -> Path | None:
         if not is_hub_name(name) or not name.lower().endswith(".gguf") or not is_first_piece(name.rpartition("/")[2]):
             return None
         try:
             files = [path.resolve(strict=True) for path in pieces_of(self._root / name)]
-        except (OSError, RuntimeError):  # a file is missing, or a circle of links
+        except (OSError, RuntimeError):  # a file is missing, or a loop of links
             return None
         inside = all(path.is_relative_to(self._root) and path.is_file() for path in files)
         return self._root / name if inside else None
@@ -111,7 +111,7 @@ class NamedFiles(_Named):
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` looks like a hub id: one part or two, none of which leads out of a folder."""
+    """Return whether `name` looks like a hub id: one or two parts, none of which leads out of a folder."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 

@@ -1,8 +1,8 @@
-"""Loads models when they are asked for and unloads idle ones, within a memory bound.
+"""Loads models when requests name them and unloads idle models, within a memory limit.
 
 Every decision is made in one event loop. Slow work (downloading, loading, closing) runs in threads, so that neither the
-loop nor the engines of other models wait. There is one load at a time, in order; many requests may wait for one load.
-This module knows no names.
+loop nor the engines of other models wait. Models are loaded one at a time, in order; many requests may wait for one
+load. This module does not know names of models.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How long a failed load is remembered, in seconds.
+#: Number of seconds for which the error of a failed load is kept.
 FAILURE_SECONDS = 30.0
-#: When a client may ask again for a model that was given up, in seconds: perhaps the server was started again.
+#: Number of seconds after which a client may ask again for a model that is no longer served. The server may have been
+#: restarted by then.
 GIVEN_UP_SECONDS = 60.0
-#: Shows, under a title, what the `Report` that it gives is told.
+#: Shows the progress that is reported to its `Report`, under a title.
 Show = Callable[[str], AbstractContextManager[Report]]
 
 
 def unseen(title: str) -> AbstractContextManager[Report]:
-    """A `Show` that shows nothing."""
+    """Show nothing. A `Show` for loads without a display."""
     return nullcontext(silent)
 
 
 class ModelLoader(Protocol):
-    """Loads models. All methods block, are called in threads, and raise an error that explains the problem with the
+    """Loads models. All methods block and are called in threads. They raise an error that explains the problem with the
     model."""
 
     def measure(self, config: ModelConfig, name: str) -> Needs:
         """Measure the memory that the model takes in addition to its KV cache. May download the model."""
 
     def make_room(self, config: ModelConfig) -> ModelConfig:
-        """`config` with memory set aside for adapters; the amount does not depend on the model's state."""
+        """Return `config` with memory reserved for adapters. The amount does not depend on the model's state."""
 
     def load(self, config: ModelConfig, name: str, progress: Report) -> LoadedModel:
         """Load and start a model. An error that `progress` raises ends the loading."""
@@ -66,14 +67,14 @@ class ModelManager:
         self._loader = loader
         self._clock = clock
         self._queue = asyncio.Lock()  # held by the load whose turn it is
-        self._change: asyncio.Future[None] | None = None  # what the load under way waits for while there is no room
+        self._change: asyncio.Future[None] | None = None  # while there is no room: set when memory may be free
         self._is_closed = False
 
     def fill(self, slots: Iterable[Slot], keeps_share: bool, show: Show = unseen) -> None:
         """Load these models now, one after the other. Blocks, and needs no event loop.
 
         The memory that their weights and adapters leave is split evenly among their KV caches; with `keeps_share` one
-        more share stays free. `show` reports the progress of each. Raises the errors of loading.
+        more share stays free. `show` displays the progress of each model. Raises the errors of loading.
         """
         waiting = []
         for slot in slots:
@@ -90,7 +91,7 @@ class ModelManager:
                 self._keep(slot, self._load_now(slot, self._reserve(slot, needs, share), report))
 
     def keep(self, slot: Slot) -> None:
-        """Count a model that was loaded elsewhere."""
+        """Count the memory of a model that was loaded elsewhere."""
         assert slot.model is not None
         self._keep(slot, slot.model)
 
@@ -126,21 +127,21 @@ class ModelManager:
         await asyncio.shield(closing)
 
     def restart(self, slot: Slot, pause: float) -> None:
-        """Load a model again whose engine has failed, after `pause` seconds; requests are refused until then. It keeps
-        its memory and its settings. `slot.is_restarting` until a load succeeds."""
+        """Load a model again whose engine has failed, after `pause` seconds; its requests are refused until then. The
+        model keeps its memory and its settings. `slot.is_restarting` is true until a load succeeds."""
         model, slot.model, slot.is_restarting = slot.model, None, True
         if model is not None:
             slot.adapters, slot.control_vectors = tuple(model.adapters.list()), model.control_vectors
         if pause or model is None:
             slot.failure = ModelUnavailable(f"the engine of {slot.name!r} failed and is started again", max(pause, 1.0))
             slot.failed_until = self._clock() + pause
-        slot.is_filling = True  # so that no client that leaves ends it
+        slot.is_filling = True  # so that a client that disconnects does not end the load
         slot.stage = "restarting"
         slot.task = asyncio.create_task(self._load_again(slot, model, pause), name=f"restart {slot.name}")
 
     def give_up(self, slot: Slot, reason: str) -> None:
-        """Close a model whose engine has failed, and refuse its requests for `reason` from now on. Its
-        memory stays reserved, because a step that hangs still holds it."""
+        """Close a model whose engine has failed, and refuse its requests with `reason` from now on. Its memory stays
+        reserved, because a step that hangs still uses it."""
         model, slot.model, slot.is_restarting, slot.is_given_up = slot.model, None, True, True
         slot.failure, slot.failed_until = ModelUnavailable(reason, GIVEN_UP_SECONDS), math.inf
         if model is not None:
@@ -161,7 +162,7 @@ class ModelManager:
             slot.task, slot.is_filling, slot.stage = None, False, ""
 
     def _load_like_before(self, slot: Slot) -> LoadedModel:
-        """Load a model with the settings, the adapters and the control vectors that it had."""
+        """Load a model with the settings, adapters and control vectors that it had before its engine failed."""
         model = self._load_now(slot, slot.filled or _config(slot))
         if model.control_vectors is not None and slot.control_vectors is not None:
             model.control_vectors.restore(slot.control_vectors)
@@ -174,7 +175,7 @@ class ModelManager:
         return model
 
     def now(self) -> float:
-        """The time of the clock that orders models by their last use."""
+        """Return the time of the clock that orders models by their last use."""
         return self._clock()
 
     def notice(self) -> None:
@@ -183,7 +184,7 @@ class ModelManager:
             self._change.set_result(None)
 
     def close(self, drain: float = 0.0) -> None:
-        """Close every model; loads under way end as soon as they can. Idempotent, from any thread."""
+        """Close every model. Loads in progress end as soon as they can. Idempotent, from any thread."""
         self._is_closed = True
         for slot in list(self.memory.slots):
             if slot.model is not None:
@@ -202,11 +203,11 @@ class ModelManager:
         finally:
             slot.num_waiting -= 1
             if slot.num_waiting == 0 and slot.task is task and not slot.is_filling:
-                slot.task = None  # nobody waits any more, and nothing is lost
+                slot.task = None  # no request waits any more, and no work is lost
                 task.cancel()
 
     async def _load(self, slot: Slot) -> None:
-        """Load the slot's model, or store the reason of the failure in the slot."""
+        """Load the slot's model, or store the error in the slot."""
         task = asyncio.current_task()
         try:
             slot.stage, slot.share = "finding the model", 0.0
@@ -217,12 +218,12 @@ class ModelManager:
         except Exception as error:
             self._fail(slot, error)
         finally:
-            if slot.task is task:  # the load was not given up, and perhaps begun again, meanwhile
+            if slot.task is task:  # this load was not cancelled and replaced meanwhile
                 slot.task, slot.stage = None, ""
 
     async def _find(self, slot: Slot) -> Needs:
         """Return the memory needs of the slot's model, measured by one thread per slot. After a cancelled load, this
-        waits for its thread, which has found the model or stops at its next report."""
+        waits for that load's thread, which has found the model or stops at its next report."""
         while True:
             if slot.finding is None or slot.finding.done():
                 measuring = start_thread(lambda: self._measure(slot, _while_wanted(slot)), "bridle-find")
@@ -248,7 +249,8 @@ class ModelManager:
                 self.memory.release(slot)
 
     async def _make_room(self, slot: Slot, needs: Needs) -> None:
-        """Close idle models, least recently used first, until enough memory is free; wait while all are in use."""
+        """Close idle models, least recently used first, until enough memory is free. While all models are in use,
+        wait."""
         needed = least_bytes(_config(slot), needs)
         self.memory.check_possible(repr(slot.name), needed, needs.adapters)
         while not self.memory.has(needed):
@@ -260,8 +262,8 @@ class ModelManager:
             await self._change
 
     def _reserve(self, slot: Slot, needs: Needs, share: int) -> ModelConfig:
-        """Count the memory that the slot will take; returns the configuration to load, with its share for a
-        KV cache."""
+        """Reserve the memory that the slot will take. Returns the configuration to load, with the share for its KV
+        cache."""
         if self.memory.max_bytes is None:
             self.memory.reserve(slot, needs.total)
             return _config(slot)
@@ -275,8 +277,8 @@ class ModelManager:
             return self._loader.measure(_config(slot), slot.name)
 
     def _told(self, slot: Slot, report: Report) -> Report:
-        """Reports the progress of a load to its slot, to the log and to `report`. It ends the load if the manager is
-        closed."""
+        """Return a `Report` that reports the progress of a load to its slot, to the log and to `report`. It ends the
+        load if the manager is closed."""
         steps = LoggedSteps(f"loading {slot.name}", _log)
 
         def progress(what: str, share: float) -> None:
@@ -328,7 +330,7 @@ def _found(slot: Slot, done: asyncio.Future[Needs]) -> None:
     if slot.finding is done:
         slot.finding = None
     if not done.cancelled():
-        done.exception()  # told to the load; where that was given up, to nobody
+        done.exception()  # marks the error as read; the load reports it, if it was not cancelled
 
 
 def _config(slot: Slot) -> ModelConfig:
@@ -344,12 +346,12 @@ def _close(model: LoadedModel) -> None:
 
 
 def _again(failure: ModelUnavailable) -> ModelUnavailable:
-    """A copy of the error, for one more client."""
+    """Return a copy of the error for one more client."""
     return ModelUnavailable(str(failure), failure.retry_after)
 
 
 def _public(slot: Slot, error: Exception) -> str:
-    """Return the error's text without local paths, which clients need not know."""
+    """Return the error's text without local paths, because clients need not know these."""
     if not isinstance(error, BridleError):
         return "an unexpected error; the server's log has more"
     message, model = str(error), _config(slot).model

@@ -1,4 +1,4 @@
-"""Counts the memory of all models of a server, and splits it. It loads and closes nothing."""
+"""Counts the memory of all models of a server, and splits it. This module loads and closes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _LEAST_KV = 4
 
 
 class Needs(NamedTuple):
-    """The bytes that a model takes besides its KV cache. `adapters` is reserved for adapters that it may get."""
+    """The bytes that a model takes in addition to its KV cache. `adapters` is reserved for adapters that may be loaded
+    later."""
 
     weights: int
     adapters: int = 0
@@ -25,30 +26,30 @@ class Needs(NamedTuple):
 
 
 class ModelMemory:
-    """A bound in bytes (None: no bound) and the slots that count against it."""
+    """A limit in bytes (None: no limit) and the slots that count against it."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
-        self.slots: list[Slot] = []  # slots that take memory, or that memory is set aside for
-        self.closing = 0  # bytes of models on their way out
+        self.slots: list[Slot] = []  # slots that take memory, or for which memory is reserved
+        self.closing = 0  # bytes of models that are being closed
 
     @property
     def used(self) -> int:
-        """The bytes that all models take, including those that are being loaded or closed."""
+        """Return the bytes that all models take, including models that are being loaded or closed."""
         return self.closing + sum(slot.num_bytes for slot in self.slots)
 
     @property
     def left(self) -> int:
-        """Return the free bytes; a huge number without a bound."""
+        """Return the free bytes if there is a limit, else 0."""
         return 0 if self.max_bytes is None else self.max_bytes - self.used
 
     def has(self, num_bytes: int) -> bool:
-        """Return whether this many bytes are free."""
+        """Return whether `num_bytes` are free."""
         return self.max_bytes is None or self.left >= num_bytes
 
     def check_possible(self, names: str, needed: int, adapters: int = 0) -> None:
-        """Refuse a model that would not fit even if every model that may be closed were closed. `adapters` is the part
-        of `needed` that is for adapters."""
+        """Raise `UnsupportedModel` for models that would not fit even if every model that may be closed were closed.
+        `adapters` is the part of `needed` that is for adapters."""
         if self.max_bytes is None:
             return
         pinned = sum(slot.num_bytes for slot in self.slots if slot.is_pinned)
@@ -66,7 +67,7 @@ class ModelMemory:
             self.slots.append(slot)
 
     def release(self, slot: Slot) -> int:
-        """Stop counting a slot; returns the bytes that it had."""
+        """Stop counting a slot. Returns the bytes that were counted for it."""
         num_bytes, slot.num_bytes = slot.num_bytes, 0
         if slot in self.slots:
             self.slots.remove(slot)
@@ -78,13 +79,13 @@ class ModelMemory:
 
 
 def least_bytes(config: ModelConfig, needs: Needs) -> int:
-    """Return the minimum memory of a model: its weights, room for adapters, and a KV cache of the requested or a
+    """Return the minimum memory of a model: its weights, room for adapters, and a KV cache of the requested or else a
     reasonable size."""
     return needs.total + (needs.weights // _LEAST_KV if config.kv_memory is None else config.kv_memory)
 
 
 def with_kv(config: ModelConfig, weights: int, share: int) -> ModelConfig:
-    """The configuration with at most `share` bytes for its KV cache, unless it gives that size itself."""
+    """Return the configuration with at most `share` bytes for its KV cache, unless it sets the size itself."""
     return replace(config, max_kv_memory=max(share, weights // _LEAST_KV, 1))
 
 

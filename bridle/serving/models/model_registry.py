@@ -1,13 +1,13 @@
 """Registry of served models and their names.
 
-Every front-end resolves the name in a request here, so that an unknown name gives the same error everywhere:
+Every front end resolves the name in a request here, so that an unknown name gives the same error everywhere:
 
     chosen = registry.choose(name, adapter)
     with await registry.acquire(chosen.model, timeout=60) as model:
         adapter = await registry.adapters.fetch(model, chosen.adapter, timeout=60)
         ...  # submit to model.client and read the stream to its end
 
-A front-end that reports waits to its client checks `state_of(name)` first.
+A front end that reports waits to its client checks `state_of(name)` first.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ModelChoice(NamedTuple):
 
 
 class ModelRegistry:
-    """Models by name: those that are loaded, and those that may be loaded. The first one added is the default.
+    """Models by name: loaded models, and models that may be loaded. The first one added is the default.
 
     Without a `catalog` and a `keeper` there are only the models that were added, and they stay. A catalog names the
-    models that may be loaded when a request asks for them, and the keeper loads them; `adapters` does both for
-    adapters. Use it from one thread or event loop.
+    models that may be loaded when a request names them, and the keeper loads these models; `adapters` does both for
+    adapters. Use a registry from one thread or event loop.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ModelRegistry:
             self.add(model)
 
     def __iter__(self) -> Iterator[LoadedModel]:
-        """The models that are loaded."""
+        """Iterate over the loaded models."""
         return iter([slot.model for slot in self._slots.values() if slot.model is not None])
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class ModelRegistry:
     # -- what is served ------------------------------------------------------------------------------------------
 
     def add(self, model: LoadedModel, aliases: Iterable[str] = ()) -> None:
-        """Serve a loaded model permanently, under its own name and `aliases`. A name can be taken only once."""
+        """Serve a loaded model permanently, under its own name and `aliases`. Each name can be used only once."""
         slot = Slot(model.name, model=model, is_pinned=True)
         self.add_slot(slot, aliases)
         if self._keeper is not None:
@@ -92,13 +92,14 @@ class ModelRegistry:
         self._aliases.update(dict.fromkeys(names[1:], slot.name))
 
     def add_alias(self, alias: str, name: str) -> None:
-        """Let `alias` mean the model that `name` means, which may be a name that the catalog knows."""
+        """Make `alias` a name of the model that `name` means. `name` may be a name of the catalog."""
         self._check_free(alias)
         self._aliases[alias] = self._aliases.get(name, name)
 
     @property
     def slots(self) -> list[Slot]:
-        """The slots behind all names, in the order in which they came; aliases add none. Do not modify them."""
+        """Return the slots behind all names, in the order in which they were added; aliases have no slots. Do not
+        modify them."""
         return list(self._slots.values())
 
     @property
@@ -107,32 +108,33 @@ class ModelRegistry:
         return self.resolve(None)
 
     def longest_prompt(self) -> int:
-        """The most tokens that any loaded model takes; 0 if none is loaded."""
+        """Return the maximum number of prompt tokens of any loaded model; 0 if none is loaded."""
         return max((model.max_sequence_tokens for model in self), default=0)
 
     @property
     def names(self) -> list[str]:
-        """Return every added name, and the loadable ones that are loaded; models come first. An alias that is a path
-        (LMQL uses these) works but is not listed."""
+        """Return every added name, and the loadable names whose model is loaded. Names of models come first. An alias
+        that is a path (LMQL uses these) works but is not listed."""
         known = [name for name, slot in self._slots.items() if slot.model is not None or not slot.is_passing]
         return [*known, *(alias for alias in self._aliases if not alias.startswith(_PATHS))]
 
     @property
     def loadable_names(self) -> list[str]:
-        """Every name that the catalog knows. Looks at the disk."""
+        """Return every name that the catalog knows. Reads the disk."""
         return self._catalog.names()
 
     @property
     def may_pull(self) -> bool:
-        """Return whether models of the list of `bridle pull` may be pulled, and loaded by name."""
+        """Return whether models listed by `bridle pull` may be pulled, and loaded by name."""
         return self._keeper is not None and self._catalog.may_pull
 
     async def all_names(self) -> list[str]:
-        """Every name that a request may use now, including loadable models. Reads the disk."""
+        """Return every name that a request may use now, including names of loadable models. Reads the disk."""
         return list(dict.fromkeys([*self.names, *await asyncio.to_thread(self._catalog.names)]))
 
     async def all_adapters(self) -> list[tuple[str, str]]:
-        """Every adapter that a request may choose now, as (model, adapter), including loadable ones. Reads the disk."""
+        """Return every adapter that a request may choose now, as (model, adapter), including loadable ones. Reads the
+        disk."""
         loadable = await asyncio.to_thread(self.adapters.catalog.names)
         models = {*self._slots, *self._aliases, *await asyncio.to_thread(self._catalog.names)}
         known = [(slot.name, name) for slot in self._slots.values() for name in self.adapter_names(slot)]
@@ -143,13 +145,13 @@ class ModelRegistry:
         return [*known, *((default, name) for name in loadable if name not in taken and name not in models)]
 
     def aliases_of(self, model: LoadedModel) -> list[str]:
-        """Further names of `model`."""
+        """Return the aliases of `model`."""
         return [alias for alias, name in self._aliases.items() if name == model.name]
 
     def slot_of(self, name: str | None) -> Slot:
         """Return the slot of a name or alias, for reading only. None, the empty name and `PLACEHOLDERS` mean the
-        default. An address does too, if there is one model and no other can be loaded except pulled ones. Raises
-        `UnknownModel`."""
+        default model. An address also means the default, if there is one model and no other can be loaded except pulled
+        ones. Raises `UnknownModel`."""
         name = name or ""
         canonical = self._aliases.get(name, name)
         slot = self._slots.get(canonical)
@@ -163,10 +165,10 @@ class ModelRegistry:
         return Slot(canonical, config, is_passing=True)
 
     def choose(self, name: str | None, adapter: str | None = None, *, must_name: bool = False) -> ModelChoice:
-        """The model and the adapter of a request that names a model, an adapter, or both. An unknown name may be an
-        adapter's name, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. With several models,
-        a request that `must_name` one has to name it or an adapter. Raises `UnknownModel` and `InvalidRequest`.
-        Whether the adapter exists is checked once the model is loaded."""
+        """Return the model and the adapter of a request that names a model, an adapter, or both. A name that is not a
+        model's may be an adapter's, which chooses the first model with such an adapter, or `MODEL:ADAPTER`. With
+        several models, a request that `must_name` one has to name a model or an adapter. Raises `UnknownModel` and
+        `InvalidRequest`. Whether the adapter exists is checked once the model is loaded."""
         if must_name and name is None and not adapter:
             names = [slot.name for slot in self._slots.values() if not slot.is_passing]
             if len(names) > 1:
@@ -182,18 +184,19 @@ class ModelRegistry:
         return ModelChoice(name, adapter)
 
     def adapter_names(self, slot: Slot) -> list[str]:
-        """The names of a model's adapters. For a model that is not loaded, those that will be loaded with it."""
+        """Return the names of a model's adapters. If the model is not loaded, these are the adapters that will be
+        loaded with it."""
         if slot.model is not None:
             return [info.name for info in slot.model.adapters.list()]
         return [spec.name for spec in self.adapters.catalog.named_for(slot.name)]
 
     def state_of(self, name: str | None) -> ModelState:
-        """The state of the model of that name. Raises `UnknownModel`."""
+        """Return the state of the model with this name. Raises `UnknownModel`."""
         return self.slot_of(name).state
 
     def resolve(self, name: str | None) -> LoadedModel:
-        """The loaded model of that name or alias, without a lease. Raises `UnknownModel`, and `ModelUnavailable` for a
-        model that would have to be loaded."""
+        """Return the loaded model with this name or alias, without a lease. Raises `UnknownModel`, and
+        `ModelUnavailable` for a model that is not loaded."""
         slot = self.slot_of(name)
         if slot.model is None:
             raise ModelUnavailable(f"the model {slot.name!r} is not loaded now: it is {slot.state}")
@@ -201,58 +204,57 @@ class ModelRegistry:
 
     @property
     def is_healthy(self) -> bool:
-        """Return whether a model is or can be served, and every engine runs."""
+        """Return whether a model is served or can be loaded, and every engine runs."""
         can_serve = bool(self._slots) or not self._catalog.is_empty
         return can_serve and not self.restarting and all(model.client.is_healthy for model in self)
 
     @property
     def restarting(self) -> list[str]:
-        """The models whose engines have failed and are started again."""
+        """Return the models whose engines have failed and are being restarted."""
         return [slot.name for slot in self._slots.values() if slot.is_restarting]
 
     @property
     def given_up(self) -> list[str]:
-        """The models whose engines failed too often, and are not started again."""
+        """Return the models whose engines failed too often and are not restarted any more."""
         return [slot.name for slot in self._slots.values() if slot.is_given_up]
 
     def supervisor(self, policy: RestartPolicy, give_up: Callable[[BridleError], None]) -> EngineSupervisor:
-        """Return the supervisor that restarts the engines of this registry while it runs; `give_up` is called where
-        that fails."""
+        """Return the supervisor that restarts the engines of this registry while it runs. `give_up` is called if
+        restarts fail."""
         self._supervisor = EngineSupervisor(self._slots.values, self._keeper, policy, give_up)
         return self._supervisor
 
     # -- use -----------------------------------------------------------------------------------------------------
 
     async def hold(self, slot: Slot, held: ExitStack, timeout: float | None = None) -> LoadedModel:
-        """The model of a slot that `slot_of` found; it stays loaded until `held` closes. If it is not loaded yet, this
-        waits until it is, at most `timeout` seconds; other requests continue meanwhile.
+        """Return the model of a slot that `slot_of` found. The model stays loaded until `held` closes. If it is not
+        loaded yet, this waits at most `timeout` seconds for it; other requests continue meanwhile.
 
         Raises `ModelUnavailable` if the model cannot be loaded now: loading failed or takes too long, or there is no
-        room next to the models in use. Cancelling the caller ends the wait. Call it from the event loop that uses the
-        registry.
+        room next to the models in use. Cancelling the caller ends the wait. Call it from the registry's event loop.
         """
         if self._supervisor is not None:
-            self._supervisor.restart_failed(slot)  # it may have failed since the last look
+            self._supervisor.restart_failed(slot)  # the engine may have failed since the last check
         if slot.model is None:
             assert self._keeper is not None  # without a keeper, every slot has a model
             self._slots[slot.name] = slot
             await self._keeper.fetch(slot, timeout)
         assert slot.model is not None
-        if slot.keep_seconds is not None:  # a client limits how long it stays
+        if slot.keep_seconds is not None:  # a client has limited how long the model stays
             self.keep_alive.stop(slot)
         slot.num_leases += 1
         held.callback(self._release, slot)
         return slot.model
 
     async def acquire(self, name: str | None, timeout: float | None = None) -> Lease:
-        """Do as `hold` for the model of that name or alias (None or empty: the default), until the lease is released.
-        Raises `UnknownModel` at once for a name that is not served here."""
+        """Lease the model with this name or alias (None or empty: the default) as `hold` does, until the lease is
+        released. Raises `UnknownModel` at once for a name that is not served."""
         held = ExitStack()
         return Lease(await self.hold(self.slot_of(name), held, timeout), held.close)
 
     async def unload(self, name: str) -> None:
         """Close an idle model; a later request loads it again. Raises `UnknownModel`, `UnsupportedFeature` for a model
-        that is served permanently, and `ModelUnavailable` for one in use."""
+        that is served permanently, and `ModelUnavailable` for a model in use."""
         slot = self.slot_of(name)
         if slot.is_pinned or self._keeper is None:
             raise UnsupportedFeature(f"the model {slot.name!r} is served permanently and cannot be unloaded", "model")
@@ -286,7 +288,8 @@ class ModelRegistry:
         return name in self._slots or name in self._aliases
 
     def _owner_of(self, adapter: str) -> str | None:
-        """The first model with an adapter of that name; the default model for an adapter that may be loaded."""
+        """Return the first model with an adapter of this name; the default model for an adapter that may be loaded
+        later."""
         for slot in self._slots.values():
             if slot.model is not None and adapter in slot.model.adapters:
                 return slot.name
@@ -295,8 +298,8 @@ class ModelRegistry:
         return self._default_slot().name if self.adapters.catalog.find(adapter) is not None else None
 
     def _choose_adapter(self, name: str) -> ModelChoice | None:
-        """The choice for a name that is not a model's: an adapter's name, or a model's and an adapter's with a colon
-        between."""
+        """Return the choice for a name that is not a model's: the name of an adapter, or `MODEL:ADAPTER`. None if it is
+        neither."""
         owner = self._owner_of(name)
         if owner is not None:
             return ModelChoice(owner, name)

@@ -31,8 +31,8 @@ class Slot:
 
     `config` has the load settings, None for a model that was added loaded. A pinned model is never closed. A passing
     slot was created for a catalog name in a request, and is dropped once it is vacant. Leases and waiters are counted;
-    while there are any, the model stays. `num_bytes` is the reserved memory. `stage` and `share` are the progress of a
-    load. A slot belongs to one event loop.
+    while there are any, the model stays loaded. `num_bytes` is the reserved memory. `stage` and `share` are the
+    progress of a load. A slot belongs to one event loop.
     """
 
     name: str
@@ -43,21 +43,22 @@ class Slot:
     num_leases: int = 0
     num_waiting: int = 0
     last_used: float = 0.0
-    keep_seconds: float | None = None  # after its last request; None: until its memory is needed
+    keep_seconds: float | None = None  # seconds after the last request; None: until its memory is needed
     num_bytes: int = 0
     stage: str = ""
     share: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
-    finding: asyncio.Future[Any] | None = field(default=None, repr=False)  # measures, perhaps for a load given up
-    is_filling: bool = False  # giving up the load now would lose work
+    # measures the memory needs, perhaps for a cancelled load
+    finding: asyncio.Future[Any] | None = field(default=None, repr=False)
+    is_filling: bool = False  # cancelling the load now would lose work
     failure: ModelUnavailable | None = None
     failed_until: float = 0.0
     filled: ModelConfig | None = None
     num_faults: int = 0
     is_restarting: bool = False
-    is_given_up: bool = False  # its engine failed too often, and is not started again
-    adapters: tuple[AdapterInfo, ...] = ()  # those of the engine that failed
-    control_vectors: ControlVectors | None = None  # likewise
+    is_given_up: bool = False  # the engine failed too often and is not restarted
+    adapters: tuple[AdapterInfo, ...] = ()  # adapters of the engine that failed
+    control_vectors: ControlVectors | None = None  # control vectors of the engine that failed
 
     @property
     def state(self) -> ModelState:
@@ -80,8 +81,8 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A lease on a loaded model. A front-end takes it before it uses a model, and keeps it until the last event of
-    its request. `model` stays loaded until `release`; a `with` block gives the model and releases it at its end."""
+    """A lease on a loaded model. A front end takes a lease before it uses a model, and keeps it until the last event of
+    its request. `model` stays loaded until `release`; a `with` block returns the model and releases it at the end."""
 
     model: LoadedModel
     on_release: Callable[[], None] | None = None

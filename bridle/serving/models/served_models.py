@@ -1,6 +1,6 @@
 """The models of a server as its operator configures them, and the registry built from them.
 
-The operator names models, gives them further names, and says which other models may be loaded on demand.
+The operator names models, adds aliases, and says which other models may be loaded on demand.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bridle.controller_tools import ToolExecutor
     from bridle.serving.models.loading import LoadedModel
 
-#: A name on the command line that loads nothing at the start: models are loaded when requests name them.
+#: A name on the command line that loads no model at the start: models are loaded when requests name them.
 AUTO = "auto"
-#: The share of the free memory that models may take if no bound is given.
+#: The share of the free memory that models may take if no limit is set.
 _MEMORY_SHARE = 0.9
 
 
@@ -43,8 +43,8 @@ class ModelSet:
     """Models of a server. `models` are loaded at the start: folders, hub ids, `demo`, or `auto` for none.
 
     `aliases` map further names to a model of the set, or to a model that is loaded on demand. Also loaded on demand are
-    folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With `is_static`
-    nothing is loaded or unloaded after the start. `max_memory` limits the memory of all models in bytes (None: most of
+    folders under `models_dir`, the hub ids in `allow_hub`, and with `allow_pull` pulled models. With `is_static` no
+    model is loaded or unloaded after the start. `max_memory` limits the memory of all models in bytes (None: most of
     the free memory).
     """
 
@@ -84,13 +84,13 @@ class ModelSet:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The models that are loaded at the start."""
+        """Return the models that are loaded at the start."""
         return tuple(model for model in self.models if model != AUTO)
 
 
 class EngineLoader:
-    """Loads models into this process, or with `executors`. Each model gets an engine, a tokenizer and a control runtime
-    of its own; `tools` are for all of them."""
+    """Loads models into this process, or with `executors` into others. Each model gets an engine, a tokenizer and a
+    control runtime of its own; all models share `tools`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class EngineLoader:
             raise
 
     def _begin(self, config: ModelConfig) -> None:
-        """Begin the first model, so that it does not wait until the libraries are imported."""
+        """Begin the parts of the first model, so that they need not wait until the libraries are imported."""
         from bridle.backends import check_backend
 
         check_backend(config)
@@ -126,7 +126,7 @@ class EngineLoader:
             self._early = begin_parts(config, self._control or ControlSettings("off"))
 
     def _take(self, config: ModelConfig | None) -> EarlyParts | None:
-        """Return the parts that were started for `config`; parts for another one are ended."""
+        """Return the parts that were started for `config`. Parts for another configuration are ended."""
         early, self._early = self._early, None
         if early is None or (config is not None and early.fits(config)):
             return early
@@ -154,8 +154,8 @@ class EngineLoader:
 
 
 class AdapterLoader:
-    """A loader that also adds the adapters that a catalog names for a model, read and checked. Models that may have
-    adapters reserve room for them in addition to their KV cache."""
+    """A loader that also adds the adapters that a catalog names for a model, and waits until they are read. Models that
+    may have adapters reserve memory for them in addition to their KV cache."""
 
     def __init__(self, loader: ModelLoader, catalog: AdapterCatalog) -> None:
         self._loader = loader
@@ -199,8 +199,8 @@ def build_registry(
     name: str | None = None,
     adapters: AdapterSet | None = None,
 ) -> tuple[ModelRegistry, Callable[..., None]]:
-    """Build the registry of a set without loading, and a function that loads the named models into it. That function
-    blocks, and takes a `Show` for progress.
+    """Build the registry of a model set, which is still empty, and a function that loads the named models into it. That
+    function blocks, and takes a `Show` for progress.
 
     `base` has the load settings; its revision and tokenizer are for a single model. `name` is the name of a single
     model. Raises `InvalidRequest` for settings that contradict each other.
@@ -229,7 +229,7 @@ def build_registry(
 
 
 def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Sequence[str]) -> None:
-    """Assign control vectors, each as [MODEL:]NAME=FILE, to the models that they name, or to the first one. With a
+    """Assign control vectors, each as [MODEL:]NAME=FILE, to the models that they name, or to the first model. With a
     single model a colon may be part of a vector's name. Raises `InvalidRequest` for a model that is not served."""
     for each in vectors:
         model, colon, name = each.partition("=")[0].partition(":")
@@ -247,7 +247,7 @@ def _assign_vectors(registry: ModelRegistry, slots: Sequence[Slot], vectors: Seq
 
 
 def _check_adapters(registry: ModelRegistry) -> None:
-    """Refuse adapters whose names conflict with a model's."""
+    """Raise `InvalidRequest` for an adapter whose name is also a model's name."""
     for slot in registry.slots:
         clashes = set(registry.adapter_names(slot)) & {*registry.names, *PLACEHOLDERS}
         if clashes:
@@ -273,15 +273,14 @@ def _bound(models: ModelSet, base: ModelConfig) -> int | None:
     if models.max_memory is not None:
         return models.max_memory
     if not models.may_be_several:
-        return None  # one model needs no bound: it takes its share of what is free
+        return None  # one model needs no limit: it takes its share of the free memory
     from bridle.model.memory_estimate import free_on
 
     return int(_MEMORY_SHARE * free_on(base))
 
 
 def _add_aliases(registry: ModelRegistry, catalog: ModelCatalog, models: ModelSet, base: ModelConfig) -> None:
-    """Add the aliases. Each one means a model that is already known by another name, or becomes the name of a loadable
-    one."""
+    """Add the aliases. Each alias means a model with another name, or becomes the name of a loadable model."""
     known = {model: slot.name for model, slot in zip(models.named, registry.slots, strict=True)}
     known |= {slot.name: slot.name for slot in registry.slots}
     for alias, model in models.aliases:

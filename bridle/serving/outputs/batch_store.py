@@ -1,4 +1,4 @@
-"""Batches of users, and the answers of those that are not over, which a server that is started again continues with."""
+"""Batches of users, and answers of unfinished batches. A server that is restarted continues these batches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tenancy.per_user_store import StoreBounds
 
-#: A day after the last change, and how many batches and bytes of all users and of one.
+#: Limits: seconds after the last change, number of batches of all users and of one, bytes of all users and of one.
 BOUNDS = StoreBounds(86_400.0, 4_096, 256, 64 << 20, 16 << 20)
-#: With a state file they are kept for 30 days.
+#: Limits with a state file, where batches are kept for 30 days.
 SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
-#: How many batches of a user may wait or run.
+#: Maximum number of unfinished batches of a user.
 MAX_OPEN = 16
-#: In how many seconds a batch expires.
+#: Number of seconds after which a batch expires.
 WINDOW = 86_400
 _OVER = ("completed", "failed", "expired", "cancelled")
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -28,7 +28,7 @@ _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of a user; the user may be an admin. `times` has the Unix time at which each status began."""
+    """A batch of a user, who may be an admin. `times` has the Unix time at which each status began."""
 
     user: str
     is_admin: bool
@@ -55,7 +55,7 @@ class Batch:
         return self.created + WINDOW
 
     def fields(self) -> dict[str, Any]:
-        """The batch as clients see it."""
+        """Return the batch as clients see it."""
         return {
             "id": self.id,
             "object": "batch",
@@ -76,7 +76,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Answers:
-    """Answers of a batch that is not over, by the numbers of their lines: JSON, each with its newline."""
+    """Answers of an unfinished batch, by line number: JSON, each with its newline."""
 
     good: dict[int, bytes] = field(default_factory=dict)
     bad: dict[int, bytes] = field(default_factory=dict)
@@ -88,8 +88,8 @@ class Answers:
 
 
 class BatchStore(SavedRecords[Batch]):
-    """Keeps batches and their answers; with tables, also those that were saved there. Used from one thread. `now`
-    gives the Unix time."""
+    """Keeps batches and their answers; with state tables, also those that were saved there. Used from one thread. `now`
+    returns the Unix time."""
 
     kind, unknown, noun, plural = Batch, UnknownBatch, "batch", "batches"
     usual = BOUNDS
@@ -115,7 +115,7 @@ class BatchStore(SavedRecords[Batch]):
                 self.kept_answers.setdefault(batch, Answers()).add(int(number), value[:1] == b"+", value[1:])
 
     def create(self, identity: Identity, endpoint: str, input_file_id: str, metadata: dict[str, str]) -> Batch:
-        """Keep a new batch. Raises `Overloaded` if the user has too many that are not over, or there is no room."""
+        """Store a new batch. Raises `Overloaded` if the user has too many unfinished batches, or there is no room."""
         num_open = sum(not batch.is_over for batch in self.of(identity.user))
         if num_open >= MAX_OPEN:
             raise Overloaded(f"{num_open} batches of this user wait or run; at most {MAX_OPEN}. Wait, or cancel one")
@@ -131,15 +131,15 @@ class BatchStore(SavedRecords[Batch]):
         return self.put(made)
 
     def of(self, user: str | None = None) -> list[Batch]:
-        """The batches of a user, or of all users (None), the oldest first."""
+        """Return the batches of a user, or of all users (None), the oldest first."""
         return sorted(super().of(user), key=lambda batch: batch.created)
 
     def unfinished(self) -> list[Batch]:
-        """The batches of all users that are not over, the oldest first."""
+        """Return the unfinished batches of all users, the oldest first."""
         return [each for each in self.of() if not each.is_over]
 
     def change(self, batch: Batch, status: str, **values: Any) -> Batch:
-        """Give a batch a status and other values. Raises `UnknownBatch` if it was removed."""
+        """Set the status and other fields of a batch. Raises `UnknownBatch` if the batch was removed."""
         found = self.find(batch.user, batch.id)
         times = found.times | {status: int(self.now())}
         return self.put(replace(found, status=status, times=times, **values))
@@ -151,11 +151,11 @@ class BatchStore(SavedRecords[Batch]):
         return batch if batch.status == "cancelling" else self.change(batch, "cancelling")
 
     def answers(self, batch: Batch) -> Answers:
-        """The answers of a batch so far."""
+        """Return the answers of a batch so far."""
         return self.kept_answers.setdefault(batch.id, Answers())
 
     def add_answer(self, batch: Batch, number: int, is_good: bool, line: bytes) -> None:
-        """Keep the answer to line `number`. Raises `UnknownBatch` if the batch was removed."""
+        """Store the answer to line `number`. Raises `UnknownBatch` if the batch was removed."""
         found, answers = self.find(batch.user, batch.id), self.answers(batch)
         answers.add(number, is_good, line)
         if self._answers is not None:

@@ -1,7 +1,8 @@
-"""Conversations that the server keeps for its clients: items with names, which requests add to and continue from.
+"""Conversations that the server keeps for its clients. Requests add items to a conversation and continue it.
 
-They are kept in memory as JSON, within bounds for all users and for one, and for some time after their last change.
-With a state file they are saved there, too. Users cannot access each other's conversations. Items are plain data.
+Conversations are kept in memory as JSON, within limits for all users and for one, and for some time after their last
+change. With a state file they are also saved there. Users cannot access each other's conversations. Items are plain
+data.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from bridle.serving.outputs.saved_records import SavedRecords
 from bridle.serving.tenancy.per_user_store import StoreBounds
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.http")
-#: A day, and how many conversations and bytes of all users and of one.
+#: Limits: seconds (a day), number of conversations of all users and of one, bytes of all users and of one.
 BOUNDS = StoreBounds(86_400.0, 16_384, 1_024, 256 << 20, 64 << 20)
-#: With a state file they are kept for 30 days.
+#: Limits with a state file, where conversations are kept for 30 days.
 SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
-#: What one conversation may hold.
+#: Maximum number of items, and of bytes, of one conversation.
 MAX_ITEMS, MAX_BYTES = 4_096, 16 << 20
 
 Item = dict[str, Any]
@@ -42,15 +43,15 @@ class Conversation:
     items: dict[str, bytes] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """The conversation as clients see it."""
+        """Return the conversation as clients see it."""
         return {"id": self.id, "object": "conversation", "created_at": self.created, "metadata": self.metadata}
 
     def listed(self) -> list[Item]:
-        """The items, the oldest first."""
+        """Return the items, the oldest first."""
         return [msgspec.json.decode(item) for item in self.items.values()]
 
     def item(self, name: str) -> Item:
-        """An item. Raises `UnknownConversation`."""
+        """Return an item by its name. Raises `UnknownConversation`."""
         if name not in self.items:
             raise UnknownConversation(f"no item {short_repr(name)} is in conversation {self.id}; list its items")
         found: Item = msgspec.json.decode(self.items[name])
@@ -58,41 +59,41 @@ class Conversation:
 
 
 class ConversationStore(SavedRecords[Conversation]):
-    """Keeps conversations; with a `table`, also those that were saved there. Used from one thread. A conversation that
-    was found is changed only by `update`."""
+    """Keeps conversations; with a state `table`, also those that were saved there. Used from one thread. Conversations
+    returned by `find` are never modified: every change stores a new one."""
 
     kind, unknown, noun, plural = Conversation, UnknownConversation, "conversation", "conversations"
     usual = BOUNDS
     advice = "they are kept for {:g} s after their last change, within bounds. Create it again"
 
     def create(self, user: str, metadata: dict[str, str], items: Iterable[Item]) -> Conversation:
-        """Keep a new conversation. Raises `InvalidRequest` if it is too large."""
+        """Store a new conversation. Raises `InvalidRequest` if it is too large."""
         made = Conversation(user, f"conv_{secrets.token_hex(16)}", int(time.time()), metadata)
         return self.put(self._with(made, items))
 
     def update(self, conversation: Conversation, metadata: dict[str, str]) -> Conversation:
-        """Replace the metadata."""
+        """Replace the metadata of a conversation."""
         return self.put(replace(conversation, metadata=metadata))
 
     def add(self, conversation: Conversation, items: Iterable[Item]) -> list[Item]:
-        """Add items at the end; those without an id get one. Returns them. Raises `InvalidRequest` if they are too
-        many or too large."""
+        """Append items to a conversation; items without an id get one. Returns the added items. Raises `InvalidRequest`
+        if there are too many items or they are too large."""
         made = self.put(self._with(conversation, items))
         return [made.item(name) for name in list(made.items)[len(conversation.items) :]]
 
     def begin_turn(self, user: str, name: str, items: list[Item]) -> ConversationTurn:
-        """Return the function that adds these items and the answer to them to a conversation. Raises
-        `UnknownConversation`, and `InvalidRequest` if there is no room for the items."""
+        """Return the turn that will add these items and their answer to a conversation. Raises `UnknownConversation`,
+        and `InvalidRequest` if there is no room for the items."""
         self._with(self.find(user, name), items)
         return ConversationTurn(self, user, name, items)
 
     def end_turn(self, turn: ConversationTurn, output: Iterable[Item]) -> None:
-        """Add the items of a turn and its answer, for which there is always room."""
+        """Add the items and the answer of a turn. There is always room for these."""
         found = self.find(turn.user, turn.id)
         self.put(self._with(found, [*turn.items, *output], slack=2))
 
     def remove(self, conversation: Conversation, item: str) -> Conversation:
-        """Remove an item. Raises `UnknownConversation`."""
+        """Remove an item from a conversation. Raises `UnknownConversation`."""
         conversation.item(item)
         return self.put(
             replace(conversation, items={name: kept for name, kept in conversation.items.items() if name != item})
@@ -126,7 +127,7 @@ class ConversationTurn:
     items: list[Item]
 
     def end(self, output: Iterable[Item]) -> None:
-        """Add the request's items and its output. If that is not possible any more, the log says so."""
+        """Add the request's items and its output to the conversation. If that is no longer possible, it is logged."""
         try:
             self.store.end_turn(self, output)
         except (InvalidRequest, Overloaded) as error:

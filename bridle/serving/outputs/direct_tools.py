@@ -1,7 +1,7 @@
-"""Tools that users call themselves, without a controller: those of the operator's file with `direct = true`.
+"""Tools that users call themselves, without a controller: tools of the operator's file with `direct = true`.
 
-A chat client offers them to its model, shows each call, and asks here for the answer. And the answers of clients to
-calls of controllers: one rule for every API.
+A chat client offers these tools to its model, shows each call, and gets the result from here. This module also takes
+clients' answers to calls of controllers, by the same rules for every API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def desks_of(models: Iterable[LoadedModel]) -> list[ToolExecutor]:
 
 
 def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: Any, error: str | None) -> None:
-    """End a call of this user with a result or an error message. Raises `InvalidRequest` if no such call waits."""
+    """End a waiting call of this user with a result or an error message. Raises `InvalidRequest` if no such call
+    waits."""
     if error is not None and result is not None:
         raise InvalidRequest("both result and error were given; a call has one answer", "error")
     text = "" if error is not None else as_text(result)
@@ -37,8 +38,8 @@ def answer_call(models: Iterable[LoadedModel], user: str, call_id: str, result: 
 
 
 async def list_tools(models: Iterable[LoadedModel], user: Identity) -> list[dict[str, Any]]:
-    """Return a row per tool that this user may call: name, description, and the JSON schema `parameters`. A server of
-    tools that does not start has a row with its name and an `error`."""
+    """Return a row per tool that this user may call: name, description, and the JSON schema `parameters`. A tool server
+    that does not start has a row with its name and an `error`."""
     found = [
         (desk, name, tool)
         for desk in desks_of(models)
@@ -51,7 +52,7 @@ async def list_tools(models: Iterable[LoadedModel], user: Identity) -> list[dict
 async def call_tool(
     models: Iterable[LoadedModel], user: Identity, name: str, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Call a tool, and return its `result` or an `error`. The call ends when this is cancelled."""
+    """Call a tool. Returns its `result` or an `error`. Cancelling this coroutine ends the call."""
     desks = [(desk, tuple(desk.direct_for(user.user, user.is_admin))) for desk in desks_of(models)]
     desk, names = next((each for each in desks if entry_of(name, each[1]) is not None), (None, ()))
     if desk is None:
@@ -72,7 +73,7 @@ async def call_tool(
 
 
 async def _rows(desk: ToolExecutor, name: str, tool: Tool) -> list[dict[str, Any]]:
-    """Return the rows of one entry of the operator's file."""
+    """Return the rows of one entry of the operator's file of tools."""
     try:
         offers = await asyncio.wrap_future(desk.run(tool.offers()))
     except ToolFailed as error:

@@ -1,5 +1,5 @@
-"""Files that users upload for batches, and those that batches write. They are kept in memory, within bounds for all
-users and for one; with a state file they are saved there, too. Users cannot access each other's files."""
+"""Files that users upload for batches, and files that batches write. They are kept in memory, within limits for all
+users and for one; with a state file they are also saved there. Users cannot access each other's files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bridle.errors import InvalidRequest, UnknownFile
 from bridle.serving.outputs.saved_records import SavedRecords
 from bridle.serving.tenancy.per_user_store import StoreBounds
 
-#: A day, and how many files and bytes of all users and of one.
+#: Limits: seconds (a day), number of files of all users and of one, bytes of all users and of one.
 BOUNDS = StoreBounds(86_400.0, 4_096, 256, 256 << 20, 64 << 20)
-#: With a state file they are kept for 30 days.
+#: Limits with a state file, where files are kept for 30 days.
 SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
 
 
@@ -31,7 +31,7 @@ class StoredFile:
     content: bytes
 
     def fields(self) -> dict[str, Any]:
-        """The file as clients see it."""
+        """Return the file as clients see it."""
         return {
             "id": self.id,
             "object": "file",
@@ -45,14 +45,14 @@ class StoredFile:
 
 
 class FileStore(SavedRecords[StoredFile]):
-    """Keeps files; with a `table`, also those that were saved there. Used from one thread."""
+    """Keeps files; with a state `table`, also those that were saved there. Used from one thread."""
 
     kind, unknown, noun, plural = StoredFile, UnknownFile, "file", "files"
     usual = BOUNDS
     advice = "files are kept for {:g} s, within bounds. Upload it again"
 
     def create(self, user: str, filename: str, purpose: str, content: bytes) -> StoredFile:
-        """Keep a new file. Raises `InvalidRequest` if it is too large, and `Overloaded` if there is no room."""
+        """Store a new file. Raises `InvalidRequest` if it is too large, and `Overloaded` if there is no room."""
         bounds, now = self.bounds, int(time.time())
         if len(content) > bounds.max_bytes_of_user // 2:
             most = bounds.max_bytes_of_user // 2

@@ -1,4 +1,4 @@
-"""The probabilities of the options of a choice, of which the engine has scored each as a whole."""
+"""The probabilities of the options of a choice. The engine has scored each option as a whole."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from bridle.structured_output.spec import Constraint
 
 @dataclass(frozen=True, slots=True)
 class OptionScore:
-    """One option: its probability among all options, and the log-probability of its text under the model."""
+    """One option: its probability relative to the other options, and the log-probability of its text under the
+    model."""
 
     text: str
     probability: float
     logprob: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The score as plain data."""
+        """Return the score as plain data."""
         return {"text": self.text, "probability": self.probability, "logprob": self.logprob}
 
 
 def option_scores(constraint: object, output: RequestOutput) -> tuple[OptionScore, ...]:
-    """The scores of all options of a constraint, in its order; none if options were not scored, or not asked for."""
+    """Return the scores of all options of a constraint, in its order. Empty if options were not scored, or scores not
+    requested."""
     if OPTIONS not in output.storage or not isinstance(constraint, Constraint):
         return ()
     told = json.loads(output.storage[OPTIONS])

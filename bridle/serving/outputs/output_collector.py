@@ -1,7 +1,7 @@
 """Builds outputs from events: tokens and text grow, are rolled back, and split into forks.
 
-Every front-end uses it. A streaming reader uses `DeltaReader`; others read `output` at the end. This module knows no
-wire formats or engines.
+Every front end uses a collector. A streaming reader uses `DeltaReader`; others read `output` at the end. This module
+knows no wire formats or engines.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _MAX_ERROR_LOG_CHARS = 4_096
 class GrowingOutput:
     """One output while it grows. `ends[i]` is the number of characters that had arrived with token i.
 
-    `low_tokens` and `low_chars` are the shortest lengths since the last read: a reader's tokens beyond them were rolled
-    back.
+    `low_tokens` and `low_chars` are the shortest lengths since the last read: tokens that the reader has beyond them
+    were rolled back.
     """
 
     output: CompletionOutput
@@ -63,8 +63,8 @@ class GrowingOutput:
         output.text = output.text[:chars_left]
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
-    def fork(self, index: int, num_tokens: int, text: str, seed: int | None) -> GrowingOutput:
-        """A copy of the output as it was with `num_tokens` tokens and `text`."""
+    def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
+        """Return a copy of the output at the time when it had `num_tokens` tokens and `text`."""
         parent = self.output
         child = CompletionOutput(
             index=index,
@@ -84,7 +84,8 @@ class GrowingOutput:
         output.usage, output.error = event.usage, event.error
 
     def _cut(self, num_tokens: int, num_chars: int) -> None:
-        """Keep the first `num_tokens` tokens and `num_chars` characters; no token may end beyond these."""
+        """Keep the first `num_tokens` tokens and `num_chars` characters. Ends of tokens are limited to these
+        characters."""
         del self.output.token_ids[num_tokens:], self.ends[num_tokens:]
         if self.output.logprobs is not None:
             del self.output.logprobs[num_tokens:]
@@ -95,7 +96,7 @@ class GrowingOutput:
 
 
 class OutputCollector:
-    """Adds up the events of one request. `output` is complete once the event stream has ended, and can be read at any
+    """Collects the events of one request. `output` is complete once the event stream has ended, and can be read at any
     time before."""
 
     def __init__(self, request: Request, prompt_text: str | None = None) -> None:
@@ -105,13 +106,13 @@ class OutputCollector:
         sampling = request.sampling
         first = CompletionOutput(0, logprobs=None if sampling.logprobs is None else [], seed=sampling.seed)
         self.growing[0] = GrowingOutput(first)
-        #: What there is so far, outputs in order of their index. Only to look at.
+        #: All outputs so far, in order of their index. Read-only.
         self.output = RequestOutput(request.id, prompt_text, list(request.prompt), [first])
         if request.trace:
             self.output.trace = new_trace(request, prompt_text)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add events, in the order in which they came."""
+        """Add events, in their order."""
         for event in events:
             match event:
                 case TokenEvent():
@@ -160,28 +161,28 @@ class OutputCollector:
 
 
 async def collect(stream: AsyncIterable[list[Event]], collector: OutputCollector) -> RequestOutput:
-    """Read a stream to its end."""
+    """Read a stream to its end. Returns the complete output."""
     async for events in stream:
         collector.add(events)
     return collector.output
 
 
 def raise_first_error(output: RequestOutput) -> None:
-    """Raise the error of the first output that ended in one. A cancelled output has no error."""
+    """Raise the error of the first output that ended with one. A cancelled output has no error."""
     for each in output.outputs:
         if each.error is not None:
             raise with_logs(each.error, each)
 
 
 def with_logs(error: BridleError, output: CompletionOutput) -> BridleError:
-    """Return the error of an output. A controller's error includes the end of its log."""
+    """Return the error of an output. If it is a controller's error, add the end of the controller's log."""
     if isinstance(error, ControllerError):
         error.logs = output.logs[-_MAX_ERROR_LOG_CHARS:] or error.logs
     return error
 
 
 def mean_logprob(output: CompletionOutput) -> float:
-    """The mean log-probability of an output's tokens that have one; minus infinity for an empty output."""
+    """Return the mean log-probability of an output's tokens that have one; minus infinity for an empty output."""
     known = [entry.logprob for entry in output.logprobs or () if entry is not None]
     return sum(known) / len(known) if known else float("-inf")
 
@@ -192,8 +193,8 @@ def rank(output: CompletionOutput) -> tuple[bool, float, int]:
 
 
 def best_outputs(outputs: list[CompletionOutput], num_wanted: int) -> list[CompletionOutput]:
-    """The outputs with the highest mean log-probability, best first, numbered from 0. They must carry
-    log-probabilities. An empty output ranks last but one, and an output that was outranked before its end ranks last.
+    """Return the outputs with the highest mean log-probability, best first, numbered from 0. They must have
+    log-probabilities. Empty outputs rank after all others, and outputs that were outranked before their end rank last.
     """
     ranked = sorted(outputs, key=rank)
     return [replace(output, index=index) for index, output in enumerate(ranked[:num_wanted])]

@@ -1,8 +1,8 @@
-"""Responses that clients refer to later: the items before each, and its answer.
+"""Stored responses that clients refer to later, each with the items before it.
 
-They are kept in memory as JSON, within bounds for all users and for one, and for some time. With a state file they are
-saved there, too, and are there again after a restart. A response contains all items before it, so it can be continued
-after earlier ones were dropped. Users cannot access each other's responses. Items are plain data.
+Responses are kept in memory as JSON, within limits for all users and for one, and for some time. With a state file they
+are also saved there, and survive a restart. A response contains all items before it, so it can be continued after
+earlier responses were dropped. Users cannot access each other's responses. Items are plain data.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from bridle.safe_repr import short_repr
 from bridle.serving.state_db import StateTable
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
-#: An hour, and how many responses and bytes of all users and of one.
+#: Limits: seconds (an hour), number of responses of all users and of one, bytes of all users and of one.
 BOUNDS = StoreBounds(3_600.0, 16_384, 1_024, 256 << 20, 64 << 20)
-#: With a state file they are kept for 30 days.
+#: Limits with a state file, where responses are kept for 30 days.
 SAVED_BOUNDS = replace(BOUNDS, seconds=30 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Both as JSON."""
+    """A stored response and the items before it, as JSON."""
 
     response: bytes
     input_items: bytes
@@ -38,7 +38,7 @@ class _Kept:
 
 
 class ResponseStore:
-    """Keeps responses; with a `table`, also those that were saved there."""
+    """Keeps responses; with a state `table`, also those that were saved there."""
 
     def __init__(
         self, bounds: StoreBounds = BOUNDS, clock: Callable[[], float] = time.monotonic, table: StateTable | None = None
@@ -66,17 +66,17 @@ class ResponseStore:
         return is_kept
 
     def response(self, user: str, name: str) -> dict[str, Any]:
-        """A response as it was given. Raises `UnknownResponse`."""
+        """Return a response as it was stored. Raises `UnknownResponse`."""
         found: dict[str, Any] = msgspec.json.decode(self._find(user, name).response)
         return found
 
     def input_items(self, user: str, name: str) -> list[Any]:
-        """The items that a response answers. Raises `UnknownResponse`."""
+        """Return the items that a response answers. Raises `UnknownResponse`."""
         found: list[Any] = msgspec.json.decode(self._find(user, name).input_items)
         return found
 
     def delete(self, user: str, name: str) -> None:
-        """Forget a response. Raises `UnknownResponse`."""
+        """Delete a response. Raises `UnknownResponse`."""
         self._find(user, name)
         self._store.drop(user, name)
 

@@ -1,4 +1,5 @@
-"""Records of users: bounded, kept for some time after their last change, and saved if there is a state file."""
+"""Records of users: limited in number and bytes, kept for some time after their last change, and saved in a state
+file."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
 
 class Record(Protocol):
-    """A record's owner and its name."""
+    """A record that knows its owner and its name."""
 
     @property
     def user(self) -> str: ...
@@ -27,8 +28,9 @@ R = TypeVar("R", bound=Record)
 
 
 class SavedRecords(Generic[R]):
-    """Keeps records of the dataclass `kind`; with a `table`, also those that were saved there. Records are not changed:
-    `put` replaces them. `noun`, `plural` and `advice`, which has a place for seconds, are for errors."""
+    """Keeps records of the dataclass `kind`; with a state `table`, also those that were saved there. Records are not
+    modified: `put` replaces them. `noun`, `plural` and `advice`, which has a placeholder for seconds, are for
+    errors."""
 
     kind: ClassVar[type[Any]]
     unknown: ClassVar[type[InvalidRequest]]
@@ -52,7 +54,7 @@ class SavedRecords(Generic[R]):
                 self._store.keep(user, name, msgspec.msgpack.decode(value, type=self.kind), len(value), seconds)
 
     def put(self, record: R) -> R:
-        """Keep a record, in place of one of the same name. Raises `Overloaded` if there is no room for it."""
+        """Store a record. It replaces a record with the same name. Raises `Overloaded` if there is no room for it."""
         value = msgspec.msgpack.encode(record)
         if not self._store.keep(record.user, record.id, record, len(value)):
             raise Overloaded(f"{self.plural} of other users take all the room; try again later")
@@ -61,7 +63,7 @@ class SavedRecords(Generic[R]):
         return record
 
     def find(self, user: str, name: str, param: str | None = None) -> R:
-        """A record of a user. Raises an error of kind `unknown`, which names the field `param`."""
+        """Return a record of a user. Raises an error of type `unknown` that names the field `param`."""
         found = self._store.find(user, name)
         if found is None:
             advice = self.advice.format(self.bounds.seconds)
@@ -70,10 +72,10 @@ class SavedRecords(Generic[R]):
         return found
 
     def delete(self, user: str, name: str) -> None:
-        """Forget a record. Raises an error of kind `unknown`."""
+        """Delete a record. Raises an error of type `unknown`."""
         self.find(user, name)
         self._store.drop(user, name)
 
     def of(self, user: str | None = None) -> list[R]:
-        """The records of a user, or of all users (None), the least recently changed first."""
+        """Return the records of a user, or of all users (None), the least recently changed first."""
         return self._store.values(user)

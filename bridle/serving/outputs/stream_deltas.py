@@ -1,7 +1,7 @@
-"""Decides which part of a growing output may be sent while tokens can still be rolled back.
+"""Decides which part of a growing output may be sent to the client while tokens can still be rolled back.
 
 Wire formats differ in how they report a rewind. `hold` never shows text that may still be rolled back (for formats that
-cannot report it). `event` shows everything at once and reports rollbacks. `mark` shows everything and puts a mark where
+cannot report it). `event` shows all text at once and reports rollbacks. `mark` shows all text and adds a mark where
 text was rolled back (AICI's way). A request without a controller never rewinds, so none of its text is held.
 """
 
@@ -21,7 +21,7 @@ REWIND_MARK = " \u21a9 "
 
 
 class RewindPolicy(str, Enum):
-    """Handling of text that may be rolled back, in a front end."""
+    """A front end's handling of text that may be rolled back."""
 
     HOLD = "hold"
     EVENT = "event"
@@ -30,7 +30,7 @@ class RewindPolicy(str, Enum):
 
 @dataclass(slots=True)
 class Delta:
-    """The new part of one output. First roll back `taken_tokens` tokens and `taken_chars` characters, then append
+    """A new part of one output. First roll back `taken_tokens` tokens and `taken_chars` characters, then append
     `tokens` and `text`. `start` is the position of the first of `tokens` in the output. Only the last delta of an
     output has `is_last`. Nobody changes a delta; it is not frozen, because freezing costs a microsecond."""
 
@@ -48,8 +48,9 @@ class Delta:
 def max_rewind_of(request: Request) -> int | None:
     """Return how many tokens the controller of a request may roll back at once; None if it does not say.
 
-    A controller says so in an attribute or property `max_rewind`. With 0 it never rewinds, and its text streams as if
-    there were no controller. A request may also ask for unlikely text to be rolled back.
+    A controller announces the number in an attribute or property `max_rewind`. With 0 it never rewinds, and its text
+    streams as if there were no controller. A request may also ask for unlikely text to be rolled back; the number is
+    then unknown.
     """
     if request.sampling.takes_text_back and request.controller is not None:
         return None
@@ -78,11 +79,11 @@ class DeltaReader:
 
     @property
     def shows_all(self) -> bool:
-        """Return whether all text shows as soon as it comes."""
+        """Return whether all text is shown as soon as it is generated."""
         return self._policy is not RewindPolicy.HOLD or self._max_rewind == 0
 
     def skip(self) -> None:
-        """Record that all there is so far was shown."""
+        """Count all text so far as shown."""
         for index, growing in self._collector.growing.items():
             shown = self._shown.setdefault(index, _Shown())
             shown.num_tokens, shown.num_chars = len(growing.output.token_ids), len(growing.output.text)

@@ -1,8 +1,8 @@
 """Data sent to clients besides text, output by output: logs, stored variables, the parent of a fork, and a wait for a
 lost device.
 
-All routes with controllers use this. `StreamExtrasReader` keeps the extras that were not sent yet. This is bounded,
-however much a controller prints and however slowly its client reads.
+All routes with controllers use this module. `StreamExtrasReader` keeps the extras that were not sent yet. Their size is
+limited, however much a controller prints and however slowly its client reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CUT = "[...]\n"
 
 @dataclass(slots=True)
 class StreamExtras:
-    """New extras of one output. `parent` is the output that it was forked from."""
+    """New extras of one output. `parent` is the output from which it was forked."""
 
     logs: str = ""
     writes: list[Stored] = field(default_factory=list)
@@ -33,13 +33,13 @@ class StreamExtras:
     _num_bytes: int = 0
 
     def log(self, text: str) -> None:
-        """Add printed text; if it is too long, the end is kept."""
+        """Add printed text. If the text becomes too long, only its end is kept."""
         self.logs += text
         if len(self.logs) > MAX_LOG_CHARS:
             self.logs = _CUT + self.logs[-MAX_LOG_CHARS:]
 
     def write(self, event: Stored) -> None:
-        """Add a write of a variable; of too many writes those that matter are kept."""
+        """Add a write of a variable. If there are too many writes, those without effect are dropped."""
         self.writes.append(event)
         self._num_bytes += len(event.value)
         if len(self.writes) > MAX_WRITES or self._num_bytes > MAX_WRITTEN_BYTES:
@@ -48,16 +48,16 @@ class StreamExtras:
 
     @property
     def storage(self) -> list[dict[str, Any]]:
-        """The writes as commands of the AICI protocol."""
+        """Return the writes as commands of the AICI protocol."""
         return [_command(event) for event in self.writes]
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """Return the records of a trace, as in its file."""
+        """Return the trace records in the form of a trace file."""
         return [plain_record(record) for record in self.records]
 
     def fields(self) -> dict[str, Any]:
-        """The extra fields of a choice, without empty ones."""
+        """Return the extra fields of a choice, without empty ones."""
         shown = {"logs": self.logs, "storage": self.storage, "resuming": self.is_resuming, "trace": self.trace}
         return {name: value for name, value in shown.items() if value}
 
@@ -70,7 +70,7 @@ class StreamExtrasReader:
         self._pending: dict[int, StreamExtras] = {}
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the events that are reported in addition to text."""
+        """Add the events that clients get in addition to text."""
         for event in events:
             match event:
                 case Log():
@@ -89,7 +89,7 @@ class StreamExtrasReader:
         return self._pending.pop(index, None) or StreamExtras()
 
     def read_records(self, index: int) -> list[dict[str, Any]]:
-        """Return the trace records among the new extras of one output; the rest stays."""
+        """Return the trace records among the new extras of one output; its other extras stay."""
         note = self._pending.get(index)
         if note is None:
             return []
@@ -98,7 +98,7 @@ class StreamExtrasReader:
 
     @property
     def indexes(self) -> list[int]:
-        """The outputs that have new events."""
+        """Return the indexes of the outputs with new extras."""
         return sorted(self._pending)
 
     def _of(self, event: Event) -> StreamExtras:
@@ -106,7 +106,7 @@ class StreamExtrasReader:
 
 
 def _essence(writes: list[Stored]) -> list[Stored]:
-    """At most one write for each variable, with the effect of all of them."""
+    """Return at most one write for each variable, with the same effect as all of the writes."""
     last: dict[str, Stored] = {}
     for event in writes:
         before = last.get(event.name)

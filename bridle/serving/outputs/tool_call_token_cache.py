@@ -1,8 +1,9 @@
-"""Recent answers of a model with tool calls: the exact tokens, so that the next prompt can begin with them.
+"""Recent answers of a model with tool calls: their exact tokens, so that the next prompt can begin with the same
+tokens.
 
-A client sends an answer back as text and calls, and a chat template may write them differently from the model, so that
-the answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. It is bounded in
-number, bytes and time, and fair among users. Knows neither templates nor wire formats.
+A client sends an answer back as text and calls. A chat template may write them differently from the model, so that the
+answer's KV could not be used. The cache finds answers by the ids of their calls, which are unique. It is limited in
+number, bytes and time, and fair among users. This module knows neither templates nor wire formats.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from hashlib import blake2b
 from bridle.outputs import ChatMessage, ToolCall
 from bridle.serving.tenancy.per_user_store import PerUserStore, StoreBounds
 
-#: The bounds on what is remembered of one model: answers of all users and of one, and their bytes.
+#: Limits of one model's cache: answers of all users and of one, bytes of all users and of one.
 _BOUNDS = 4_096, 256, 64 << 20, 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CachedToolCall:
     """An answer with calls. It has the prompt before it as tokens, and as a hash of the template's text (`seal`). It
-    also has the answer's own tokens and text, and what the client received. `request_id` is the request that has parked
-    its KV."""
+    also has the answer's own tokens and text, and the message that the client received. `request_id` is the request
+    that has parked its KV."""
 
     request_id: str
     prompt_chars: int
@@ -46,12 +47,12 @@ def _parts(call: ToolCall) -> tuple[str, str, str]:
 
 
 def seal_of(text: str) -> bytes:
-    """A hash of a text."""
+    """Return the hash of a text."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class ToolCallTokenCache:
-    """Remembers answers for `seconds`. Any thread may call it."""
+    """Keeps answers for `seconds`. Safe from any thread."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._store: PerUserStore[CachedToolCall] = PerUserStore(StoreBounds(seconds, *_BOUNDS), clock)
@@ -69,7 +70,7 @@ class ToolCallTokenCache:
         text: str,
         message: ChatMessage,
     ) -> None:
-        """Remember an answer with calls to the prompt that was `rendered`."""
+        """Store an answer with calls. `rendered` is the text of its prompt."""
         if not message.calls:
             return
         own = array("i", prompt), array("i", tokens)
@@ -77,5 +78,5 @@ class ToolCallTokenCache:
         self._store.keep(user, message.calls[0].id, entry, entry.num_bytes)
 
     def find(self, user: str, call_id: object) -> CachedToolCall | None:
-        """The answer of this user whose first call has the id."""
+        """Return the answer of this user whose first call has this id, or None."""
         return self._store.find(user, call_id) if isinstance(call_id, str) else None

@@ -11,7 +11,7 @@ from bridle.safe_repr import short_repr
 
 T = TypeVar("T")
 _KIND_NAMES = {str: "a text", int: "an integer", bool: "true or false", dict: "a table", float: "a number"}
-#: What a list of texts may hold.
+#: Maximum number of entries of a list of texts, and of characters of each.
 MAX_ENTRIES, MAX_ENTRY_CHARS = 10_000, 1_000
 
 
@@ -23,15 +23,15 @@ class PolicyFields:
         self.name = name
 
     def error(self, key: str, what: str) -> InvalidRequest:
-        """The error about one setting."""
+        """Return the error about one setting."""
         return InvalidRequest(f"{self._where}: policy {self.name!r}: {key} {what}", "policies")
 
     def wrong(self, key: str, value: object, wanted: str) -> InvalidRequest:
-        """The error about the value of one setting."""
+        """Return the error about the value of one setting."""
         return self.error(key, f"is {short_repr(value)}; must be {wanted}")
 
     def pop(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """Remove and return a setting of one type."""
+        """Remove and return a setting of one type; `default` if it is not set."""
         value = self._values.pop(key, None)
         if value is None:
             return default
@@ -47,7 +47,7 @@ class PolicyFields:
         return value
 
     def text(self, key: str, default: str = "", most: int = MAX_ENTRY_CHARS) -> str:
-        """A text that is not too long."""
+        """Return a text setting of at most `most` characters."""
         value = self.pop(key, str, default) or ""
         if len(value) > most:
             raise self.wrong(key, value, f"at most {most} characters")
@@ -58,21 +58,21 @@ class PolicyFields:
         return bool(self.pop(key, bool, False))
 
     def count(self, key: str, default: int | None, least: int = 1, most: int = 1 << 31) -> int | None:
-        """A number within bounds."""
+        """Return an integer setting within the limits."""
         value = self.pop(key, int, default)
         if value is not None and not least <= value <= most:
             raise self.wrong(key, value, f"between {least} and {most}")
         return value
 
     def choice(self, key: str, known: Iterable[str], default: str) -> str:
-        """Return one of several words."""
+        """Return a setting that must be one of the `known` words."""
         value = self.pop(key, str, default) or default
         if value not in known:
             raise self.wrong(key, value, f"one of {', '.join(known)}")
         return value
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of texts, none of them empty."""
+        """Return a setting that is a list of texts, none of them empty."""
         values = self._values.pop(key, None)
         if values is None and default is not None:
             return default
@@ -90,10 +90,10 @@ class PolicyFields:
         return tuple(values)
 
     def anything(self, key: str) -> Any:
-        """A setting of any type; None if it is not there."""
+        """Return a setting of any type; None if it is not set."""
         return self._values.pop(key, None)
 
     def end(self, kind: str) -> None:
-        """Refuse unknown settings."""
+        """Raise the error for the first setting that was not read, because it is unknown."""
         for key in self._values:
             raise self.error(key, f"is not a setting of a policy of kind {kind!r}")

@@ -1,5 +1,5 @@
 """Kinds of policies, compiled from their settings: rules for texts, additional controllers, or limits. A new kind is
-one function in `KINDS`."""
+one function here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ForModel(Protocol):
-    """Properties of a model that policies need."""
+    """The properties of a model that policies need."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +38,7 @@ class ForModel(Protocol):
     def info(self) -> ExecutorInfo: ...
 
 
-#: A controller for one model; None if the policy has nothing to do there.
+#: Makes a controller for one model; None if the policy does not concern the model.
 MakeController = Callable[[ForModel], object | None]
 
 _ACTIONS = ("retry", "end", "replace")
@@ -48,7 +48,7 @@ _MOST_MATCH = 8_192
 
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
-    """Compiled form of a policy. `allowed` is a pattern of the permitted characters."""
+    """The compiled form of a policy. `allowed` is a pattern of the permitted characters."""
 
     texts: tuple[guardrails.TextRule, ...] = ()
     loops: tuple[guardrails.LoopRule, ...] = ()
@@ -61,14 +61,14 @@ class CompiledPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """Common fields of every kind of policy."""
+    """The fields that every kind of policy has."""
 
     name: str
     version: str
     on_failure: guardrails.OnFailure
 
     def rule(self, pattern: str, **more: Any) -> guardrails.TextRule:
-        """A rule of this policy for texts."""
+        """Return a rule of this policy for texts."""
         return guardrails.TextRule(self.name, pattern, version=self.version, on_failure=self.on_failure, **more)
 
 
@@ -127,10 +127,10 @@ def _pattern(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     return CompiledPolicy((_checked(fields, "pattern", rule),))
 
 
-#: What redaction knows: a pattern, the longest match, the replacement, and a test of what was found.
+#: Secrets that can be redacted: pattern, maximum length of a match, replacement, and a check of the match.
 _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
     "email": (
-        # Quotes and markup in front of an address are none of it, as in `mail='ann@example.org'`.
+        # Quotes and markup before an address are not part of it, as in `mail='ann@example.org'`.
         r"[\p{L}\p{N}_](?:[\p{L}\p{N}_=]|(?<!=)[.!#$%&'*+/?^`{|}~-]){0,63}@"
         r"(?:[\p{L}\p{N}](?:[\p{L}\p{N}-]{0,61}[\p{L}\p{N}])?[.\u3002]){1,8}\p{L}{2,24}",
         330,
@@ -150,7 +150,8 @@ _SECRETS: Mapping[str, tuple[str, int, str, str]] = {
 }
 
 
-#: A secret is one as it is seen, and as it is written: what nobody sees may set it apart from what is next to it.
+#: Readings in which a secret is searched: invisible characters may separate it from its surroundings in only one of
+#: them.
 _READINGS: tuple[Reading, ...] = ("seen", "written")
 
 
@@ -261,7 +262,7 @@ def _python(fields: PolicyFields, own: PolicySettings) -> CompiledPolicy:
     return CompiledPolicy(controller=lambda model: controller)
 
 
-#: The kinds, by name.
+#: All kinds of policies, by name.
 KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = {
     "phrases": _phrases,
     "pattern": _pattern,
@@ -278,8 +279,8 @@ KINDS: Mapping[str, Callable[[PolicyFields, PolicySettings], CompiledPolicy]] = 
 
 
 def allowed_tokens(model: ForModel, patterns: Sequence[str]) -> bytes:
-    """Return the mask of the tokens that may occur in a text whose characters all patterns allow. Tokens with parts
-    of characters may occur, and so may tokens without text."""
+    """Return the mask of the tokens that may occur in a text whose characters all patterns allow. Tokens with parts of
+    characters are allowed, and so are tokens without text."""
     tokenizer, known = model.tokenizer, [guardrails.compiled(pattern) for pattern in patterns]
     row = bytearray((model.info.vocab_size + 31) // 32 * 4)
     for token in range(model.info.vocab_size):

@@ -1,4 +1,4 @@
-"""The active policies, and the selection for a request. Every front-end asks only here."""
+"""The active policies, and the selection of those that apply to a request. Every front end uses only this module."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from bridle.serving.tenancy.keys import Identity
     from bridle.tokenizer import Tokenizer
 
-#: How many policies a file may have.
+#: Maximum number of policies in a file.
 MAX_POLICIES = 256
 _MAX_FILE_BYTES = 4 << 20
 _NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-#: By what a policy may choose requests.
+#: Settings by which a policy may select requests.
 _SCOPES = ("models", "adapters", "users", "roles", "routes")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """Properties of a request by which its policies are chosen. `route` is a path, `lmtp` or `llm`."""
+    """The properties of a request by which its policies are selected. `route` is a path, `lmtp` or `llm`."""
 
     model: str
     adapter: str | None = None
@@ -46,7 +46,7 @@ class PolicyContext:
 
     @classmethod
     def of(cls, model: str, adapter: str | None, identity: Identity, route: str) -> PolicyContext:
-        """Return the context of a front-end's request, whose `route` is that of its record."""
+        """Return the context of a front end's request. `route` is the route in the request's record."""
         kind, _, rest = route.partition(" ")
         path = "lmtp" if kind == "LMTP" else rest or kind
         return cls(model, adapter, identity.user, "admin" if identity.is_admin else "user", path)
@@ -54,8 +54,8 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy of an operator. `scope` has patterns by kind of name. The policy applies if each kind has a pattern
-    that matches; without patterns it applies everywhere."""
+    """One policy of an operator. `scope` has patterns by kind of name. The policy applies if, for each kind, one
+    pattern matches; without patterns it applies to every request."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """Name and version."""
+        """Return name and version of the policy."""
         return f"{self.name}@{self.version}" if self.version else self.name
 
     def applies(self, asking: PolicyContext) -> bool:
@@ -95,12 +95,12 @@ class Applied:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Their names and versions, in order."""
+        """Return the policies' names and versions, in order."""
         return tuple(policy.label for policy in self.policies)
 
     def limit(self, sampling: SamplingParams, room: int) -> SamplingParams:
-        """Return the sampling parameters with the policies' watermark and maximum number of tokens, limited by the
-        `room` if the request sets no number."""
+        """Return the sampling parameters with the policies' watermark and maximum number of tokens. `room` limits this
+        number if the request sets none."""
         if self.watermark is not None:
             sampling = sampling.with_(watermark=self.watermark)
         if self.max_tokens is None or room < 1:
@@ -109,8 +109,8 @@ class Applied:
         return sampling.with_(max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
     def steer(self, controller: object | None) -> object | None:
-        """Return the request's controller composed with the demanded ones. Raises `InvalidRequest` if policies
-        cannot be enforced here."""
+        """Return the request's controller composed with those that policies demand. Raises `InvalidRequest` if the
+        policies cannot be enforced with the controller."""
         if self.guard is not None and any(isinstance(part, BeamSearch) for part in parts_of(controller)):
             raise InvalidRequest("beam search cannot be used here: policies apply to its texts", "use_beam_search")
         return demand(self.controllers, controller)
@@ -120,7 +120,7 @@ NO_POLICIES = Applied()
 
 
 class PolicySet:
-    """Policies in their order. Safe from any thread."""
+    """The active policies, in their order. Safe from any thread."""
 
     def __init__(self, policies: Iterable[Policy] = (), *, has_header: bool = False) -> None:
         self.policies = tuple(sorted(policies, key=lambda policy: policy.order))
@@ -130,8 +130,8 @@ class PolicySet:
         self._masks: WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], bytes]] = WeakKeyDictionary()
 
     def select(self, asking: PolicyContext, model: ForModel) -> Applied:
-        """Return the policies for a request to `model`. The first call may take a moment if characters are limited.
-        Raises the error of a policy that cannot be enforced, unless it may be left out."""
+        """Return the policies that apply to a request to `model`. The first call may take a moment if a policy limits
+        characters. Raises the error of a policy that cannot be enforced, unless that policy may be left out."""
         chosen = tuple(policy for policy in self.policies if policy.applies(asking))
         if not chosen:
             return NO_POLICIES
@@ -157,7 +157,7 @@ class PolicySet:
 
 
 def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, object]]:
-    """Return the controllers that a policy demands, if any."""
+    """Return the controllers that a policy demands for a model."""
     if policy.made.controller is None:
         return
     try:
@@ -174,8 +174,8 @@ def _controllers(policy: Policy, model: ForModel) -> Iterable[tuple[Demand, obje
 
 
 def read_policies(source: Path | str | Mapping[str, Any]) -> PolicySet:
-    """Read the policies of a TOML file, or of its content. Raises `InvalidRequest` that names file, policy, key and
-    value."""
+    """Read the policies of a TOML file, or of its parsed content. Raises `InvalidRequest` that names file, policy, key
+    and value."""
     if isinstance(source, Mapping):
         return _parse("policies", source)
     path = Path(source)
@@ -212,7 +212,7 @@ def _parse(where: str, values: Mapping[str, Any]) -> PolicySet:
 
 
 def _policy(where: str, number: int, table: Mapping[str, Any]) -> Policy:
-    """One policy of a file."""
+    """Return one policy of a file."""
     name = table.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 64 or not _NAME_CHARS.issuperset(name):
         raise InvalidRequest(
@@ -235,21 +235,21 @@ def _policy(where: str, number: int, table: Mapping[str, Any]) -> Policy:
 
 
 class PolicyRegistry:
-    """The policies for new requests. Running requests keep theirs."""
+    """The policies for new requests. Running requests keep the policies with which they began."""
 
     def __init__(self, path: Path | None = None, current: PolicySet | None = None) -> None:
         self.path = path
         self.current = current or (PolicySet() if path is None else read_policies(path))
         self.num_loads = 1
-        self.error: str | None = None  # why the file could not be read last time
-        self.applied: Counter[str] = Counter()  # requests, by name and version
+        self.error: str | None = None  # why the last attempt to read the file failed
+        self.applied: Counter[str] = Counter()  # number of requests by policy name and version
 
     def count(self, policies: Iterable[Policy]) -> None:
         """Count a request with these policies."""
         self.applied.update(policy.label for policy in policies)
 
     def reload(self) -> PolicySet:
-        """Read the file again. If it is invalid, the current policies stay, and the error is raised."""
+        """Read the file of policies again. If it is invalid, the current policies stay, and the error is raised."""
         if self.path is None:
             raise InvalidRequest("this server has no file of policies; start it with --policies FILE", "policies")
         try:

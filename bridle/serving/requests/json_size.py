@@ -1,8 +1,8 @@
 """Counts how many objects a JSON text would build, before a parser builds any of them.
 
 A parser blocks all other threads: four megabytes of empty lists would stall every stream of a server for a third of a
-second. Counting only scans bytes and lets other threads run. The count need not be right after the first syntax error,
-because no parser gets further.
+second. Counting only scans bytes and lets other threads run. The count may be wrong after the first syntax error,
+because a parser stops there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from bridle.errors import InvalidRequest
 
-#: Texts up to this many bytes are parsed in a few milliseconds, whatever they hold.
+#: JSON texts up to this many bytes are parsed in a few milliseconds, whatever their content.
 MAX_INLINE_BYTES = 1 << 16
 _USUAL_BYTES = 4 << 20
 
@@ -27,7 +27,7 @@ class JsonSize:
     num_values: int
 
     def check(self, limit: JsonSize) -> None:
-        """Refuse a text that exceeds `limit` in either count."""
+        """Raise `InvalidRequest` for a text that exceeds `limit` in either count."""
         if self.num_nodes > limit.num_nodes:
             raise InvalidRequest(
                 f"the JSON holds {self.num_nodes} texts, names, lists and objects; at most {limit.num_nodes} are taken"
@@ -37,17 +37,17 @@ class JsonSize:
 
 
 def limit_for(max_bytes: int) -> JsonSize:
-    """Return the limit for texts of at most `max_bytes`. It is far above that of normal texts; at the usual four
-    megabytes a parser takes some tens of milliseconds."""
+    """Return the limit for texts of at most `max_bytes`. It is far above the counts of normal texts. At the usual four
+    megabytes, a parser takes some tens of milliseconds for it."""
     usual = max(max_bytes, _USUAL_BYTES)
     return JsonSize(usual >> 6, usual >> 3)
 
 
 def json_size(text: bytes) -> JsonSize:
-    """Count the contents of `text`."""
+    """Count the nodes and values of the JSON text."""
     data = np.frombuffer(_without_escapes(text), np.uint8)
     quotes = data == ord('"')
-    is_outside = ~np.bitwise_xor.accumulate(quotes)  # (bytes,): also at the quote that ends a string
+    is_outside = ~np.bitwise_xor.accumulate(quotes)  # per byte; True also at the quote that ends a string
 
     def count(char: str) -> int:
         return int(np.count_nonzero(is_outside & (data == ord(char))))
@@ -57,8 +57,8 @@ def json_size(text: bytes) -> JsonSize:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """Text of the same length with all escapes replaced. Pairs of backslashes go first, from the left, as a parser
-    reads them."""
+    """Return a text of the same length with all escapes replaced. Pairs of backslashes are replaced first, from the
+    left, as a parser reads them."""
     if b"\\" not in text:
         return text
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")

@@ -1,7 +1,7 @@
 """Inputs of embedding models: texts and pairs of texts, and the vectors that clients get.
 
-A model's folder has its rules: prompts before a text, a maximum length, and token types that separate the texts of a
-pair. A decoder reads a text like a prompt. This module knows no wire format.
+A model's folder has the rules for its inputs: prompts before a text, a maximum length, and token types that separate
+the texts of a pair. A decoder reads a text like a prompt. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 #: A text or its tokens, or a pair of texts.
 Item = str | Sequence[int] | tuple[str, str]
-#: The length up to which a text is kept that may be cut as far as the model needs.
+#: As `truncate`: truncate a text to the model's limit.
 AS_FITS = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingOptions:
-    """Options for reading texts: after the model's prompt of that name, and truncated to `truncate` tokens (None:
-    not at all, `AS_FITS`: to the model's limit)."""
+    """Options for reading texts. `prompt` names the model's prompt that is added before a text. `truncate` is the
+    maximum number of tokens to keep (None: do not truncate, `AS_FITS`: the model's limit)."""
 
     prompt: str | None = None
     truncate: int | None = None
@@ -51,11 +51,11 @@ class PoolingOptions:
 PLAINLY = PoolingOptions()
 
 
-# -- what a model is for -------------------------------------------------------------------------------------
+# -- tasks of models -----------------------------------------------------------------------------------------
 
 
 def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
-    """Raise `UnsupportedFeature` for a model with another task; `instead` names the alternative."""
+    """Raise `UnsupportedFeature` if the model has another task than `wanted`; `instead` names the alternative."""
     task = model.info.task
     if wanted == "embed" and task != "classify":
         return
@@ -65,7 +65,8 @@ def _check_kind(model: LoadedModel, wanted: Task, instead: str) -> None:
 
 
 def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
-    """Refuse a model without vectors, and lengths that its vectors cannot have."""
+    """Raise `UnsupportedFeature` for a model without vectors, and for a number of dimensions that its vectors cannot
+    have."""
     _check_kind(model, "embed", "ask /v1/classify, or /v1/score and /v1/rerank if there is one label")
     size = model.info.embedding_size
     if dimensions is None or not size:
@@ -83,13 +84,13 @@ def check_embeds(model: LoadedModel, dimensions: int | None) -> None:
 
 
 def check_classifies(model: LoadedModel) -> None:
-    """Refuse a model without labels."""
+    """Raise `UnsupportedFeature` for a model without labels."""
     _check_kind(model, "classify", "a `choice` constraint lets a model that generates classify")
 
 
 def ranks_pairs(model: LoadedModel) -> bool:
-    """Return whether the model itself scores a pair of texts; otherwise the cosine of their vectors does. Raises
-    `UnsupportedFeature` for a classifier whose labels are no score."""
+    """Return whether the model itself scores a pair of texts; otherwise the score is the cosine of the two vectors.
+    Raises `UnsupportedFeature` for a classifier with several labels, which are no score."""
     if model.info.task != "classify":
         return False
     if model.info.embedding_size != 1:
@@ -106,7 +107,7 @@ def ranks_pairs(model: LoadedModel) -> bool:
 async def read_texts(
     serving: RequestLifecycle, items: Sequence[Item], how: PoolingOptions = PLAINLY
 ) -> list[tuple[int, ...]]:
-    """The tokens of a call's texts, checked; a thread reads long ones."""
+    """Return the checked tokens of a call's texts. Long texts are tokenized in a thread."""
     model = serving.model
     async with serving.story.terms.bounded("its texts were tokenized"):
         if sum(map(_num_chars, items)) <= MAX_INLINE_CHARS:
@@ -118,7 +119,7 @@ async def read_texts(
 
 
 def read_all(model: LoadedModel, items: Sequence[Item], how: PoolingOptions = PLAINLY) -> list[tuple[int, ...]]:
-    """`read_texts` in this thread."""
+    """Return the checked tokens of texts, in this thread."""
     return [read_item(model, item, how) for item in items]
 
 
@@ -127,7 +128,7 @@ def _num_chars(item: Item) -> int:
 
 
 def read_item(model: LoadedModel, item: Item, how: PoolingOptions = PLAINLY) -> tuple[int, ...]:
-    """The tokens of a text, or of a pair, checked."""
+    """Return the checked tokens of a text or of a pair."""
     if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
         return _read_pair(model, str(item[0]), str(item[1]), how)
     if isinstance(item, str) and model.pooling is not None:
@@ -175,7 +176,7 @@ def _readable(model: LoadedModel, text: str, how: PoolingOptions) -> str:
 
 
 def _cut(model: LoadedModel, how: PoolingOptions) -> int | None:
-    """The length to which a text is cut; None for not at all."""
+    """Return the number of tokens to which a text is truncated; None: it is not truncated."""
     return None if how.truncate is None else _limit(model, how)
 
 
@@ -201,12 +202,12 @@ def _checked(model: LoadedModel, tokens: tuple[int, ...]) -> tuple[int, ...]:
 def vector_request(
     model: LoadedModel, item: Item, how: PoolingOptions = PLAINLY, **options: Unpack[OwnOptions]
 ) -> Request:
-    """A request for the vector of a text. Raises as `build_request` does."""
+    """Return a request for the vector of a text. Raises as `build_request` does."""
     tokens = read_item(model, item, how)
     return make_request(model, tokens, EMBEDDING, detokenize=False, embeds=True, **options)
 
 
-# -- running -------------------------------------------------------------------------------------------------
+# -- computing vectors ---------------------------------------------------------------------------------------
 
 
 async def run_vectors(
@@ -215,8 +216,8 @@ async def run_vectors(
     at_once: int,
     each: Callable[[int, array[float]], None],
 ) -> str:
-    """Compute the vectors of texts, a limited number at once; `each` gets a text's number and its vector. Returns
-    the served name."""
+    """Compute the vectors of texts, at most `at_once` at the same time. `each` is called with a text's number and its
+    vector. Returns the served name of the model."""
     generation = await serving.prepare(tokens, EMBEDDING, detokenize=False, embeds=True, at_once=at_once)
     told: set[int] = set()
 
@@ -230,13 +231,13 @@ async def run_vectors(
     return generation.served_name
 
 
-# -- what becomes of vectors ---------------------------------------------------------------------------------
+# -- shaping vectors and scores ------------------------------------------------------------------------------
 
 
 def shaped(
     model: LoadedModel, vector: array[float], dimensions: int | None = None, normalize: bool = True
 ) -> array[float]:
-    """Return the first `dimensions` values of a vector, scaled to length 1."""
+    """Return the first `dimensions` values of a vector; if `normalize` is true, scaled to length 1."""
     part = vector if dimensions is None else vector[:dimensions]
     is_unit = model.pooling is None or model.pooling.is_unit
     if not normalize or (is_unit and len(part) == len(vector)):

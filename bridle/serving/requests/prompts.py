@@ -31,7 +31,7 @@ _Part = TypeVar("_Part")
 
 #: Texts up to this length are tokenized at once on the event loop, longer ones in a thread.
 MAX_INLINE_CHARS = 4_096
-#: A thread takes texts of about this many characters together at a time, since others wait for it.
+#: Number of characters that a thread tokenizes in one go, because other requests wait for the thread.
 _GROUP_CHARS = 65_536
 
 
@@ -47,10 +47,10 @@ def build_request(
     pictures: Sequence[Source] = (),
     **options: Unpack[request_builder.RequestOptions],
 ) -> Request:
-    """Make a request that `model` can run. It always has a seed, so that it can be run again.
+    """Make a request that `model` can run. It always has a seed, so that it can be repeated.
 
     `constraint` restricts the text, as an object or as plain data, also together with a controller. The `pictures`
-    belong to the prompt's placeholders, in order. Raises `InvalidRequest` (`UnknownAdapter` is one) or
+    belong to the prompt's placeholders, in order. Raises `InvalidRequest` (or its subclass `UnknownAdapter`) or
     `ContextOverflow`, naming field, value and limit.
     """
     tokens = encode_prompt(model, prompt, add_special_tokens)
@@ -65,27 +65,28 @@ def build_request(
 def process_multimodal(
     model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """Return a prompt of tokens with its images and sounds at their positions; slow. Raises the error of an invalid
-    one."""
+    """Return the tokens of a prompt with its images and sounds at their positions. This is slow. Raises
+    `InvalidRequest` or `UnsupportedFeature` for media that are invalid or that the model does not read."""
     for source in sources:
         if source.modality not in model.modalities:
             said, what = reads(model.name, model.modalities), WORDS[source.modality][1]
             raise UnsupportedFeature(f"{said}; no {what} can be sent to it", source.where)
-    assert model.pictures is not None  # else it has no modalities
+    assert model.pictures is not None  # otherwise the model has no modalities
     return model.pictures.place(tokens, model.pictures.read_all(sources), model.tokenizer)
 
 
 async def process_multimodal_async(
     model: LoadedModel, tokens: tuple[int, ...], sources: Sequence[Source]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """Do as `process_multimodal`, for an event loop."""
+    """Run `process_multimodal` in a thread, for an event loop."""
     is_fetched = any(source.is_remote for source in sources)
     in_thread = model.in_fetching_thread if is_fetched else model.in_text_thread
     return await in_thread(process_multimodal, model, tokens, sources)
 
 
 async def tokenize(model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True) -> tuple[int, ...]:
-    """Do as `encode_prompt`, for an event loop: a long text is tokenized in a thread."""
+    """Return the tokens of a prompt as `encode_prompt` does, for an event loop: a long text is tokenized in a
+    thread."""
     if isinstance(prompt, str) and len(prompt) > MAX_INLINE_CHARS:
         return await model.in_text_thread(encode_prompt, model, prompt, add_special_tokens)
     return encode_prompt(model, prompt, add_special_tokens)
@@ -97,8 +98,8 @@ async def tokenize_all(
     truncate: int | None = None,
     add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
-    """Tokenize all prompts of a call; if they are long, a thread does so. A prompt that no context can hold is refused
-    before any is read, unless it is to be cut."""
+    """Tokenize all prompts of a call; long prompts are tokenized in a thread. A prompt that is too long for any context
+    is refused before any prompt is tokenized, unless it is to be truncated."""
     for prompt in prompts if truncate is None else ():
         if isinstance(prompt, str):
             request_builder.check_length(model, len(prompt), "prompt")
@@ -117,7 +118,7 @@ def _encode_all(
 
 
 def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterator[list[_Part]]:
-    """Groups of neighbours that together have at most `_GROUP_CHARS` characters, or are one."""
+    """Yield groups of adjacent parts. A group has at most `_GROUP_CHARS` characters, or is a single longer part."""
     group: list[_Part] = []
     size = 0
     for part in parts:
@@ -132,8 +133,8 @@ def grouped(parts: Sequence[_Part], num_chars: Callable[[_Part], int]) -> Iterat
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], add_special_tokens: bool = True, truncate: int | None = None
 ) -> tuple[int, ...]:
-    """The tokens of a prompt, checked; with `truncate` only the last `truncate` tokens. An empty text means the token
-    that begins a document, if the model has one."""
+    """Return the checked tokens of a prompt; with `truncate` only its last `truncate` tokens. An empty text means the
+    token that begins a document, if the model has one."""
     if isinstance(prompt, str):
         tokens = tuple(model.tokenizer.encode(_readable(model, prompt, truncate), add_special_tokens))
         if not tokens and model.tokenizer.bos_token_id is not None:
@@ -152,8 +153,8 @@ def encode_prompt(
 
 
 def _readable(model: LoadedModel, text: str, truncate: int | None) -> str:
-    """The part of a text that the tokenizer must read: all of it, or the end that its last `truncate` tokens can come
-    from."""
+    """Return the part of a text that must be tokenized: all of it, or the end that contains the last `truncate`
+    tokens."""
     if truncate is None:
         request_builder.check_text(model, text, "prompt")
         return text

@@ -1,8 +1,8 @@
 """Makes a checked `Request` of tokens.
 
-Everything that depends on the model is checked here, once, for every front-end: ids must lie in the vocabulary, prompt
-and output must fit the context. `SamplingParams` has checked everything that does not depend on a model, and
-`prompts.py` tokenizes the client's prompts. This module knows no wire format.
+Each check that depends on the model is made here, once, for every front end: ids must lie in the vocabulary, prompt and
+output must fit the context. `SamplingParams` has already checked what does not depend on a model, and `prompts.py`
+tokenizes the client's prompts. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class EventOptions(TypedDict, total=False):
-    """Options for the events and the KV of a request. Events have text by default. They can have only the prompt's
-    vector, and can report the loss of a device and the provenance of tokens. `sights` are the request's media. `parks`
-    keeps its KV at the end, and `continues` names the request whose KV it uses. `retains` are beginnings of its prompt
-    whose KV is kept, and requests with one `cache_key` go to one replica. `repeats` marks parts of its text that must
-    not come twice."""
+    """Options for the events and the KV of a request. Events have text unless `detokenize` is False. With `embeds` the
+    only event is the prompt's vector. `tell_resuming` reports the loss of a device, and `trace` the provenance of
+    tokens. `sights` are the request's media. `parks` keeps the request's KV at its end, and `continues` names the
+    request whose KV it uses. `retains` are beginnings of its prompt whose KV is kept, and requests with one `cache_key`
+    go to one replica. `repeats` marks parts of its text that must not be repeated."""
 
     detokenize: bool
     embeds: bool
@@ -52,9 +52,9 @@ class EventOptions(TypedDict, total=False):
 
 
 class OwnOptions(TypedDict, total=False):
-    """Options of any request except prompt and sampling. `adapter` is a name that `model.adapters` knows, or a name of
-    the base model. `timeout` is in seconds from now. `tools` are those that controllers may call (None: all),
-    `client_tools` those that the client answers. `policies` are the operator's."""
+    """Options of any request besides prompt and sampling. `adapter` is a name that `model.adapters` knows, or a name of
+    the base model. `timeout` is in seconds from now. `tools` are the tools that controllers may call (None: all),
+    `client_tools` the tools whose calls the client answers. `policies` are the operator's."""
 
     request_id: str | None
     adapter: str | None
@@ -71,13 +71,13 @@ class RequestOptions(OwnOptions, EventOptions, total=False):
     """All options of a request."""
 
 
-#: Makes an id that is unique among requests.
+#: Returns an id that is unique among requests.
 new_request_id = partial(secrets.token_hex, 12)
 
 
 def new_seed() -> int:
-    """A seed for a request that came without one."""
-    return secrets.randbits(53)  # exact in every JSON reader, so that it can be sent back for a replay
+    """Return a seed for a request without one."""
+    return secrets.randbits(53)  # every JSON reader keeps 53 bits exactly, so the client can send the seed back
 
 
 def make_request(
@@ -99,7 +99,7 @@ def make_request(
     if sampling.seed is None:
         sampling = sampling.with_(seed=new_seed())
     if sampling.probes:
-        sampling = sampling.with_(speculate=0)  # readings are those of sampled positions
+        sampling = sampling.with_(speculate=0)  # probes are read only at sampled positions
     if sampling.banned_phrases:
         _check_rolls_nothing_back(controller, "banned_phrases")
     if sampling.takes_text_back:
@@ -119,7 +119,8 @@ def make_request(
     if sampling.keep_best and _may_go_back(sampling, controller, policies):
         sampling = sampling.with_(keep_best=0)  # sums of log-probabilities may rise, so no output is lost early
     adapter, terms, tenant = options.get("adapter"), options.get("terms", DEFAULT_TERMS), options.get("tenant", "")
-    needs_text = bool(sampling.banned_phrases) or policies.guard is not None  # both look at text
+    # banned phrases and policies both need text
+    needs_text = bool(sampling.banned_phrases) or policies.guard is not None
     sights = options.get("sights", NO_SIGHTS)
     if sights.media:
         sights = sights.of(tenant)
@@ -153,7 +154,7 @@ def make_request(
 
 
 def _may_go_back(sampling: SamplingParams, controller: object | None, policies: Applied) -> bool:
-    """Return whether text may be rolled back, by whatever part of a request."""
+    """Return whether text may be rolled back by any part of the request."""
     takes_back = sampling.takes_text_back or bool(sampling.banned_phrases) or policies.guard is not None
     return takes_back or not _are_constraints(controller)
 
@@ -163,18 +164,19 @@ def _are_constraints(controller: object | None) -> bool:
 
 
 def _check_rolls_nothing_back(controller: object | None, field: str) -> None:
-    """Refuse a field that takes text back together with a controller that may do so by itself."""
+    """Raise `InvalidRequest` for a field that rolls text back, if the controller may also do so."""
     if not _are_constraints(controller):
         message = f"{field}: this value takes text back, which a controller does by itself. Leave out one."
         raise InvalidRequest(message, field)
 
 
-#: An embedding draws nothing; the length is not looked at.
+#: Sampling parameters of an embedding, which samples no token. The maximum length has no effect.
 EMBEDDING = SamplingParams(max_tokens=1, temperature=0.0)
 
 
 def check_text(model: LoadedModel, text: str, param: str) -> None:
-    """Refuse text that is not Unicode, or that is too long for the context whatever its tokens are."""
+    """Raise `InvalidRequest` for text that is not Unicode, or that is too long for the context whatever its tokens
+    are."""
     check_length(model, len(text), param)
     check_unicode(text, param)
 
