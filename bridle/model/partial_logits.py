@@ -17,9 +17,9 @@ from bridle.engine.sampling.padded_vocab import PaddedVocab
 from bridle.engine.scheduling.step_plan import SampleBatch, SampleRow, ScoreRun, StepResult
 from bridle.model.sampling.logprobs import parts
 
-#: Number of logits that are in memory at once.
+#: Maximum number of logits that are in memory at once.
 MAX_LOGITS = 1 << 23
-#: Strikes the ids from logits [R, V] that a batch does not count.
+#: Forbids the ids of logits [R, V] that a batch excludes.
 Strike = Callable[[Tensor, PaddedVocab], None]
 
 
@@ -36,7 +36,7 @@ class PartialLogits:
         return self.hidden.shape[0], self.vocab_size
 
     def sample(self, batch: SampleBatch, sampler: Sampler, history: HistoryLookup, strike: Strike) -> StepResult:
-        """Answer `batch` as `sampler` does from all logits at once."""
+        """Return the results for `batch` that `sampler` would give from all logits at once."""
 
         def answer(numbers: Sequence[int], part: SampleBatch) -> StepResult:
             logits = self.head(self.hidden.index_select(0, torch.tensor(numbers)))
@@ -55,7 +55,7 @@ class PartialLogits:
 
 
 def _of_rows(batch: SampleBatch, rows: Sequence[SampleRow]) -> tuple[list[int], SampleBatch]:
-    """The logits rows that `rows` read, once each, and a batch that reads those alone."""
+    """Return the logits rows that `rows` read, each once, and a batch that reads only these logits rows."""
     numbers = sorted({row.logits_index for row in rows})
     places = {number: place for place, number in enumerate(numbers)}
     moved = [replace(row, logits_index=places[row.logits_index]) for row in rows]
@@ -63,13 +63,13 @@ def _of_rows(batch: SampleBatch, rows: Sequence[SampleRow]) -> tuple[list[int], 
 
 
 def _of_scores(batch: SampleBatch, wanted: Sequence[tuple[ScoreRun, int]]) -> tuple[list[int], SampleBatch]:
-    """As `_of_rows`, for tokens of runs."""
+    """Return logits rows and a batch as `_of_rows` does, for tokens of score runs."""
     runs = [ScoreRun(run.seq_id, place, (run.tokens[i],), run.num_top) for place, (run, i) in enumerate(wanted)]
     return [run.logits_start + i for run, i in wanted], SampleBatch(batch.step, [], runs, batch.unnamed)
 
 
 def _joined(step: int, sampled: Sequence[tuple[int, StepResult]]) -> StepResult:
-    """The answers for all rows from those of parts, each with its number of rows."""
+    """Join the results of parts, given with their numbers of rows, to the result of all rows."""
     joined = StepResult(step)
     for _, part in sampled:
         joined.tokens += part.tokens

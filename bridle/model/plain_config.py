@@ -1,4 +1,4 @@
-"""Configurations of GGUF files whose decoders need no library: see `bridle.model.plain_decoder`."""
+"""Configurations of GGUF files whose decoders do not need transformers: see `bridle.model.plain_decoder`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a `config.json` that these decoders know, under the library's names."""
+    """The fields of a `config.json` that these decoders support, under their names in transformers."""
 
     model_type: str
     max_position_embeddings: int
@@ -30,7 +30,7 @@ class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rms_norm_eps: float
     vocab_size: int
     tie_word_embeddings: bool
-    rope_parameters: dict[str, Rope]  # by the types of layers; "" for all
+    rope_parameters: dict[str, Rope]  # by the types of layers; the key "" is for all layers
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
@@ -41,14 +41,14 @@ class PlainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
-    dtype = None  # of the checkpoint, which is for GPUs to know
+    dtype = None  # type of the checkpoint, which only GPUs need
 
     @property
     def is_gemma(self) -> bool:
         return self.model_type == "gemma3_text"
 
 
-#: Families, and the optional fields that their configurations may have.
+#: Supported families, and the optional fields that their configurations may have.
 _COMMON = frozenset({"bos_token_id", "eos_token_id", "pad_token_id"})
 _FAMILIES = {
     "llama": _COMMON | {"attention_bias", "mlp_bias"},
@@ -61,7 +61,8 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def read_plain_config(checkpoint: Checkpoint) -> PlainConfig | None:
-    """The configuration of a GGUF file whose decoder is known here, on a machine without a GPU; None for others."""
+    """Return the configuration of a GGUF file whose decoder is supported here, on a machine without a GPU; None
+    otherwise."""
     fields = checkpoint.config
     optional = _FAMILIES.get(str(fields.get("model_type")))
     if checkpoint.gguf is None or optional is None or torch.cuda.is_available() or fields.keys() - _REQUIRED - optional:

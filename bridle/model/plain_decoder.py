@@ -1,9 +1,9 @@
 """Decoders for common GGUF files, with the module names of transformers' classes. transformers itself is not imported,
 because that takes longer than reading a small model.
 
-They have the features of the families here: Llama's layers, with biases, Qwen's and Gemma's norms of heads, and
-windows. transformers computes a configuration with any other field. `bridle.model.dense_layer` replaces these layers
-with lean layers, as it does with transformers' layers.
+The decoders support the layers of Llama, biases, the head norms of Qwen and Gemma, and windows. A configuration with
+any other field is computed by transformers. `bridle.model.dense_layer` replaces these layers with lean layers, as it
+does with transformers' layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.model.plain_config import PlainConfig
 
 
 class PlainDecoder(nn.Module):
-    """Embedding, layers, norm and head. Its weights have no memory until they are read."""
+    """Embedding, layers, norm and head. The weights have no memory until they are read."""
 
     def __init__(self, config: PlainConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class PlainDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False, logits_to_keep: Tensor | None = None
     ) -> Any:
-        """Ids and positions [1, T], R indices into T (None: all) -> an object with `logits` [1, R, V]. Attention is
-        computed by the handler that is set, as with the library's models."""
+        """Compute logits: ids and positions [1, T], R indices into T (None: all) -> an object with `logits` [1, R, V].
+        The current attention handler computes attention, as in models of transformers."""
         rows = self.model(input_ids, position_ids)
         logits = self.lm_head(rows if logits_to_keep is None else rows[:, logits_to_keep])
         if (cap := self.config.final_logit_softcapping) is not None:
@@ -60,7 +60,7 @@ class _Body(nn.Module):
         self._types: list[tuple[str, ...]] = [(name,) for name in config.layer_types] or [()] * config.num_hidden_layers
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Ids and positions [1, T] -> [1, T, hidden]"""
+        """Compute all layers: ids and positions [1, T] -> [1, T, hidden]"""
         rows = self.embed_tokens(ids)
         for layer, named in zip(self.layers, self._types, strict=True):
             rows = layer(rows, position_embeddings=self.rotary_emb(rows, positions, *named))
@@ -68,7 +68,7 @@ class _Body(nn.Module):
 
 
 class _Embedding(nn.Embedding):
-    """Rows of numbers, multiplied by a scale if there is one."""
+    """An embedding of floats, with an optional scale."""
 
     def __init__(self, size: int, width: int, scale: float | None, dtype: torch.dtype) -> None:
         super().__init__(size, width, _weight=_unread(dtype, size, width))
@@ -76,7 +76,7 @@ class _Embedding(nn.Embedding):
         self.register_buffer("embed_scale", number, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., hidden]"""
+        """Return the embeddings of ids: [...] -> [..., hidden]"""
         rows, scale = super().forward(ids), self.embed_scale
         return rows if scale is None else rows * scale.to(rows.dtype)  # type: ignore[operator]
 
@@ -93,8 +93,8 @@ class _Layer(nn.Module):
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **unused: Any
-    ) -> Tensor:  # as the library calls its layers
-        """[1, T, hidden] -> [1, T, hidden]"""
+    ) -> Tensor:  # the signature of transformers' layers
+        """Compute the layer: [1, T, hidden] -> [1, T, hidden]"""
         before, *rest = (self.get_submodule(name) for name in self._norms)
         attended = self.self_attn(before(hidden_states), position_embeddings)
         if len(rest) == 1:
@@ -123,7 +123,7 @@ class _Attention(nn.Module):
         self.q_norm, self.k_norm = (_norm(config, config.head_dim, dtype) if has_norms else None for _ in range(2))
 
     def forward(self, rows: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-        """[1, T, hidden] -> [1, T, hidden]"""
+        """Compute attention: [1, T, hidden] -> [1, T, hidden]"""
         query, key, value = (
             linear(rows).unflatten(-1, (-1, self.head_dim)) for linear in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -152,12 +152,12 @@ class _Mlp(nn.Module):
         self.act_fn: nn.Module = GELUTanh("tanh") if config.is_gemma else nn.SiLU()
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., hidden] -> [..., hidden]"""
+        """Compute the MLP: [..., hidden] -> [..., hidden]"""
         return self.down_proj(self.act_fn(self.gate_proj(rows)) * self.up_proj(rows))  # type: ignore[no-any-return]
 
 
 class GELUTanh(nn.GELU):
-    """The activation under the name by which lean layers know it."""
+    """GELU by tanh, under the class name that lean layers recognize."""
 
 
 class _RmsNorm(nn.Module):
@@ -166,7 +166,7 @@ class _RmsNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(_unread(dtype, size)), eps
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., n] -> [..., n]"""
+        """Normalize rows: [..., n] -> [..., n]"""
         return self.weight * self._normed(rows).to(rows.dtype)
 
     def _normed(self, rows: Tensor) -> Tensor:
@@ -175,15 +175,16 @@ class _RmsNorm(nn.Module):
 
 
 class GemmaRmsNorm(_RmsNorm):
-    """The norm whose factor is 1 and its weight, under a name by which lean layers know it."""
+    """The norm whose factor is 1 plus its weight, under a class name that lean layers recognize."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., n] -> [..., n]"""
+        """Normalize rows: [..., n] -> [..., n]"""
         return (self._normed(rows) * (1.0 + self.weight.float())).type_as(rows)
 
 
 def _linear(inputs: int, outputs: int, has_bias: bool, dtype: torch.dtype) -> nn.Linear:
-    """A layer whose weights are not set: for those without memory that would import torch's compiler."""
+    """Return a linear layer without weights. It is not made on the `meta` device, because that would import torch's
+    compiler."""
     made = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(made)
     made.in_features, made.out_features = inputs, outputs
@@ -209,12 +210,12 @@ class _Rotary(nn.Module):
         self.register_buffer("inv_freq", _frequencies(config, ""), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions [1, T] -> 2 x [1, T, D]"""
+        """Return the cosines and sines of positions [1, T]: two tensors [1, T, D]"""
         return _table(self.inv_freq, x, position_ids)  # type: ignore[arg-type]
 
 
 class _RotaryByType(nn.Module):
-    """The same by the type of a layer."""
+    """Cosines and sines of positions, by the type of a layer."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -223,7 +224,7 @@ class _RotaryByType(nn.Module):
             setattr(self, f"{name}_attention_scaling", 1.0)
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
-        """Positions [1, T] -> 2 x [1, T, D]"""
+        """Return the cosines and sines of positions [1, T]: two tensors [1, T, D]"""
         return _table(self.get_buffer(f"{layer_type}_inv_freq"), x, position_ids)
 
 
@@ -241,6 +242,6 @@ def _table(frequencies: Tensor, x: Tensor, positions: Tensor) -> tuple[Tensor, T
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[1, H, T, D] -> the same"""
+    """Rotate heads: [1, H, T, D] -> the same shape"""
     first, second = heads.chunk(2, -1)
     return heads * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)

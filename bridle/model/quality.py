@@ -1,6 +1,6 @@
-"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. A form
-is tried by substituting quantized layers for the model's own, which stay unchanged; so several forms can be tried on
-one loaded model. `choose_form` takes the fastest form that satisfies its error bound."""
+"""Quality loss of quantization: perplexity, and how often the most probable token stays the same, on one text. To try a
+form, quantized layers temporarily replace the model's own layers, which stay unchanged. So several forms can be tried
+on one loaded model. `choose_form` takes the fastest form that satisfies its error bound."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 #: Forms that `auto` chooses from, the fastest for a single sequence first.
 CANDIDATES = ("q4_0", "int8")
-#: Share of positions whose likeliest token must stay the same.
+#: Share of positions whose most probable token must stay the same.
 MIN_AGREEMENT = 0.95
-#: Tokens that are looked at.
+#: Maximum tokens of the text.
 MAX_TOKENS = 256
-#: Prose, a list, code and figures, for want of a text that was named.
+#: The default text: prose, a list, code and figures.
 SAMPLE = """The harbour was quiet when the ferry came in. Two men stood on the quay, their collars turned up against the
 wind, and watched the lights move slowly past the breakwater. "She is late," said the older one. "She is always
 late in November," said the other, and they both laughed, because it was true. In 1987 a storm had held her at
@@ -54,7 +54,7 @@ sea level, light travels about 300,000 kilometres in a second, and the capital o
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A quantized form compared with the model as it was loaded, at `positions` of a text."""
+    """A quantized form compared with the loaded model, at `positions` of a text."""
 
     form: str
     positions: int
@@ -76,7 +76,7 @@ class _Reading:
 
 
 def read_tokens(folder: Path, text: str, max_tokens: int = MAX_TOKENS) -> list[int]:
-    """The beginning of `text` in the checkpoint's tokens. Raises `InvalidRequest` if there are too few."""
+    """Return the tokens of the beginning of `text`. Raises `InvalidRequest` if there are too few."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -103,7 +103,8 @@ def measure_forms(
 
 
 def choose_form(model: nn.Module, geometry: Geometry, device: torch.device, folder: Path) -> str:
-    """The fastest form that keeps `MIN_AGREEMENT` on the sample text, `none` if there is none; the log says why."""
+    """Return the fastest form that keeps `MIN_AGREEMENT` on the sample text, or `none` if no form does; the log says
+    why."""
     candidates = [form for form in CANDIDATES if is_worthwhile(form)]
     try:
         tokens = read_tokens(folder, SAMPLE)
@@ -126,7 +127,7 @@ def _verb(is_taken: bool) -> str:
 
 @contextmanager
 def answered_by(model: nn.Module, make: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Inside the block `make(module)` answers in the place of each linear layer, or set of experts, that would be
+    """Inside the block, `make(module)` computes instead of each linear layer, or set of experts, that would be
     quantized."""
     layers = [m for m in model.modules() if (type(m) is nn.Linear and is_large(m)) or are_experts(m)]
     try:

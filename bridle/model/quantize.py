@@ -2,9 +2,9 @@
 may also be in blocks of 32 inputs, with 8 or 4 bits per value (`bridle.cpu_kernels.linear`).
 
 Integer products are summed exactly, and each token has its own scale, so a row's result does not depend on the other
-rows of its batch. Weights take a quarter of float32's memory. Experts of a mixture are quantized one by one on a CPU.
-Embeddings, norms, attention and experts in uncommon layouts are unchanged. Native kernels and plain torch give the same
-bits.
+rows of its batch. Weights take a quarter of the memory of float32. On a CPU, the experts of a mixture are quantized one
+by one. Embeddings, norms, attention and experts in uncommon layouts are unchanged. C kernels and plain torch give the
+same bits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from bridle.model.quantized_experts import PackedExperts
 
 _log = logging.getLogger(__name__)
 
-#: Matrices with fewer inputs or outputs than this stay in floating point: too little to gain.
+#: Matrices with fewer inputs or outputs than this stay in floating point, because the gain would be too small.
 MIN_SIDE = 32
-#: The product that is tried: its inputs and outputs, the rows of a small and of a middling batch, and how often.
+#: The trial product: its inputs and outputs, the rows of a small and of a medium batch, and the number of rounds.
 _TRIAL_SIDE, _TRIAL_ROWS, _TRIAL_ROUNDS = 1024, (1, 16), 5
 
 
 class Int8Linear(nn.Module):
-    """An `nn.Linear` computed in 8-bit integers, by the kernels if `is_native` and there are any."""
+    """An `nn.Linear` computed in 8-bit integers. C kernels compute it if `is_native` is set and the processor has
+    kernels."""
 
     def __init__(self, linear: nn.Linear, is_native: bool = True) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> Int8Linear:
-        """A layer of a weight that is in the order of the kernels already."""
+        """Return a layer of a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = native.packed.outputs, native.packed.given
@@ -69,7 +70,7 @@ class Int8Linear(nn.Module):
         self.native: NativeWeight | None = int8_weight(quantized, scale, bias) if is_native else None
         if self.native is not None:
             quantized, scale = self.native.packed.weights, self.native.packed.scales
-        self.register_buffer("quantized", quantized, persistent=False)  # [out, in], row-major, or packed
+        self.register_buffer("quantized", quantized, persistent=False)  # [out, in], row-major or packed
         self.register_buffer("scale", scale, persistent=False)
 
     @property
@@ -79,13 +80,13 @@ class Int8Linear(nn.Module):
         return (integers.float() * scale[:, None]).to(self.dtype)
 
     def integers(self) -> tuple[Tensor, Tensor]:
-        """int8 [out, in] and the scales [out] in float32."""
+        """Return int8 [out, in] and the scales [out] in float32."""
         if self.native is not None:
             return self.native.integers()
         return self.quantized, self.scale  # type: ignore[return-value]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         if self.native is not None:
             return self.native.multiply(rows)
         flat = rows.reshape(-1, self.in_features)  # [n, in]
@@ -93,7 +94,7 @@ class Int8Linear(nn.Module):
             return rows.new_empty(*rows.shape[:-1], self.out_features)
         scale = flat.abs().amax(1, keepdim=True).float().div_(127).clamp_min_(1e-12)  # [n, 1]
         integers = torch.round(flat / scale).to(torch.int8)
-        # The transposed view keeps the weight's rows contiguous, which the integer product wants.
+        # The transposed view keeps the weight's rows contiguous, which torch's integer product needs.
         sums = torch._int_mm(integers, self.quantized.t())  # type: ignore[operator]  # [n, out] int32
         out = sums.float().mul_(scale).mul_(self.scale)  # type: ignore[arg-type]
         if self.bias is not None:
@@ -102,23 +103,23 @@ class Int8Linear(nn.Module):
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight [out, in] as int8 and float32 scales [out]."""
+    """Round a weight [out, in] to int8 with float32 scales [out]."""
     scale = (weight.abs().amax(1).float() / 127).clamp_min(1e-12)  # [out]
     return torch.round(weight.float() / scale[:, None]).to(torch.int8), scale
 
 
 def quantize_linears(model: nn.Module, form: str = "int8", progress: Callable[[float], None] | None = None) -> int:
-    """Replace the linear layers that are large enough, one at a time, and experts; gives the number of layers."""
+    """Replace experts, and the linear layers that are large enough, one at a time; return the number of layers."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if are_experts(child):
                 setattr(parent, name, quantize_experts(child, form))
-                child._parameters.clear()  # a gate may be a method of it
+                child._parameters.clear()  # a gate may be a method of the module, so only the parameters are freed
     return replace_linears(model, is_large, lambda linear: make_quantized(linear, form), progress)
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module is a set of experts that can be quantized: on a CPU, with rows of outputs."""
+    """Return whether a module is a set of experts that can be quantized: on a CPU, with one row per output."""
     names = ("gate_up_proj", "down_proj") if getattr(module, "has_gate", True) else ("up_proj", "down_proj")
     weights = [module._parameters.get(name) for name in names]
     if not hasattr(module, "is_transposed") or module.is_transposed or module.has_bias or module.has_post_expert_norm:
@@ -132,7 +133,7 @@ def are_experts(module: nn.Module) -> bool:
 
 
 def quantize_experts(experts: nn.Module, form: str) -> PackedExperts:
-    """Return experts in `form` that compute the same as `experts`."""
+    """Return experts in `form` that replace `experts`."""
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     inner, down = (
         [make_quantized(_linear(weight), form) for weight in experts.get_parameter(name).detach()]
@@ -149,7 +150,8 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 
 def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
-    """`linear` in `form`: `int8`, `q8_0` or `q4_0`. Inputs that are no multiple of a block's make it `int8`."""
+    """Return `linear` in `form`: `int8`, `q8_0` or `q4_0`. If the number of inputs is no multiple of a block, the form
+    is `int8`."""
     if form == "int8" or linear.in_features % BLOCK:
         return Int8Linear(linear)
     layer = QuantizedLinear.from_float(linear.weight, form.upper(), linear.bias)
@@ -158,7 +160,7 @@ def make_quantized(linear: nn.Linear, form: str) -> nn.Module:
 
 
 def prepare_quantized(model: nn.Module) -> int:
-    """Convert the layers whose weights came quantized into the kernels' order; returns their number."""
+    """Convert the layers whose weights were stored quantized to the kernels' order; return the number of layers."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     return sum(layer.prepare() for layer in layers)
 
@@ -166,8 +168,8 @@ def prepare_quantized(model: nn.Module) -> int:
 def is_worthwhile(form: str) -> bool:
     """Return whether this processor computes in `form` at least as fast as in float32; if not, log it.
 
-    Native kernels do. Without them blocks are turned into floating point in each call, and without instructions for it
-    torch multiplies 8-bit integers one by one, a hundred times slower.
+    C kernels are at least as fast. Without them, blocks are decoded to floating point in each call. On a processor
+    without integer instructions, torch multiplies 8-bit integers one by one, a hundred times slower.
     """
     if kernels() is not None:
         return True
@@ -188,7 +190,8 @@ def is_worthwhile(form: str) -> bool:
 
 @cache
 def int8_ratio() -> float:
-    """Time of torch's product in 8 bits over that in float32, tried once in this process; the better of two batches."""
+    """Return the time of torch's product in 8 bits relative to float32: the better ratio of two batch sizes, measured
+    once in this process."""
     linear = nn.Linear(_TRIAL_SIDE, _TRIAL_SIDE, bias=False).requires_grad_(False)
     is_packed = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     forms = (Int8Linear(linear, is_native=False), PackedLinear(linear, keeps_plain=True) if is_packed else linear)
@@ -207,5 +210,5 @@ def _best_time(form: nn.Module, rows: Tensor) -> float:
 
 
 def is_large(linear: nn.Linear) -> bool:
-    """Return whether the layer is large enough to gain."""
+    """Return whether the layer is large enough to gain from quantization."""
     return min(linear.in_features, linear.out_features) >= MIN_SIDE

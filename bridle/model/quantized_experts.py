@@ -1,4 +1,5 @@
-"""Experts of a mixture whose matrices stay packed: in place of the library's, which keep each kind in one tensor.
+"""Experts of a mixture whose matrices stay packed. They replace the experts of transformers, which keep all matrices of
+a kind in one tensor.
 
 An expert is two or three quantized products. Each token goes through its own experts, whose results are added in the
 order of the experts. So a token's result does not depend on the other tokens.
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: One expert: the products whose outputs, side by side, are its gate and its values, and the one that leads back.
+#: One expert: the products whose concatenated outputs are its gate and values, and the down projection.
 Expert = tuple[Sequence[nn.Module], nn.Module]
-#: What goes into the last product, of the outputs of the first ones, [n, inner] or [n, 2 inner].
+#: Computes the input of the down projection from the outputs of the first products, [n, inner] or [n, 2 inner].
 Gate = Callable[[Tensor], Tensor]
 
 
 class PackedExperts(nn.Module):
-    """Computes the same as `original` with these weights."""
+    """Experts that compute the same as `original`, with packed weights."""
 
     def __init__(self, original: Any, experts: Sequence[Expert]) -> None:
         super().__init__()
@@ -30,19 +31,19 @@ class PackedExperts(nn.Module):
         self.down = nn.ModuleList(down for _, down in experts)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[T, hidden], experts [T, k] of each token and their weights -> [T, hidden]"""
+        """Compute the experts: [T, hidden], the experts [T, k] of each token and their weights -> [T, hidden]"""
         out = torch.zeros_like(hidden_states)
-        numbers, order = top_k_index.flatten().sort(stable=True)  # [T * k]: of an expert its tokens in order
+        numbers, order = top_k_index.flatten().sort(stable=True)  # [T * k]: the tokens of each expert, in order
         tokens = order.div(top_k_index.shape[1], rounding_mode="floor")
         rows, shares = hidden_states[tokens], top_k_weights.flatten()[order, None]
         for number, begin, end in _runs(numbers.tolist()):
-            if number < self.num_experts:  # else it stands for none
+            if number < self.num_experts:  # a larger number means no expert
                 found = self._compute(number, rows[begin:end]) * shares[begin:end]
                 out.index_add_(0, tokens[begin:end], found.to(out.dtype))
         return out
 
     def _compute(self, number: int, rows: Tensor) -> Tensor:
-        """[n, hidden] -> [n, hidden]"""
+        """Compute one expert: [n, hidden] -> [n, hidden]"""
         parts: Any = self.inner[number]
         inner = [layer(rows) for layer in parts]
         found: Tensor = self.down[number](self.gate(inner[0] if len(inner) == 1 else torch.cat(inner, -1)))
@@ -50,7 +51,7 @@ class PackedExperts(nn.Module):
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Each number of a sorted sequence, with the places where it begins and ends."""
+    """Yield each number of a sorted sequence, with the begin and end of its run."""
     begin = 0
     for number, same in groupby(numbers):
         end = begin + sum(1 for _ in same)
@@ -81,7 +82,7 @@ def _plain(original: Any) -> Gate:
 
 
 def _clamped(original: Any) -> Gate:
-    """gpt-oss: both are kept within a limit, and values are one more than they say."""
+    """Return the gate of gpt-oss: gates and values are limited, and 1 is added to values."""
     alpha, limit = original.alpha, original.limit
 
     def apply(inner: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Records the operations of a device, to run them again at once: a CUDA graph.
+"""Records the operations of a device so that they can be replayed with one call, as a CUDA graph.
 
-The recorded operations read and write the same memory each time. It must not wait for the device, and a number of the
-host keeps the value that it had while recording.
+The recorded operations read and write the same memory in each replay. They must not wait for the device. A number of
+the host keeps the value that it had while recording.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """A way to record work."""
+    """Records work for later replays."""
 
     def record(self, work: Work) -> Work:
-        """Do the work, recording it; returns the function that does it again. Raises the error that shows that it
-        cannot be recorded."""
+        """Do and record the work; return the function that repeats it. Raises the error of work that cannot be
+        recorded."""
         ...
 
     def close(self) -> None:
@@ -32,7 +32,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Captures CUDA graphs of one device, which are never replayed at the same time: they share their memory."""
+    """Captures CUDA graphs of one device. The graphs share their memory, so they are never replayed at the same
+    time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,20 +46,20 @@ class CudaRecorder:
         self._stream.wait_stream(main)
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                work()  # compiles kernels and chooses those of libraries, which cannot be captured
+                work()  # compiles kernels and selects those of libraries, which cannot be captured
                 with refusing_waits():
                     work()
                 self._stream.synchronize()
                 graph = self._capture(work)
         finally:
             main.wait_stream(self._stream)
-        graph.replay()  # capturing does nothing
+        graph.replay()  # the capture itself computes nothing
         replay: Work = graph.replay
         return replay
 
     def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may go on
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may continue
         try:
             with _without_collections():
                 work()
@@ -70,16 +71,17 @@ class CudaRecorder:
 
     def _undo(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture that failed. Up to torch 2.11 `capture_end` raises before the allocator leaves the graph's pool
-        (pytorch#180395); then nothing may empty the cache any more, in the whole process."""
+        (pytorch#180395). After that, no code in the process may empty the cache any more."""
         self._has_failed = True
         for end in (graph.capture_end, graph.reset):
-            with suppress(RuntimeError):  # it has ended, or fails as the capture did
+            with suppress(RuntimeError):  # the capture has ended, or the call fails as the capture did
                 end()
-        with suppress(RuntimeError, AttributeError):  # the allocator has left the pool
+        with suppress(RuntimeError, AttributeError):  # the allocator has already left the pool
             torch._C._cuda_endAllocateToPool(_index(self._device), self._pool)
 
     def close(self) -> None:
-        """Some versions of torch leave the pool to a graph that was never captured (pytorch#190348)."""
+        """Release the pool of failed captures. Some versions of torch keep the pool for a graph that was never captured
+        (pytorch#190348)."""
         if not self._has_failed:
             return
         self._has_failed = False
@@ -97,8 +99,8 @@ def _index(device: torch.device) -> int:
 
 @contextmanager
 def refusing_waits() -> Iterator[None]:
-    """Raise an error at the end of the block if this thread waited for the device. torch watches the whole process, so
-    it only warns, and other threads wait as usual."""
+    """Raise an error at the end of the block if this thread waited for the device. torch's check covers the whole
+    process, so torch only warns here, and other threads may wait as usual."""
     own, waits = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
@@ -130,7 +132,7 @@ def refusing_waits() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """A garbage collection's frees may be no part of a graph."""
+    """Disable garbage collection in the block, because the memory that it frees must not become part of a graph."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""A dense model as a description and tensors, and back. It is the form of a model whose layers are lean, checked and in
-the order of the kernels.
+"""Converts a dense model to a description and tensors, and back. The model's layers are lean, checked, and in the order
+of the kernels.
 
-The description holds plain numbers and names alone. A model that is made of it gives the same bits as the described
-one; the code that describes a model compares both (`bridle.model.model_cache`).
+The description holds only plain numbers and names. A model that is restored from it gives the same bits as the
+described model. `bridle.model.model_cache` compares the two models before it keeps a description.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh}
 
 
 class CannotDescribe(Exception):
-    """A part of the model has a form that descriptions do not have."""
+    """Raised for a part of the model that descriptions cannot represent."""
 
 
 class LinearPart(msgspec.Struct, frozen=True, array_like=True):
-    """A packed matrix; tensors by their numbers. `kind` is one of `bridle.cpu_kernels.packing.KINDS`."""
+    """A packed matrix, with tensors by their numbers. `kind` is one of `bridle.cpu_kernels.packing.KINDS`."""
 
     kind: str
     weights: int
@@ -80,7 +80,7 @@ class LayerPart(msgspec.Struct, frozen=True):
 
 
 class TablePart(msgspec.Struct, frozen=True, array_like=True):
-    """Frequencies of positions, for the layers that name them."""
+    """Frequencies of rotary positions, for the layers that name this table."""
 
     name: str | None
     frequencies: int
@@ -88,7 +88,7 @@ class TablePart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbeddingPart(msgspec.Struct, frozen=True):
-    """Rows of numbers, or blocks of type `kind`; without `rows` they are those of the head."""
+    """An embedding: rows of floats, or blocks of type `kind`. Without `rows`, its rows are those of the output head."""
 
     kind: str
     rows: int | None
@@ -113,14 +113,14 @@ class ModelPart(msgspec.Struct, frozen=True):
 
 
 class Describer:
-    """Collects the tensors of a model while it describes it."""
+    """Collects the tensors of a model while describing the model."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._numbers: dict[tuple[int, int, torch.dtype], int] = {}
 
     def model(self, model: Any, table_names: Sequence[str | None]) -> ModelPart:
-        """`model` has lean layers alone. Raises `CannotDescribe`."""
+        """Return the description of `model`, which must have only lean layers. Raises `CannotDescribe`."""
         body, config = model.model, model.config
         names = list(dict.fromkeys(table_names))
         return ModelPart(
@@ -220,7 +220,7 @@ class Describer:
 
 
 class RestoredModel(nn.Module):
-    """Stands where the library's model stood, under the same names. Only its parts compute."""
+    """Replaces the model of transformers, with the same attribute names. Only its parts compute."""
 
     def __init__(self, part: ModelPart, tensors: Sequence[Tensor], found: Kernels) -> None:
         super().__init__()
@@ -241,7 +241,8 @@ class RestoredModel(nn.Module):
         body.embedding_multiplier = part.embedding_multiplier
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool, logits_to_keep: Tensor) -> Any:
-        """It exists to show its cost to others: the layers are called one by one."""
+        """Show the model's signature to callers that inspect it. It is never called, because the layers are called one
+        by one."""
         raise NotImplementedError
 
     def get_input_embeddings(self) -> Any:
@@ -252,14 +253,14 @@ class RestoredModel(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of positions, as the library computes them from fixed frequencies."""
+    """Cosines and sines of positions, computed from fixed frequencies as in transformers."""
 
     def __init__(self, parts: Sequence[TablePart], tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._tables = {part.name: (tensors[part.frequencies], part.scaling) for part in parts}
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
-        """Positions [1, T] -> 2 x [1, T, D]"""
+        """Return the cosines and sines of positions [1, T]: two tensors [1, T, D]"""
         frequencies, scaling = self._tables[layer_type]
         freqs = position_ids[..., None].float() * frequencies
         angles = torch.cat((freqs, freqs), -1)
@@ -267,7 +268,7 @@ class Rotary(nn.Module):
 
 
 class PlainEmbedding(nn.Module):
-    """Rows of numbers, multiplied by a scale."""
+    """An embedding of floats, multiplied by a scale."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -276,7 +277,7 @@ class PlainEmbedding(nn.Module):
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., hidden]"""
+        """Return the embeddings of ids: [...] -> [..., hidden]"""
         weight: Any = self.weight
         return nn.functional.embedding(ids, weight) * self.scale.to(weight.dtype)  # type: ignore[operator]
 

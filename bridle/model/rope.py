@@ -1,9 +1,9 @@
-"""Angles of positions: scalings that depend on the length of the batch, made to depend on `max_model_len` alone, and
-tables of cosines and sines for GPUs, made while loading.
+"""Angles of rotary positions. Scalings that depend on the length of a batch are fixed, so that they depend only on
+`max_model_len`. Tables of cosines and sines for GPUs are made while loading.
 
-The library's `dynamic` and `longrope` choose frequencies from the largest position that it sees in a call. In a
-packed step that is a neighbor's position, so one long sequence would change the results of all others, and the
-keys already cached would not match. The choice is made once here, while loading.
+In transformers, `dynamic` and `longrope` choose frequencies from the largest position in a call. In a packed step that
+can be another sequence's position. So one long sequence would change the results of all others, and the keys already
+cached would not match. The choice is made once here, while loading.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Positions whose angles are computed at once, and the bytes that the tables of a model may take.
+#: Number of positions whose angles are computed at once, and the maximum bytes of a model's tables.
 POSITIONS, MAX_TABLE_BYTES = 4096, 256 << 20
 
 
 def fix_rotary_scaling(model: nn.Module, max_model_len: int) -> list[str]:
-    """Freeze the frequencies of all rotary modules; returns a description of the changes."""
+    """Freeze the frequencies of all rotary modules; return a description of the changes."""
     notes = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -59,27 +59,28 @@ def _fix(module: Any, kind: str, layer_type: str | None, max_model_len: int) -> 
 
 # -- tables ------------------------------------------------------------------------------------------------
 
-#: Computes the angles of positions [1, N]: for each of a model's tables cosines and sines [N, 1, D], the first half of
-#: the sines negated.
+#: Computes the angles of positions [1, N]: cosines and sines [N, 1, D] for each of a model's tables. The first half of
+#: the sines is negated.
 Compute = Callable[[Tensor], Sequence[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """For each of a model's tables the cosines and sines [P, 2, D/2] of P places, and each token's place [T]."""
+    """The cosines and sines [P, 2, D/2] of P positions for each of a model's tables, and each token's index [T] in the
+    tables."""
 
     tables: tuple[Tensor, ...]
     places: Tensor
 
 
 def angles_of(turns: Sequence[tuple[Tensor, Tensor]]) -> Angles:
-    """Those that were computed for a step's own tokens."""
+    """Return the angles that were computed for a step's own tokens."""
     made = _halves(turns)
     return Angles(made.unbind(1), torch.arange(made.shape[0], device=made.device))
 
 
 def make_tables(compute: Compute, num_positions: int, device: torch.device) -> tuple[Tensor, ...] | None:
-    """Return the angles of all positions up to `num_positions`, as `compute` gives them. Return None if they take too
+    """Return the angles of all positions up to `num_positions`, computed by `compute`. Return None if they take too
     much memory, or if the halves of a head do not rotate by the same angles."""
     made: Tensor | None = None
     for first in range(0, num_positions, POSITIONS):
@@ -108,6 +109,6 @@ def are_halved(turns: Sequence[tuple[Tensor, Tensor]]) -> bool:
 
 
 def _halves(turns: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """[N, tables, 2, D/2]"""
+    """Return the tables of all turns as [N, tables, 2, D/2]."""
     parts = [torch.cat([each[..., each.shape[-1] // 2 :] for each in turn], 1) for turn in turns]
     return torch.stack(parts, 1)

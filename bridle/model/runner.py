@@ -1,4 +1,5 @@
-"""Runs a loaded model over one packed step. Knows tensors and the model, nothing of plans, mirrors or sampling."""
+"""Runs a loaded model over one packed step. This module uses tensors and the model, and does not know plans or
+sampling."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from bridle.model.tensor_parallel import num_ranks
 
 
 class ModelRunner:
-    """A model of the library with its paged attention; one call per step."""
+    """A model of transformers with its paged attention; one call per step."""
 
     def __init__(self, model: nn.Module, attention: PagedAttention) -> None:
         self.model = model
@@ -39,28 +40,28 @@ class ModelRunner:
         self.hybrid: HybridModel | None = None  # the short form of a model with recurrent layers
         has_native_layers = self.lowered is not None and self.lowered.native is not None
         self._is_native = has_native_layers and attention.kernel.name == "native"
-        # A few model classes compute the logits of all positions; then the wanted rows are picked afterwards.
+        # A few model classes compute the logits of all positions; the requested rows are then selected afterwards.
         self._can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._head_input = HeadInput(model)
-        self.features: Callable[[bytes], Features] | None = None  # of pictures, by key, where the model takes any
+        self.features: Callable[[bytes], Features] | None = None  # of images, by key, if the model takes images
         self.graphs: Packer | None = None  # of short steps, once they are captured
         self.hidden: Tensor | None = None  # [R, hidden] the last step's inputs of the head, if known
-        self._tap: LayerTap | None = None  # of the step under way
+        self._tap: LayerTap | None = None  # of the current step
 
     def keep_angles(self, num_positions: int) -> None:
-        """Keep the angles of that number of positions in memory, where a step asks a GPU for them."""
+        """Keep the angles of `num_positions` positions in memory, if the model's short form uses them."""
         short = self.lowered or self.hybrid
         if short is not None:
             short.keep_angles(num_positions)
 
     def use_hybrid(self, short: HybridModel | None) -> None:
-        """Compute steps by the short form of a model with recurrent layers from now on, where it fits them."""
+        """Compute steps by the short form of a model with recurrent layers from now on, if it supports the step."""
         self.hybrid = short
         self._is_native = short is not None and short.is_whole
 
     def first_layers(self) -> AbstractContextManager[Sequence[int]]:
-        """In this block, the model may compute some layers alone, where a pass takes the same memory then. Yields the
-        numbers of those that it computes."""
+        """In this block, the model may compute only some layers, if a pass then takes the same memory. Yields the
+        numbers of these layers."""
         native = None if self.lowered is None else self.lowered.native
         if native is not None and self.attention.kernel.name == "native" and native.fits(self.attention.cache):
             return native.first_layers()
@@ -68,19 +69,19 @@ class ModelRunner:
 
     @property
     def embedding_size(self) -> int:
-        """The length of a row of `hidden`; 0 if hidden states are never known."""
+        """Return the length of a row of `hidden`; 0 if hidden states are never known."""
         return self._head_input.size
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights, in whatever orders layers keep them, of the KV cache and of recurrent states."""
+        """Return the bytes of the weights in all their forms, of the KV cache and of recurrent states."""
         sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in _tensors(self.model)}
         states = self.attention.states
         return sum(sizes.values()) + self.attention.cache.num_bytes + (0 if states is None else states.num_bytes)
 
     @contextmanager
     def tapped(self, tap: LayerTap | None) -> Iterator[None]:
-        """Call `tap` behind each layer of the steps in this block, which must not be graphs."""
+        """Call `tap` after each layer of the steps in this block, which must not be graphs."""
         hooks = nullcontext() if tap is None or self.lowered is not None else hooked(self.model, tap)
         self._tap = tap
         try:
@@ -90,7 +91,7 @@ class ModelRunner:
             self._tap = None
 
     def run(self, step: PackedStep) -> Tensor:
-        """Write the step's keys and values into the cache; returns the logits [R, V] of its logits rows."""
+        """Write the step's keys and values into the cache; return the logits [R, V] of its logits rows."""
         if step.replay is not None:
             logits, self.hidden = step.replay()
             return logits
@@ -104,8 +105,8 @@ class ModelRunner:
             return logits
 
     def run_in_parts(self, step: PackedStep) -> Tensor | PartialLogits:
-        """As `run`. On a CPU, logits that take much memory are computed when they are sampled, where that is known to
-        give the same."""
+        """Compute a step as `run` does. On a CPU, logits that take much memory are computed when they are sampled, if
+        that is known to give the same result."""
         short = self._short_form(step)
         size = 0 if short is None else short.vocab_size
         is_small = step.logits_rows.numel() * size <= partial_logits.MAX_LOGITS
@@ -115,7 +116,7 @@ class ModelRunner:
             return PartialLogits(self._run_layers(short, step), partial(self._compute_logits, short), size)
 
     def _compute_logits(self, short: DenseModel | HybridModel, hidden: Tensor) -> Tensor:
-        """Inputs of the head [R, hidden] -> logits [R, V]"""
+        """Compute logits from inputs of the head: [R, hidden] -> [R, V]"""
         with torch.inference_mode(), self._threads():
             return short.logits(hidden)
 
@@ -130,7 +131,7 @@ class ModelRunner:
 
     @contextmanager
     def _computing(self, step: PackedStep) -> Iterator[None]:
-        """In this block, attention is that of `step`."""
+        """In this block, the attention handler works on `step`."""
         self.attention.step = step
         self.attention.kernel.begin(step)
         with torch.inference_mode(), self._threads():
@@ -143,14 +144,14 @@ class ModelRunner:
         return self.hidden
 
     def _look(self, step: PackedStep, rows: Tensor) -> Tensor:
-        """Rows [T, hidden] with the features of images in their places."""
+        """Return rows [T, hidden] with image features at the positions of images."""
         places, features = self._seen(step)
         return rows.index_copy(0, places, features)
 
     def _seen(self, step: PackedStep, further: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the positions of images, [N] of the packed tokens, and their features, [N, hidden]; or those that
-        layer `further` adds."""
-        assert self.features is not None  # else plans name no pictures
+        """Return the positions of images, [N] of the packed tokens, and their features, [N, hidden]. With `further`,
+        the features are those that this layer adds."""
+        assert self.features is not None  # otherwise no plan names images
         numbers = [number for sight in step.sights for number in range(sight.offset, sight.offset + sight.length)]
         parts = []
         for sight in step.sights:
@@ -203,7 +204,7 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 class HeadInput:
-    """Records the inputs of a model's head. `size` is their length; 0 if the library does not say which module the head
+    """Records the inputs of a model's head. `size` is their length; 0 if the model does not tell which module the head
     is."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -218,8 +219,8 @@ class HeadInput:
         self._seen = inputs[0]
 
     def rows(self, logits_rows: Tensor) -> Tensor | None:
-        """The hidden states [R, hidden] of the last pass for the rows that give logits, also where the head saw all T
-        positions. None if there are none."""
+        """Return the hidden states [R, hidden] of the last pass for the rows that give logits, also if the head got all
+        T positions. None if there are none."""
         seen, self._seen = self._seen, None
         if seen is None:
             return None

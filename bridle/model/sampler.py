@@ -1,4 +1,4 @@
-"""Logits to tokens: the standard sampler of every torch backend.
+"""The standard sampler of every torch backend, from logits to tokens.
 
 Each row passes these steps, in this order: gather (a copy), logit bias, mask, penalties, DRY, watermark, top-n-sigma,
 temperature, top-k, top-p, min-p, typical-p, XTC, sampling. Mirostat takes the place of the steps from top-k to XTC.
@@ -6,8 +6,8 @@ Log-probabilities are those of the raw row, or of the row after bias and mask. T
 rows, so a request may change its parameters from one token to the next. Operations that no row needs are skipped. The
 sampler knows nothing of KV, blocks or text.
 
-A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. It is the same,
-bit for bit, whatever else is in the batch and however wide the vocabulary is padded.
+A row's token depends only on its logits, parameters, history, key and number of tokens sampled so far. The token is the
+same in any batch and with any padding of the vocabulary.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from bridle.model.sampling.watermark import apply_watermarks
 from bridle.outputs import Logprob
 from bridle.sampling import SamplingParams
 
-#: The token of a row from which nothing can be sampled.
+#: The token that stands for a row from which no token can be sampled.
 NOTHING = -1
 
-#: How many logits are worked on at once. On a CPU they are so few that a core caches them through the dozen passes over
-#: them: this takes a quarter to a third less time than eight times as many (64 rows; 32,000 and 152,000 tokens).
+#: Maximum number of logits that are processed at once. On a CPU a core can cache this number through the dozen passes
+#: over them. This takes a quarter to a third less time than a limit eight times as high (64 rows; 32,000 and 152,000
+#: tokens).
 _MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
-_SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
+_SMALLEST_TEMPERATURE = 1e-30  # float32 cannot divide by smaller numbers
 
 
 class StandardSampler:
@@ -62,8 +63,8 @@ class StandardSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: torch.Tensor, batch: SampleBatch, history: HistoryLookup) -> StepResult:
-        """Answer every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias leave
-        no token, or whose logits are not numbers, answers -1 and no log-probability."""
+        """Return the results of every row and every score of `batch` from `logits` [R, V]. A row whose mask and bias
+        leave no token, or whose logits are not numbers, has the token -1 and no log-probability."""
         with torch_alone() if sampling_kernels(logits) is not None else nullcontext():
             return self._answer(logits, batch, history)
 
@@ -89,7 +90,7 @@ class StandardSampler:
         indices = [row.logits_index for row in rows]
         is_traced = any(row.num_traced for row in rows)
         kinds = [self._kinds.of(row.sampling) for row in rows]
-        is_kept = not any(kind.looks_back for kind in kinds)  # the work stays what bias and mask have made
+        is_kept = not any(kind.looks_back for kind in kinds)  # the work array keeps its values from after bias and mask
         drawn = [i for i, kind in enumerate(kinds) if not kind.is_greedy]
         if is_kept and not (drawn or is_traced) and (read := _read(logits, indices, rows)) is not None:
             best, token = read
@@ -119,7 +120,8 @@ class StandardSampler:
 def _read(
     logits: torch.Tensor, indices: Sequence[int], rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The largest values that masks allow and their places, both [len(rows)], if no copy of the rows has to be made."""
+    """Return the largest values that masks allow and their columns, both [len(rows)]; None if a copy of the rows is
+    needed."""
     if not any(_is_changed(row) for row in rows):
         return largest(pick(logits, indices))
     if any(_is_biased(row) or (row.mask is not None and _wants_processed(row)) for row in rows):
@@ -128,8 +130,8 @@ def _read(
 
 
 def _largest(work: torch.Tensor, *, has_greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest value of each row of `work` [R, W] and its place, both [R]. Only greedy rows ask for the place, which
-    takes torch ten times as long to find as the value."""
+    """Return the largest value of each row of `work` [R, W] and its column, both [R]. Only greedy rows need the column,
+    and torch takes ten times as long to find it as the value."""
     if has_greedy or sampling_kernels(work) is not None:
         return largest(work)
     best = work.amax(-1)
@@ -142,8 +144,8 @@ _Processed = dict[int, torch.Tensor]
 @dataclass(slots=True)
 class _Drawn:
     """Return the tokens, the rows [W] that mask or bias changed (if reported), and the states of Mirostat after
-    sampling. For traced rows also return the data about all rows after mask and bias, or None if later steps changed
-    them."""
+    sampling. For traced rows it also returns the data about all rows after mask and bias. This is None if later steps
+    changed these rows."""
 
     tokens: list[int]
     processed: _Processed = field(default_factory=dict)
@@ -191,7 +193,7 @@ def _draw(
 def _draw_cut(
     work: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow]
 ) -> tuple[torch.Tensor, dict[int, float], torch.Tensor]:
-    """`_draw` from rows `work` [n, W], which are used up, after everything that drops tokens."""
+    """Do `_draw` on rows `work` [n, W], which are overwritten, after all filters that remove tokens."""
     params = [row.sampling for row in rows]
     work -= best.unsqueeze(1)
     cut = [i for i, p in enumerate(params) if p.top_n_sigma > 0.0]
@@ -218,7 +220,7 @@ _XTC_KEY = 0x5854_4321_C0FF_EE11
 
 
 def _temperatures(work: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The temperature of each row of `work` [R, W]: float32 [R, 1]."""
+    """Return the temperature of each row of `work` [R, W]: float32 [R, 1]."""
     given = upload_list([[p.temperature] for p in params], torch.float32, work.device)
     moving = [i for i, p in enumerate(params) if p.dynatemp_range]
     if moving:
@@ -239,7 +241,7 @@ def _exclude_top(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 def _logprobs(
     logits: torch.Tensor, rows: Sequence[SampleRow], tokens: Sequence[int], processed: _Processed
 ) -> list[Logprob | None]:
-    """Log-probabilities of the sampled `tokens`, for the rows that ask for them."""
+    """Return the log-probabilities of the sampled `tokens`, for the rows that request them."""
     answers: list[Logprob | None] = [None] * len(rows)
     asked = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None and tokens[i] != NOTHING]
     if not asked:

@@ -1,5 +1,5 @@
-"""Compares the sampler of a GPU with the standard one, on random logits, before a model relies on it: compilers and
-drivers may fail. This also compiles all kernels for this vocabulary."""
+"""Compares the sampler of a GPU with the standard one, on random logits, before a model uses it, because compilers and
+drivers may fail. The comparison also compiles all kernels for this vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridle.sampling import SamplingParams
 
 _log = logging.getLogger(__name__)
 
-_SCALE = 3.0  # of random logits: top-p keeps few tokens of some rows and many of others
+_SCALE = 3.0  # of random logits, so that top-p keeps few tokens of some rows and many of others
 _NUM_LOGITS = 4
 _TOLERANCE = 1e-3
 KINDS: tuple[SamplingParams, ...] = (
@@ -35,8 +35,8 @@ KINDS: tuple[SamplingParams, ...] = (
 
 
 def tried_sampler(device: torch.device, dtype: torch.dtype, vocab: int) -> Sampler:
-    """The sampler in kernels, if it samples the same tokens as the standard one from logits of this type, `vocab` wide.
-    The log says why, if it is the standard one."""
+    """Return the kernel sampler if it samples the same tokens as the standard sampler from logits of this type and
+    width `vocab`. Otherwise return the standard sampler, and log the reason."""
     problem = missing_for_triton(device)
     problem = find_problem(DeviceSampler(device), device, dtype, vocab) if problem is None else f"that needs {problem}"
     if problem is None:
@@ -53,14 +53,14 @@ def find_problem(sampler: Sampler, device: torch.device, dtype: torch.dtype, voc
     try:
         want, have = (each(logits, batch, lambda row: ([1, 2, 2, 3], 2)) for each in (StandardSampler(), sampler))
     except torch.OutOfMemoryError:
-        raise  # that may pass
+        raise  # the error may be temporary
     except Exception as failure:  # a compiler, its cache, a driver
         return f"{type(failure).__name__}: {failure}"
     return _difference(batch.rows, want, have)
 
 
 def trial_rows(vocab: int) -> list[SampleRow]:
-    """Each kind of row with each row of logits, with a mask or a bias of its own now and then."""
+    """Return rows for each kind of sampling and each row of logits; some of the rows have a mask or a bias."""
     mask = bytes(range(1, 256)) * (vocab // (8 * 255) + 1)
     return [
         SampleRow(i, i % _NUM_LOGITS, sampling, key=i, draw=7, mask=mask if i % 3 == 0 else None, bias=_bias(i))

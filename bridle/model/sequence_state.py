@@ -1,7 +1,7 @@
-"""The executor's copy of one sequence: its tokens, its block table, and where that table is contiguous.
+"""The executor's copy of one sequence: its tokens, its block table, and the contiguous runs of that table.
 
-Only plans change it. Contiguous runs of blocks are tracked as the table grows and shrinks, because a kernel can read
-the KV of a run as one view. Knows nothing of tensors.
+Only plans change the copy. Contiguous runs of blocks are tracked as the table grows and shrinks, because a kernel can
+read the KV of a run as one view. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Span = tuple[int, int]  # first slot, number of slots
 
 @dataclass(slots=True, eq=False)
 class BlockTableRow:
-    """A row of the block table that a device keeps, last used in step `last_step`; it knows the first `num_told` blocks
-    of the sequence."""
+    """A row of the block table that a device keeps, last used in step `last_step`. It contains the first `num_told`
+    blocks of the sequence."""
 
     number: int
     last_step: int
@@ -36,12 +36,12 @@ class CachedRequestState:
         self.num_prompt = 0
         self.media: Runs = ()
         self.blocks = array("i")
-        self.seat: BlockTableRow | None = None  # where a device keeps the table
+        self.seat: BlockTableRow | None = None  # the row of a device's block table for this sequence
         # (index in the table, block id) of the first block of each contiguous run
         self._runs: list[tuple[int, int]] = []
 
     def copy(self, num_tokens: int, num_blocks: int) -> CachedRequestState:
-        """A copy cut to `num_tokens` tokens and `num_blocks` blocks, for a fork."""
+        """Return a copy cut to `num_tokens` tokens and `num_blocks` blocks, for a fork."""
         twin = CachedRequestState()
         twin.tokens = self.tokens[:num_tokens]
         twin.num_prompt = min(self.num_prompt, num_tokens)
@@ -56,7 +56,7 @@ class CachedRequestState:
         self.media = before(self.media, num_tokens)
 
     def seen(self, start: int, end: int) -> list[PlaceholderRange]:
-        """The images among tokens `start` to `end` (exclusive)."""
+        """Return the images among tokens `start` to `end` (exclusive)."""
         return [run for run in self.media if run.position < end and run.end > start]
 
     def keep_blocks(self, num_blocks: int) -> None:
@@ -81,7 +81,7 @@ class CachedRequestState:
         return len(self._runs)
 
     def spans(self, start: int, end: int, block_size: int) -> list[Span]:
-        """The slots of positions `start` to `end` (exclusive), in order, as contiguous spans."""
+        """Return the slots of positions `start` to `end` (exclusive), in order, as contiguous spans."""
         runs = self._runs
         if len(runs) == 1:
             return [(runs[0][1] * block_size + start, end - start)]

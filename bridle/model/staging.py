@@ -1,7 +1,7 @@
-"""Weights on their way to a GPU: through a ring of pinned buffers, so that the copy of one continues while the next is
-read. A copy from ordinary memory is made by way of the driver's own small buffer, and the host waits for each.
+"""Copies weights to a GPU through a ring of pinned buffers, so that one buffer is copied while the next is read. The
+driver makes a copy from ordinary memory through its own small buffer, and the host waits for each such copy.
 
-The ring is all the pinned memory that a model takes while it loads, however large its weights are.
+Loading a model uses no other pinned memory than this ring, for weights of any size.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from bridle.model.h2d_copies import pinned
 
 _log = logging.getLogger(__name__)
 
-#: Large enough that starting a copy costs little; enough of them that the device always has one to copy.
+#: Large enough that starting a copy costs little; enough buffers that the device always has one to copy.
 BUFFER_BYTES, NUM_BUFFERS = 16 << 20, 4
-#: Where a piece begins in a buffer, so that every number type lies right.
+#: Alignment of the start of a piece in a buffer, so that values of every type are aligned.
 _ALIGNMENT = 64
 
-#: Gives a tensor's equal on a device.
+#: Returns a copy of a tensor on a device.
 Put = Callable[[Tensor], Tensor]
 
 
 class Mark(Protocol):
-    """A place in a device's queue."""
+    """A point in a device's queue."""
 
     def synchronize(self) -> Any:
-        """Wait until the device is there."""
+        """Wait until the device has reached this point."""
 
 
 class Queue(Protocol):
     """Queue of operations that a device executes in order."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy pinned `source`, which must not change until a later mark is reached."""
+        """Copy pinned `source`, which must not change until a mark set later is reached."""
 
     def mark(self) -> Mark:
-        """The place behind all copies so far."""
+        """Return the point after all copies so far."""
 
 
 class StreamQueue:
-    """The current stream of a GPU: whatever computes later finds the weights there."""
+    """The current stream of a GPU. Work that is launched later on the stream sees the weights."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -69,10 +69,10 @@ class Stager:
         self._device, self._queue = device, queue
         self._buffers = [pinned((buffer_bytes,), torch.uint8, device) for _ in range(num_buffers)]
         self._marks: list[Mark | None] = [None] * num_buffers
-        self._number, self._used = 0, 0  # the present buffer, and how much of it is written
+        self._number, self._used = 0, 0  # index of the current buffer, and the number of its bytes that are written
 
     def put(self, tensor: Tensor) -> Tensor:
-        """Return the same numbers on the device, for computation from there on; `tensor` itself may be freed."""
+        """Return the same values on the device, for work launched later; `tensor` itself may be freed."""
         if tensor.device.type != "cpu" or tensor.numel() == 0:
             return tensor.to(self._device)
         source = tensor.detach().contiguous()
@@ -95,7 +95,7 @@ class Stager:
                 mark.synchronize()
 
     def _room(self) -> Tensor:
-        """Return the free part of a buffer: of the next one, if the present one is full."""
+        """Return the free part of the current buffer, or of the next buffer if the current one is full."""
         self._used = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         if self._used >= self._buffers[self._number].numel():
             self._turn()
@@ -121,7 +121,8 @@ def staged(device: torch.device) -> Iterator[Put]:
 
 
 def move_model(model: nn.Module, device: torch.device, progress: Callable[[float], None] = lambda share: None) -> Any:
-    """`model` itself, on `device`. `progress` gets the share of bytes that were copied, where they have to be."""
+    """Move `model` to `device`, and return it. `progress` gets the share of bytes that were copied, if copies are
+    needed."""
     if device.type == "cpu":
         return model.to(device)
     total = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) or 1
@@ -140,7 +141,7 @@ def move_model(model: nn.Module, device: torch.device, progress: Callable[[float
 
 
 def _try_stager(device: torch.device) -> Stager | None:
-    """Return None, and log it, where memory cannot be pinned."""
+    """Return a stager, or None if memory cannot be pinned, which is logged."""
     try:
         return Stager(device, StreamQueue(device))
     except RuntimeError as error:

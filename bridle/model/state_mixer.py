@@ -1,8 +1,8 @@
-"""Recurrent layers of the library over packed steps: each row with the state of its own sequence.
+"""Recurrent layers of transformers over packed steps: each row uses the state of its own sequence.
 
-The library's mixers (gated delta nets, state space layers, short convolutions) ask a cache for their states by a few
-methods. A mixer whose recurrence `packed_mixer` knows is wrapped, and computes a step at once. A state depends on
-tokens alone, and not on how a prompt was cut or on which tokens were drafts.
+The mixers of transformers (gated delta nets, state space layers, short convolutions) get their states from a cache by a
+few methods. A mixer whose recurrence `packed_mixer` supports is wrapped, and computes a step at once. A state depends
+only on tokens. It does not depend on the chunks of a prompt, or on which tokens were draft tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class StateHandler(Protocol):
     """A handler of forward passes that also keeps recurrent states."""
 
     def spans(self, layer: int, num_tokens: int) -> list[Span]:
-        """The packed tokens of the pass in order, with their states in a layer. A span of a sequence may follow another
-        one of it, so each is read and written before the next."""
+        """The packed tokens of the pass in order, with their states in a layer. A sequence may have several spans, so
+        each span is read and written before the next."""
         ...
 
 
 def wrap_mixers(model: nn.Module) -> int:
-    """Wrap all mixers of a model whose recurrences are known. Returns how many there are."""
+    """Wrap all mixers of a model whose recurrences are supported. Return their number."""
     count = 0
     for module in model.modules():
         forward = packed_forward(module) if keeps_states(module) else None
@@ -44,21 +44,22 @@ def wrap_mixers(model: nn.Module) -> int:
 
 
 def _use_configured_limit(module: Any) -> None:
-    """Bound time steps as the configuration says. One family's mixer raises the lower bound, but only where it computes
-    several tokens at once, so its results would depend on that; it was trained without."""
+    """Bound time steps as the configuration says. One family's mixer raises the lower bound, but only when it computes
+    several tokens at once. Its results would then depend on the number of tokens, and the model was trained without
+    this bound."""
     limit = getattr(getattr(module, "config", None), "time_step_limit", None)
     if limit is not None and hasattr(module, "time_step_limit"):
         module.time_step_limit = tuple(limit)
 
 
 def keeps_states(module: nn.Module) -> bool:
-    """Return whether a module is a layer that is given a cache."""
+    """Return whether a module is a layer that takes a cache."""
     parameters = inspect.signature(type(module).forward).parameters
     return isinstance(getattr(module, "layer_idx", None), int) and not parameters.keys().isdisjoint(_CACHES)
 
 
 class StateMixer:
-    """Computes in the place of a mixer's `forward`. Outside of packed steps the mixer computes as usual."""
+    """Replaces a mixer's `forward`. Outside packed steps the mixer computes as usual."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._compute = module.forward

@@ -1,7 +1,7 @@
 """The pool of recurrent states of one loaded model: a slot holds the states of all its recurrent layers.
 
-A layer keeps several tensors, such as the last inputs of a convolution and the state of a recurrence. Shapes and number
-types are learned from a dry pass. This module does not know which sequence owns which slot.
+A layer keeps several tensors, such as the last inputs of a convolution and the state of a recurrence. Shapes and types
+are learned from a dry pass. This module does not know which sequence owns which slot.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from bridle.model.h2d_copies import upload
 
-#: A tensor of a layer: "conv" or "recurrent", and its number among those of its kind.
+#: Key of a tensor of a layer: "conv" or "recurrent", and its number among the tensors of this kind.
 StateKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """One tensor of a layer, of one sequence."""
+    """Shape of one tensor of a layer, for one sequence."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,12 +32,12 @@ class StateShape:
         return prod(self.shape) * self.dtype.itemsize
 
 
-#: The tensors of each recurrent layer, by layer number.
+#: The shapes of the tensors of each recurrent layer, by layer number.
 StateShapes = Mapping[int, Mapping[StateKey, StateShape]]
 
 
 def state_bytes(shapes: StateShapes) -> int:
-    """The bytes of one sequence's state in all layers."""
+    """Return the bytes of one sequence's state in all layers."""
     return sum(part.num_bytes for layer in shapes.values() for part in layer.values())
 
 
@@ -61,13 +61,13 @@ class StatePool:
         return sum(part.nbytes for layer in self.layers.values() for part in layer.values())
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy slot source to slot target in every layer, for each (source, target) of `pairs`; all are read before any
-        is written."""
+        """Copy slot source to slot target in every layer, for each (source, target) of `pairs`. All sources are read
+        before any target is written."""
         if self._device.type == "cpu" and {source for source, _ in pairs}.isdisjoint(target for _, target in pairs):
             for number, parts in self.layers.items():
                 for key in parts:
                     for source, target in pairs:
-                        self.save(number, source, target, key)  # without a copy of all sources between
+                        self.save(number, source, target, key)  # without a temporary copy of all sources
             return
         sources, targets = upload(np.array(pairs, np.int64), self._device).unbind(1)
         for layer in self.layers.values():
@@ -75,7 +75,8 @@ class StatePool:
                 part.index_copy_(0, targets, part.index_select(0, sources))
 
     def view(self, layer: int, slot: int) -> dict[StateKey, Tensor]:
-        """The tensors of one slot in one layer: views, which are kept, since making them takes time in each step."""
+        """Return the tensors of one slot in one layer. The views are cached, because making them takes time in each
+        step."""
         found = self._views.get((layer, slot))
         if found is None:
             found = {key: part[slot] for key, part in self.layers[layer].items()}
@@ -90,13 +91,14 @@ class StatePool:
 
 @dataclass(frozen=True, slots=True)
 class RowStates:
-    """The states of one sequence in one layer. With `is_fresh` the sequence has no state yet, whatever they hold."""
+    """The states of one sequence in one layer. With `is_fresh` the sequence has no state yet, and the contents are
+    ignored."""
 
     tensors: dict[StateKey, Tensor]
     is_fresh: bool
 
     def state(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The tensor of a key, to be written in place. It is made if it is missing."""
+        """Return the tensor of a key, to be written in place. A missing tensor is created."""
         held = self.tensors.get(key)
         if held is None:
             held = self.tensors[key] = torch.zeros(shape, dtype=dtype, device=device)
@@ -105,13 +107,13 @@ class RowStates:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens of one sequence before a recurrent layer, with the sequence's states."""
+    """Consecutive packed tokens of one sequence as input of a recurrent layer, with the sequence's states."""
 
     length: int
     states: RowStates
     after: Callable[[StateKey], None] | None = None
 
     def went_in(self, key: StateKey) -> None:
-        """Report that the tensor of a key is the one after the last token."""
+        """Report that the tensor of a key now has the state after the last token."""
         if self.after is not None:
             self.after(key)

@@ -1,9 +1,9 @@
-"""The numbers of a step at fixed places of a device, where a captured graph reads them.
+"""The inputs of a step at fixed addresses of a device, where a captured graph reads them.
 
-Every token is a row of its own: a sequence of one token behind those before it, whose keys and values are written
-before any row attends. So decodes, forced tokens, rewound tails and short chunks are handled in the same way, and the
-number of tokens describes a step. It is padded with tokens of a dummy sequence, in a dummy block. In the steps that may
-have long chunks, these have places of their own, and their tokens are rows of no length.
+Every token is a separate row: a sequence of one token after its context. All keys and values are written before any row
+attends. So decodes, forced tokens, rolled-back tails and short chunks are handled in the same way, and the number of
+tokens describes a step. A step is padded with tokens of a dummy sequence, in a dummy block. In steps that may have long
+chunks, these chunks have separate entries, and their tokens are rows of length 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bridle.model.kernels.paged import PagedKernel
 from bridle.model.kernels.rows import NEWS_ROOM, RowNumbers, StepShape, num_words, parts_of
 from bridle.model.sequence_state import CachedRequestState
 
-#: Ids, positions, slots and logits rows.
+#: The columns are ids, positions, slots and logits rows.
 _COLUMNS = 4
-#: A tile behind the end of every chunk: its programs end at once.
+#: The index of a tile after the end of every chunk; its programs end at once.
 _NO_TILE = 1 << 16
 
 Ints = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ class StepCapacity:
 
 
 class StaticStep:
-    """One step's numbers, for steps of any shape within `room`. `spare_block` is a block that no sequence is given."""
+    """One step's inputs, for steps of any shape within `room`. `spare_block` is a block that no sequence uses."""
 
     def __init__(
         self, kernel: PagedKernel, room: StepCapacity, block_size: int, spare_block: int, device: torch.device
@@ -57,7 +57,7 @@ class StaticStep:
         self._spare = spare_block
 
     def view(self, shape: StepShape) -> PackedStep:
-        """The inputs of a forward pass."""
+        """Return the inputs of a forward pass of this shape."""
         columns = _columns(self.words, shape.num_tokens)
         return PackedStep(
             input_ids=columns[0].unsqueeze(0),
@@ -69,13 +69,13 @@ class StaticStep:
         )
 
     def numbers(self, shape: StepShape) -> RowNumbers:
-        """Return the tensors that attention reads for them."""
+        """Return the tensors that attention reads for a step of this shape."""
         return parts_of(self.words[_COLUMNS * aligned(shape.num_tokens, 8) :].view(torch.int32), shape)
 
     def takes(self, rows: Sequence[PackedRow]) -> bool:
-        """Return whether these are rows without images, whose block tables fit."""
+        """Return whether these rows have no images, and block tables that fit."""
         seats = self._kernel.seats
-        if len(rows) >= seats.num_seats:  # one is for filling up
+        if len(rows) >= seats.num_seats:  # one row is for the padding
             return False
         longest = seats.width * self._block_size
         return all(row.context <= longest and not row.mirror.media for row in rows)
@@ -89,7 +89,7 @@ class StaticStep:
         logits: Sequence[int],
         rows: Sequence[PackedRow],
     ) -> bool:
-        """Bring the numbers of a step, filled up to `shape`, to the device. False, and nothing is done, where it has
+        """Copy the inputs of a step, padded to `shape`, to the device. Return False, without changes, if the step has
         too many works, long chunks or rows of logits."""
         size = shape.num_tokens
         lengths = np.array([*(row.length for row in rows), size - len(ids)])
@@ -111,7 +111,7 @@ class StaticStep:
         return True
 
     def _columns_of(self, size: int, *found: Sequence[int]) -> Ints:
-        """Ids, positions, slots and logits rows, padded with those of the dummy sequence."""
+        """Return ids, positions, slots and logits rows, padded with those of the dummy sequence."""
         columns = np.zeros((_COLUMNS, size), np.int64)
         columns[2] = self._spare * self._block_size
         for column, values in zip(columns, found, strict=True):
@@ -119,7 +119,7 @@ class StaticStep:
         return columns
 
     def _write_news(self, room: npt.NDArray[np.int32], news: npt.NDArray[np.int32], seat: int) -> None:
-        """The rest of the room repeats the page of the dummy sequence."""
+        """Write new pages. The unused entries repeat the page of the dummy sequence."""
         if len(news) > NEWS_ROOM:
             device = self.words.device
             self._kernel.take(upload(np.ascontiguousarray(news[NEWS_ROOM:]), device), len(news) - NEWS_ROOM)
@@ -129,13 +129,13 @@ class StaticStep:
 
 
 def _columns(words: Any, size: int) -> Any:
-    """The columns of `words`, a tensor or an array, each at an aligned place."""
+    """Return the columns of `words`, a tensor or an array, each at an aligned offset."""
     step = aligned(size, 8)
     return words[: _COLUMNS * step].reshape(_COLUMNS, step)[:, :size]
 
 
 def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -> None:
-    """Each token as a sequence, and its works; those of long chunks have none, and no length."""
+    """Write each token as a sequence, and its works. Tokens of long chunks have no works, and length 0."""
     size, num_works = len(positions), int(chunks.sum())
     firsts = np.cumsum(chunks) - chunks
     parts.counts[:] = num_works
@@ -147,7 +147,8 @@ def _write_rows(parts: RowNumbers, positions: Ints, chunks: Ints, seats: Ints) -
 
 
 def _write_long(parts: RowNumbers, chunks: Sequence[tuple[PackedRow, int]]) -> None:
-    """Long chunks with their seats, and their tiles. The rest of the room belongs to the dummy sequence."""
+    """Write long chunks with their rows of the block table, and their tiles. The unused entries belong to the dummy
+    sequence."""
     parts.long[:] = 0
     for number, (row, seat) in enumerate(chunks):
         parts.long[number] = row.offset, row.length, row.context, 0, seat

@@ -1,7 +1,7 @@
-"""The first guard: refuses a model because of its configuration alone. See `geometry` for the second guard, `parity`
-for the third.
+"""The first check of a model: refuses models because of their configuration alone. See `geometry` for the second check,
+`parity` for the third.
 
-A family that loads and then answers wrongly is worse than a refused one. So a model is refused by name, with the
+A family that loads and then gives wrong results is worse than a refused one. So a model is refused by name, with the
 reason, if it keeps state or order outside of attention over past tokens.
 """
 
@@ -18,8 +18,8 @@ from bridle.model.quantization.schemes import read_scheme
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Families whose packed, paged results were compared with their own eager attention, in the test-suite or by hand.
-#: Others are compared while loading.
+#: Families whose packed, paged results were compared with their own eager attention, in the test-suite or manually.
+#: Other families are compared while loading.
 KNOWN_FAMILIES = frozenset(
     {
         "bloom",
@@ -67,7 +67,7 @@ KNOWN_FAMILIES = frozenset(
     }
 )
 
-#: The same with recurrent layers.
+#: Compared families with recurrent layers.
 RECURRENT_FAMILIES = frozenset(
     {
         "bailing_hybrid",
@@ -93,16 +93,16 @@ RECURRENT_FAMILIES = frozenset(
     }
 )
 
-#: The same whose attention selects keys by an index.
+#: Compared families whose attention selects keys by an index.
 INDEXED_FAMILIES = frozenset(
     {"axk2", "deepseek_v32", "dots3_note_text", "glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"}
 )
 
-#: The same whose attention sees compressed windows of tokens.
+#: Compared families whose attention reads compressed windows of tokens.
 COMPRESSED_FAMILIES = frozenset({"deepseek_v4"})
 
-#: Families that also take images, whose text was compared with the whole model's own in the test-suite. Others are
-#: compared while loading.
+#: Families that also take images, whose text was compared with the whole model's own in the test-suite. Other families
+#: are compared while loading.
 VISION_FAMILIES = frozenset(
     {
         "aya_vision",
@@ -141,18 +141,18 @@ VISION_FAMILIES = frozenset(
     }
 )
 
-#: The same for sound.
+#: Compared families that also take sound.
 HEARING_FAMILIES = frozenset({"voxtral"})
 
-#: Families of text alone, for which the library's tables are not asked.
+#: Families of text only, for which the tables of transformers need not be read.
 TEXT_FAMILIES = frozenset({"gemma3_text", "llama", "qwen2", "qwen3"})
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 #: Layers that keep a state of each sequence, with or without keys and values.
 _STATE_LAYERS = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba"})
-#: Layers that also see entries, each of which stands for a window of tokens.
+#: Layers that also attend to entries, each of which represents a window of tokens.
 _COMPRESSED_LAYERS = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
-#: Layers that look at one token alone.
+#: Layers that compute each token separately.
 _LOCAL_LAYERS = frozenset({"moe", "mlp"})
 _LAYER_REASONS = {
     "chunked_attention": "its attention is cut into chunks, which is known of Llama 4 alone",
@@ -162,15 +162,15 @@ _RECURRENT = "it is recurrent: its state is not kept in the paged cache"
 _REFUSED = dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT)
 
 
-#: Model types that compute what one of the library's does, with the same names of weights and fields.
+#: Model types that compute the same as a model type of transformers, with the same names of weights and fields.
 _SAME = {"kimi_k2": "deepseek_v3"}
-#: Model types of which the text part is read alone, since their tower needs packages that are not among bridle's.
+#: Model types of which only the text part is read, because their tower needs packages that bridle does not install.
 _TEXT_ALONE = frozenset({"gemma3n"})
 
 
 def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig:
-    """The library's configuration of a checkpoint that can be served; it need not be a decoder if it `pools`. Raises
-    `UnsupportedModel` with the reason."""
+    """Return the transformers configuration of a checkpoint that can be served. With `pools` it need not be a decoder.
+    Raises `UnsupportedModel` with the reason."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
@@ -194,8 +194,8 @@ def read_config(checkpoint: Checkpoint, pools: bool = False) -> PreTrainedConfig
 
 
 def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
-    """The configuration for a model that is to be served: bridle's own where it needs no library, which has the fields
-    of the library's; otherwise as `read_config`."""
+    """Return the configuration for a model that is to be served. It is bridle's own if the model does not need
+    transformers, with the same fields. Otherwise it is that of `read_config`."""
     from bridle.model.plain_config import read_plain_config
 
     plain: Any = read_plain_config(checkpoint)
@@ -203,7 +203,7 @@ def serving_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def _other_config(fields: Mapping[str, Any]) -> PreTrainedConfig | None:
-    """The configuration of a model type that is read as another one; None for all others."""
+    """Return the configuration of a model type that is read as another type; None for other model types."""
     from transformers import CONFIG_MAPPING
 
     name = str(fields.get("model_type"))
@@ -236,7 +236,7 @@ def takes_media(config: PreTrainedConfig) -> bool:
 
 
 def is_compared(config: PreTrainedConfig) -> bool:
-    """Return whether the family's results were compared with the library's before, in the test-suite."""
+    """Return whether the family's results were already compared with transformers in the test-suite."""
     if takes_media(config) and config.model_type not in VISION_FAMILIES | HEARING_FAMILIES:
         return False
     compared = KNOWN_FAMILIES | RECURRENT_FAMILIES | INDEXED_FAMILIES | COMPRESSED_FAMILIES
@@ -244,12 +244,12 @@ def is_compared(config: PreTrainedConfig) -> bool:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the part that reads and writes text; of most models that is all of it."""
+    """Return the configuration of the part that reads and writes text; for most models, the whole configuration."""
     return config.get_text_config(decoder=True) if takes_media(config) else config
 
 
 def num_layers(config: PreTrainedConfig) -> int:
-    """The number of layers of the part that writes text."""
+    """Return the number of layers of the part that writes text."""
     found = getattr(text_config(config), "num_hidden_layers", None)
     if not isinstance(found, int):
         raise UnsupportedModel(
@@ -259,13 +259,13 @@ def num_layers(config: PreTrainedConfig) -> int:
 
 
 def num_mixing_layers(config: PreTrainedConfig) -> int:
-    """The number of layers in which tokens see others, by attention or through a state."""
+    """Return the number of layers in which tokens depend on other tokens, by attention or through a state."""
     kinds = getattr(text_config(config), "layer_types", None) or ()
     return num_layers(config) - sum(kind in _LOCAL_LAYERS for kind in kinds)
 
 
 def check_kind(config: PreTrainedConfig) -> None:
-    """Refuse a model that is not one stack of layers over text."""
+    """Raise `UnsupportedModel` for a model that is not one stack of layers over text."""
     name = config.model_type
     _check_one_stack(name, config)
     for part in ("vision_config", "audio_config", "vq_config"):
@@ -286,7 +286,7 @@ def _check_one_stack(name: str, config: PreTrainedConfig) -> None:
 
 
 def check_structure(config: PreTrainedConfig) -> None:
-    """Refuse a model that is not a plain decoder of text, or has none as its text part."""
+    """Raise `UnsupportedModel` for a model that is not a plain decoder of text, or has none as its text part."""
     name = config.model_type
     if takes_media(config):
         text = text_config(config)
@@ -320,8 +320,8 @@ def _check_text_part(name: str, config: PreTrainedConfig) -> None:
 
 
 def _check_experts(name: str, size: int, inner: int) -> None:
-    """Files of this family have the experts' matrices either way round, and the library distinguishes them by their
-    shapes."""
+    """Refuse experts whose matrices are square. Files of this family may store matrices transposed, and transformers
+    detects this by their shapes."""
     if size in (inner, 2 * inner):
         raise UnsupportedModel(
             f"model type {name!r} has experts of size {inner} at a hidden size of {size}: their matrices are "
@@ -341,7 +341,7 @@ def _check_layer_types(name: str, config: PreTrainedConfig) -> None:
 
 
 def max_positions(config: PreTrainedConfig) -> int:
-    """The longest sequence that the configuration allows; 2,048 where it does not say."""
+    """Return the longest sequence that the configuration allows; 2,048 if the configuration has no limit."""
     config = text_config(config)
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
         value = getattr(config, field, None)
@@ -351,7 +351,7 @@ def max_positions(config: PreTrainedConfig) -> int:
 
 
 def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
-    """The context length to serve: `wanted` if the model can do it, else its own limit.
+    """Return the context length to serve: `wanted`, or the model's own limit if `wanted` is None.
 
     Raises `InvalidRequest` if `wanted` is more than the positions that the model has.
     """
@@ -366,7 +366,7 @@ def choose_max_model_len(config: PreTrainedConfig, wanted: int | None) -> int:
 
 
 def rope_types(config: PreTrainedConfig) -> set[str]:
-    """Names of the rotary scalings in use, over all layer types."""
+    """Return the names of the rotary scalings in use, over all layer types."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
         return set()

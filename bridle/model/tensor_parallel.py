@@ -1,15 +1,16 @@
-"""One model over several processes: each keeps a part of every linear layer, according to the library's own plan.
+"""One model over several processes. Each process keeps a part of every linear layer, according to the model's
+tensor-parallel plan in transformers.
 
 A column-parallel layer keeps a part of its outputs. A row-parallel layer keeps a part of its inputs, and the processes
 then add up their results. Each attention head belongs to one process. The head is split by tokens, and each process
-gets the logits of all. All processes run the same passes in step, and each keeps all embeddings and norms.
-`torch.distributed` has the number of this process, and does the communication.
+gets the logits of all tokens. All processes run the same passes at the same time, and each keeps all embeddings and
+norms. `torch.distributed` gives the rank of this process, and does the communication.
 
-A layer has three implementations: the library's, the lean and the fused one. All of them sum twice a pass, rows of the
-same size and type, so processes need not have chosen the same one. Steps as CUDA graphs are padded, so all processes
-have graphs or none has (`all_agree`). Trials of layers sum nothing (`unsummed`), because one process may try an
-implementation that another does not. On GPUs a sum is a command in the stream that computes, and the host does not wait
-for it.
+A layer has three implementations: that of transformers, the lean and the fused one. Each of them sums twice per pass,
+over rows of the same size and type, so processes may use different ones. CUDA graphs pad steps, so either all processes
+use graphs or none does (`all_agree`). Trials of layers sum nothing (`unsummed`), because one process may try an
+implementation that another does not. On GPUs a sum is queued in the compute stream, and the host does not wait for the
+result.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from bridle.model.support_checks import text_config
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: The time limit of a collective in seconds. Processes that end or hang are noticed by those who watch them, and the
-#: group ends; one that still imports or loads on a busy machine may come minutes later than the others.
+#: The time limit of a collective in seconds. The supervisor notices processes that end or hang, and then ends the
+#: group. A process that still imports or loads on a busy machine may come minutes later than the others.
 COLLECTIVE_SECONDS = 600.0
-#: What is done to a layer of each style of the library's plans; other styles are refused.
+#: The change to a layer for each style of the plans in transformers; other styles are refused.
 _STYLES = {
     "colwise": "split",
     "rowwise": "sum",
     "replicated_with_grad_allreduce": "keep",
     "colwise_gather_output": "keep",  # of recurrent layers, which each process computes whole, with all states
 }
-#: Whether row-parallel layers add up what the processes have.
+#: True if row-parallel layers sum the parts of all processes.
 is_summing: ContextVar[bool] = ContextVar("is_summing", default=True)
 
 
 def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> None:
-    """Meet the other processes at the file `store`, each with a device of its own. Blocks until all are there and have
-    added up a number. Raises `ShardUnavailable` if they cannot."""
+    """Connect to the other processes by the file `store`; each process has its own device. Blocks until all have
+    connected and summed a number. Raises `ShardUnavailable` if they cannot."""
     is_cpu = device.type == "cpu"
     if is_cpu:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine
@@ -61,7 +62,7 @@ def join_group(store: Path, rank: int, num_ranks: int, device: torch.device) -> 
             rank=rank,
             world_size=num_ranks,
             timeout=timedelta(seconds=COLLECTIVE_SECONDS),
-            device_id=None if is_cpu else device,  # NCCL connects at once, by this GPU
+            device_id=None if is_cpu else device,  # NCCL connects at once, with this GPU
         )
         ones = torch.ones(1, device=device)
         dist.all_reduce(ones)
@@ -78,8 +79,9 @@ def num_ranks() -> int:
 
 
 def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
-    """The library's plan of a family, checked for `count` processes. Raises `UnsupportedModel` with the reason."""
-    settings = text_config(settings)  # a tower is kept whole by each
+    """Return the tensor-parallel plan of a family in transformers, checked for `count` processes. Raises
+    `UnsupportedModel` with the reason."""
+    settings = text_config(settings)  # each process keeps a tower whole
     family, plan = settings.model_type, getattr(settings, "base_model_tp_plan", None)
     if not plan:
         raise UnsupportedModel(f"model type {family!r} has no plan for tensor parallelism; serve it with one shard")
@@ -98,7 +100,8 @@ def read_plan(settings: PreTrainedConfig, count: int) -> dict[str, str]:
 
 
 def split_model(model: nn.Module, plan: dict[str, str]) -> None:
-    """Keep this process's part of each layer that the plan names. Raises `UnsupportedModel` if one cannot be split."""
+    """Keep this process's part of each layer that the plan names. Raises `UnsupportedModel` if a layer cannot be
+    split."""
     rank, count = dist.get_rank(), dist.get_world_size()
     body = model.base_model
     assert isinstance(body, nn.Module)
@@ -119,7 +122,7 @@ def split_model(model: nn.Module, plan: dict[str, str]) -> None:
 def _split_head(model: Any, rank: int, count: int) -> None:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        return  # some of the library's own, which is kept whole
+        return  # a module of transformers that is kept whole
     part = VocabParallelHead(head, rank, count)
     roots: list[nn.Module] = [model, model.inner] if isinstance(getattr(model, "inner", None), nn.Module) else [model]
     for root in roots:
@@ -129,7 +132,7 @@ def _split_head(model: Any, rank: int, count: int) -> None:
 
 
 def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], count: int) -> float:
-    """The share of a checkpoint's weights that each of `count` processes keeps."""
+    """Return the share of a checkpoint's weights that each of `count` processes keeps."""
     split = {pattern for pattern, style in plan.items() if _STYLES[style] != "keep"}
     kept = total = 0.0
     for name, size in tensor_bytes.items():
@@ -141,7 +144,7 @@ def share_of_bytes(tensor_bytes: Mapping[str, int], plan: Mapping[str, str], cou
 
 @contextmanager
 def unsummed() -> Iterator[None]:
-    """Let this thread's row-parallel layers return this process's part of their sums, for trials of their layers."""
+    """Let this thread's row-parallel layers return only this process's part of their sums, for trials of layers."""
     token = is_summing.set(False)
     try:
         yield
@@ -173,7 +176,7 @@ def _replace(body: nn.Module, name: str, part: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a linear layer that a process has: of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
+    """The part of a linear layer that a process has: a part of its outputs (`dim` 0) or of its inputs (`dim` 1)."""
 
     dim: int = 0
     rank: int = 0
@@ -181,14 +184,14 @@ class Share:
 
 
 def share_of(module: nn.Module) -> Share:
-    """The part of a layer that this process has; all of it if the layer was not split."""
+    """Return the part of a layer that this process has; the whole layer if it was not split."""
     share = vars(module).get("share", Share())
     assert isinstance(share, Share)
     return share
 
 
 def shared(module: nn.Module, share: Share) -> nn.Module:
-    """`module`, which computes that part of a layer."""
+    """Mark `module` as computing that part of a layer, and return it."""
     vars(module)["share"] = share
     return module
 
@@ -206,7 +209,7 @@ class RowParallel(nn.Module):
         self.bias = bias
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in / ranks] -> [..., out], the same in every process."""
+        """Compute the layer: [..., in / ranks] -> [..., out], the same in every process."""
         out = nn.functional.linear(rows, self.weight)
         if self.add is not None:
             self.add(out, rows)
@@ -216,8 +219,8 @@ class RowParallel(nn.Module):
 
 
 class VocabParallelHead(nn.Module):
-    """A head whose tokens are spread over the processes. Each computes the logits of its part, the last ones perhaps of
-    no tokens, and all get those of all tokens."""
+    """An output head whose tokens are spread over the processes. Each process computes the logits of its part; the last
+    parts may be empty. All processes get the logits of all tokens."""
 
     def __init__(self, head: nn.Linear, rank: int, count: int) -> None:
         super().__init__()
@@ -228,7 +231,7 @@ class VocabParallelHead(nn.Module):
         self.bias = None if head.bias is None else nn.Parameter(_rows_of(head.bias, rank, size), requires_grad=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., hidden] -> [..., V], the same in every process."""
+        """Compute logits: [..., hidden] -> [..., V], the same in every process."""
         part = nn.functional.linear(rows.reshape(-1, self.in_features), self.weight, self.bias)  # [R, V / ranks]
         num_rows, size = part.shape
         whole = part.new_zeros(self._count * num_rows, size)
@@ -245,7 +248,7 @@ class VocabParallelHead(nn.Module):
 
 
 def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
-    """Rows `rank * size` and on of a weight [V, ...], `size` of them; zeros behind the last."""
+    """Return `size` rows from `rank * size` on of a weight [V, ...]; rows after the last one are zeros."""
     part = weight.detach()[rank * size : (rank + 1) * size]
     rows = part.new_zeros(size, *part.shape[1:])
     rows[: len(part)] = part
@@ -253,12 +256,13 @@ def _rows_of(weight: Tensor, rank: int, size: int) -> Tensor:
 
 
 def all_agree(is_right: bool, device: torch.device) -> bool:
-    """Return whether all processes say so. Those that go different ways afterwards would wait for each other."""
+    """Return whether `is_right` is true in all processes. Processes that then took different paths would wait for each
+    other forever."""
     return bool(agree_on_least(int(is_right), device))
 
 
 def agree_on_least(number: int, device: torch.device) -> int:
-    """The smallest `number` of all processes."""
+    """Return the smallest `number` of all processes."""
     if num_ranks() == 1:
         return number
     least = torch.tensor(number, device=device)

@@ -1,5 +1,5 @@
-"""Reads weights into the library's own classes, with bridle's attention. Every weight must be there, and no code or
-pickle of a checkpoint is used."""
+"""Reads weights into the model classes of transformers, with bridle's attention. Every weight must be in the
+checkpoint. No code and no pickle of a checkpoint is used."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from bridle.model.staging import move_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: The share of reading that is over once tensors are found in their files, from where a GPU gets them page by page.
+#: The share of the reading progress when tensors are located in their files; a GPU then gets them page by page.
 _FOUND = 0.2
 
-#: Held while the library makes a model. Meanwhile it patches its own classes, for all threads, and takes what it finds
-#: for the originals: of two threads at once, one would leave a patch behind, and every later model would lack weights.
+#: Held while transformers makes a model. Meanwhile transformers patches its own classes for all threads, and treats the
+#: attributes that it finds as the originals. With two threads at once, one would leave a patch behind, and every later
+#: model would lack weights.
 making_model = Lock()
 
 
@@ -40,7 +41,7 @@ def read_weights(
     progress: Callable[[float], None] = lambda share: None,
     **options: Any,
 ) -> nn.Module:
-    """Read the weights into the class that `kind`, one of the library's automatic ones, chooses; `options` are for that
+    """Read the weights into the class that `kind`, an auto class of transformers, chooses; `options` are for that
     class. `progress` gets the share of bytes that were read."""
     attention.register()
     found = 1.0 if device.type == "cpu" else _FOUND
@@ -54,7 +55,7 @@ def read_weights(
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
-                ignore_mismatched_sizes=True,  # they are refused below, with a message that names their shapes
+                ignore_mismatched_sizes=True,  # refused below, with a message that names the shapes
                 output_loading_info=True,
                 **options,
             )
@@ -70,7 +71,7 @@ def read_weights(
     if loading["mismatched_keys"]:
         name, found, wanted = sorted(loading["mismatched_keys"])[0]
         raise UnsupportedModel(f"weight {name!r} has shape {tuple(found)}, but config.json implies {tuple(wanted)}")
-    progress(found)  # a checkpoint may hold more than was read
+    progress(found)  # a checkpoint may hold more tensors than were read
     model = model.requires_grad_(False).eval()
     return move_model(model, device, lambda share: progress(part_of(found, 1.0, share)))  # type: ignore[no-any-return]
 
@@ -84,7 +85,8 @@ def _why_not(settings: PreTrainedConfig, error: Exception) -> str:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Silence the library's progress bars and load reports; its findings are raised as errors here."""
+    """Silence the progress bars and load reports of transformers. Their findings are raised as errors by this
+    module."""
     from transformers.utils import logging as library_logging
 
     verbosity = library_logging.get_verbosity()
@@ -101,7 +103,7 @@ def _quiet_library() -> Iterator[None]:
 
 # -- how far it is -------------------------------------------------------------------------------------------
 
-#: What counts the parameters that the library places in this thread.
+#: The function that counts the parameters that transformers places in this thread.
 _counting: ContextVar[Callable[[Iterable[Any]], Iterator[Any]] | None] = ContextVar("counting", default=None)
 _hook_lock, _num_hooked = Lock(), 0
 _hook_before: Any = None
@@ -109,8 +111,9 @@ _hook_before: Any = None
 
 @contextmanager
 def _counted(sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[None]:
-    """Report to `progress` how many of the tensors with these `sizes` the library has loaded, through its hook for
-    progress bars. The hook is the process's, so it is there as long as some thread reads, and each counts its own."""
+    """Report to `progress` the share of the tensors with these `sizes` that transformers has loaded, through its hook
+    for progress bars. The hook is global to the process. It is set as long as a thread reads weights, and each thread
+    counts its own."""
     token = _counting.set(lambda items: _count(items, sizes, progress))
     _hook(1)
     try:
@@ -133,7 +136,7 @@ def _hook(change: int) -> None:
 
 
 def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
-    """Return a progress bar for the library: our counter for the parameters of this thread's model."""
+    """Return a progress bar for transformers: bridle's counter for the parameters of this thread's model."""
     count = _counting.get()
     if count is not None and args and settings.get("desc") == "Loading weights":
         return count(args[0])
@@ -141,7 +144,8 @@ def _make_bar(factory: Any, args: Any, settings: Any) -> Any:
 
 
 def _count(items: Iterable[Any], sizes: Mapping[str, int], progress: Callable[[float], None]) -> Iterator[Any]:
-    """The items, each a parameter's name and how it is made of tensors; those it was made of are counted after it."""
+    """Yield the items: a parameter's name, and the tensors from which it is made. These tensors are counted after the
+    item."""
     total, done = max(sum(sizes.values()), 1), 0
     for name, made in items:
         sources = [source for names in made.layer_targets.values() for source in names]

@@ -1,6 +1,6 @@
-"""Digest of a checkpoint: of its weights and of the files that say how they are computed.
+"""Digest of a checkpoint: its weights and the files that describe its model.
 
-All bytes are read once. The result is kept in the user's cache for as long as no file changes.
+All bytes are read once. The result is kept in the user's cache until a file changes.
 """
 
 from __future__ import annotations

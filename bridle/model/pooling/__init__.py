@@ -1,1 +1,1 @@
-"""Models that pool: one vector for a whole text, as embedding models, cross-encoders and classifiers give it."""
+"""Pooling models: embedding models, cross-encoders and classifiers, which compute one vector for a whole text."""

@@ -1,8 +1,8 @@
-"""Implements `Executor`: each row of a plan is a whole text, computed in one packed pass; its vector is the result of
-`embed`.
+"""Implements `Executor` for pooling models. Each row of a plan is a whole text, computed in one packed pass; `embed`
+returns its vector.
 
-The scheduler gives whole prompts only, since `info.task` says that none is generated from. There is no KV, and nothing
-is kept of a text after its step.
+The scheduler gives only whole prompts, because `info.task` says that the model does not generate. There is no KV cache,
+and no data of a text remains after its step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridle.model.pooling.model import PooledModel
 
 
 class PooledExecutor:
-    """Implements `Executor` and `Embedder` over a model that pools."""
+    """Implements `Executor` and `Embedder` over a pooling model."""
 
     def __init__(self, info: ExecutorInfo, model: PooledModel, device: torch.device) -> None:
         self.info = info
@@ -32,7 +32,7 @@ class PooledExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the weights; 0 once the executor is closed."""
+        """Return the bytes of the weights; 0 once the executor is closed."""
         return 0 if self._model is None else self._model.num_bytes
 
     def forward(self, plan: StepPlan) -> None:
@@ -49,7 +49,7 @@ class PooledExecutor:
             raise InternalError(f"{what} failed on {self._device}: {type(error).__name__}: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Nothing is sampled from such a model."""
+        """Return an empty result, because a pooling model samples no tokens."""
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
         if batch.rows or batch.scores:
@@ -57,7 +57,7 @@ class PooledExecutor:
         return StepResult(batch.step)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """The vectors of these rows of the last plan, as the model gives them."""
+        """Return the vectors of these rows of the last plan, as the model computed them."""
         self._require_model()
         vectors = self._vectors
         if step != self._step or vectors is None:
@@ -69,7 +69,7 @@ class PooledExecutor:
         return [array("f", vector.tobytes()) for vector in picked]
 
     def reset(self) -> None:
-        """Step numbers may start again."""
+        """Forget the last step. Step numbers may start again."""
         self._step = self._vectors = None
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class PooledExecutor:
 
 
 def _whole_text(row: PlanRow) -> tuple[int, ...]:
-    """The tokens of a row, if it has all of its text."""
+    """Return the tokens of a row. Raises `InternalError` if the row lacks a part of its text."""
     if row.start or row.num_kept or row.num_scheduled != len(row.new_tokens) or not row.new_tokens:
         raise InternalError(
             f"sequence {row.seq_id} is to be computed from {row.start} to {row.start + row.num_scheduled}; "

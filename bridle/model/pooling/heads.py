@@ -1,7 +1,7 @@
 """Layers after the hidden states: the modules of an embedding model, or the head of a classifier.
 
-A head of the library takes whole texts and picks the position that it wants by itself. Here positions are picked first,
-of all texts of a packed pass, and the head is given one position per text.
+A head of transformers takes whole texts and selects a position itself. Here the positions of all texts of a packed pass
+are selected first, and the head gets one position per text.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from bridle.errors import UnsupportedModel
 from bridle.model.pooling.modules import Dense, LayerNorm, Module, PoolingLayer
 from bridle.model.pooling.segments import Segments
 
-#: From the hidden states [T, hidden] of packed texts to a vector of each, [N, size], in the order of the layout.
+#: Computes a vector of each text, [N, size], from the hidden states [T, hidden] of packed texts, in the order of the
+#: layout.
 Head = Callable[[Tensor, Segments], Tensor]
 
 
 def pooled(rows: Tensor, segments: Segments, mode: str) -> Tensor:
-    """[T, hidden] -> [N, hidden] in float32"""
+    """Pool hidden states: [T, hidden] -> [N, hidden] in float32"""
     return torch.cat([_POOLS[mode](block.of(rows).float()) for block in segments.blocks])
 
 
@@ -47,10 +48,10 @@ _POOLS: dict[str, Callable[[Tensor], Tensor]] = {  # [num_texts, length, hidden]
 
 
 def embedding_head(modules: Sequence[Module], folder: Path, size: int, device: torch.device) -> tuple[Head, int]:
-    """The steps of an embedding model over hidden states of `size` numbers, and the length of their vectors. Raises
+    """Return the head of an embedding model over hidden states of `size` values, and the length of its vectors. Raises
     `UnsupportedModel` for modules that do not fit each other."""
     first, *others = modules
-    assert isinstance(first, PoolingLayer)  # else the folder was refused
+    assert isinstance(first, PoolingLayer)  # other modules were refused before
     size *= len(first.modes)
     steps: list[Callable[[Tensor], Tensor]] = []
     for module in others:
@@ -91,7 +92,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _fill(layer: nn.Module, folder: Path, prefix: str, found: int, wanted: int) -> None:
-    """Read the layer's weights, all of them and of the right shapes."""
+    """Read the layer's weights. Raises `UnsupportedModel` if one is missing or has another shape."""
     if found != wanted:
         raise UnsupportedModel(f"{folder} takes vectors of {wanted} numbers; those before it have {found}")
     path = folder / "model.safetensors"
@@ -99,7 +100,7 @@ def _fill(layer: nn.Module, folder: Path, prefix: str, found: int, wanted: int) 
         raise UnsupportedModel(f"{folder} has no model.safetensors; pickled weights are not loaded: convert them")
     try:
         tensors = load_file(path)
-    except Exception as error:  # of the library's own kind
+    except Exception as error:  # safetensors has its own error class
         raise UnsupportedModel(f"{path} is damaged: {error}") from error
     for name, parameter in layer.named_parameters():
         tensor = tensors.get(f"{prefix}.{name}")
@@ -116,8 +117,8 @@ def _fill(layer: nn.Module, folder: Path, prefix: str, found: int, wanted: int) 
 
 
 def classifier_head(model: Any) -> Head:
-    """The head of a sequence classifier. Raises `UnsupportedModel` for a family whose head is not known."""
-    if hasattr(model, "score"):  # decoders, all alike: what the last token says
+    """Return the head of a sequence classifier. Raises `UnsupportedModel` for a family whose head is unknown."""
+    if hasattr(model, "score"):  # all decoders: the logits of the last token
         return lambda rows, segments: model.score(_picked(model, rows, segments, "lasttoken"))
     family = str(model.config.model_type)
     make = _CLASSIFIERS.get(family)
@@ -128,15 +129,15 @@ def classifier_head(model: Any) -> Head:
 
 
 def _picked(model: Any, rows: Tensor, segments: Segments, mode: str) -> Tensor:
-    """[N, hidden] in the model's own type"""
+    """Pool hidden states to [N, hidden] in the model's own type."""
     return pooled(rows, segments, mode).to(rows.dtype)
 
 
 def _by_pooler(model: Any) -> Head:
-    """Families whose encoder ends in a pooler of the first position."""
+    """Return the head of families whose encoder ends in a pooler of the first position."""
 
     def head(rows: Tensor, segments: Segments) -> Tensor:
-        first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: the pooler takes position 0
+        first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: the pooler reads position 0
         found: Tensor = model.classifier(model.base_model.pooler(first))
         return found
 
@@ -144,13 +145,13 @@ def _by_pooler(model: Any) -> Head:
 
 
 def _by_position(model: Any) -> Head:
-    """Families whose head itself takes position 0."""
+    """Return the head of families whose head itself reads position 0."""
     return lambda rows, segments: model.classifier(_picked(model, rows, segments, "cls")[:, None])
 
 
 def _deberta(model: Any) -> Head:
     def head(rows: Tensor, segments: Segments) -> Tensor:
-        first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: its pooler takes position 0
+        first = _picked(model, rows, segments, "cls")[:, None]  # [N, 1, hidden]: its pooler reads position 0
         found: Tensor = model.classifier(model.pooler(first))
         return found
 

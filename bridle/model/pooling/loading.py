@@ -1,4 +1,4 @@
-"""From a folder whose model pools to a running executor. Each stage may refuse the model, with a sentence that says
+"""Loads a pooling model from its folder into an executor. Each stage may refuse the model, with an error that says
 why."""
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from bridle.model.pooling.settings import Pooling
 from bridle.model.rope import fix_rotary_scaling
 from bridle.model.weight_reading import read_weights
 
-#: Tokens per step: enough to fill the matrix units, little enough that a new text does not wait for long.
+#: Tokens per step: enough to fill the matrix units, few enough that a new text does not wait long.
 STEP_TOKENS = {"cpu": 1024, "cuda": 16_384}
 STEP_SEQS = 256
-#: There are no blocks. Texts are counted in blocks of this size all the same, as the scheduler does.
+#: There are no KV blocks, but the scheduler counts texts in blocks of this size.
 _BLOCK_SIZE = 16
 
 
 def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Report) -> PooledExecutor:
-    """The executor of a model that gives vectors or labels of texts. Raises `UnsupportedModel` or `InvalidRequest`."""
+    """Return the executor of a model that gives vectors or labels of texts. Raises `UnsupportedModel` or
+    `InvalidRequest`."""
     device = choose_device(config.device)
     choose_threads(config.num_threads)
     checkpoint = inspect_checkpoint(folder)
@@ -57,7 +58,7 @@ def load_pooled(config: ModelConfig, folder: Path, pooling: Pooling, report: Rep
 
 
 def check_supported(pooling: Pooling, settings: PreTrainedConfig, config: ModelConfig) -> None:
-    """Refuse known failures before any weight is read."""
+    """Raise an error for known failures before any weight is read."""
     name = settings.model_type
     known = MODEL_MAPPING_NAMES if pooling.task == "embed" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     if name not in known:
@@ -82,7 +83,8 @@ def read_encoder(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> PooledModel:
-    """Read the weights into the library's own class, with bridle's attention. Every weight must be there."""
+    """Read the weights into the model class of transformers, with bridle's attention. Every weight must be in the
+    checkpoint."""
     if pooling.task == "classify":
         classifier: Any = read_weights(
             AutoModelForSequenceClassification, checkpoint, settings, dtype, device, progress=progress
@@ -102,7 +104,8 @@ def read_encoder(
 
 
 def _without_pooler(settings: PreTrainedConfig) -> dict[str, Any]:
-    """Leave BERT's pooler out where that can be said: it was trained for other ends, and many checkpoints lack it."""
+    """Return the option that leaves out BERT's pooler, if the class has it. The pooler was trained for other purposes,
+    and many checkpoints lack it."""
     kind = AutoModel._model_mapping[type(settings)]
     kind = kind[0] if isinstance(kind, (list, tuple)) else kind
     return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(kind.__init__).parameters else {}
@@ -117,7 +120,8 @@ def build_pooled(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PooledExecutor:
-    """The executor, proven to compute its family rightly, and to have memory for its largest step."""
+    """Return the executor, after a check that its family is computed correctly and the largest step fits into
+    memory."""
     max_len = _max_len(config, settings, pooling, model)
     check_packing(model, settings.model_type, max_len)
     step_tokens = max(config.step_tokens or STEP_TOKENS[device.type], max_len)
@@ -146,12 +150,13 @@ def build_pooled(
 
 
 def _max_len(config: ModelConfig, settings: PreTrainedConfig, pooling: Pooling, model: PooledModel) -> int:
-    """The length of the longest text: the limit of the positions, or a lower one of the folder or the caller."""
+    """Return the length of the longest text: the limit of the positions, or a lower limit of the folder or the
+    caller."""
     positions = support_checks.max_positions(settings) - model.position_offset
     limit = min(positions, pooling.max_length or positions)
     wanted = config.max_model_len
     if wanted is None or wanted <= limit:
         return wanted or limit
     if wanted <= positions:
-        return wanted  # the caller knows better than the folder
+        return wanted  # the caller's limit overrides the folder's
     raise InvalidRequest(f"max_model_len is {wanted}; the model has {positions} positions", "max_model_len")

@@ -1,4 +1,5 @@
-"""Packed passes: many texts through an encoder at once, one vector of each. Knows no plans and no engine."""
+"""Packed passes: many texts through an encoder at once, with one vector for each. This module does not know plans or
+the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from bridle.model.pooling.segments import SegmentAttention, Segments
 
 
 class PooledModel:
-    """An encoder `base` of the library with bridle's attention, and the `head` over its hidden states.
+    """An encoder `base` of transformers with bridle's attention, and the `head` over its hidden states.
 
     A token of the second text of a pair is its id plus `num_ids`. `size` is the length of the vectors.
     """
@@ -35,18 +36,18 @@ class PooledModel:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the weights."""
+        """Return the bytes of the weights."""
         return sum(parameter.nbytes for parameter in self.base.parameters())
 
     def run(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """[N, size] in float32, the vectors of these texts, none of which is empty."""
+        """Return the vectors of these texts, [N, size] in float32. No text may be empty."""
         segments = Segments([len(text) for text in texts])
         with torch.inference_mode():
             rows = self.hidden(texts, segments)
             return segments.restored(self.head(rows, segments).float())
 
     def hidden(self, texts: Sequence[Sequence[int]], segments: Segments) -> Tensor:
-        """[T, hidden], the last hidden states of all tokens, in the order of the layout."""
+        """Return the last hidden states of all tokens, [T, hidden], in the order of the layout."""
         packed = torch.tensor([token for number in segments.order for token in texts[number]])  # [T]
         given: dict[str, Any] = dict(self._options)
         if self._has_types:

@@ -1,7 +1,7 @@
 """The modules of a sentence-transformers folder as plain data: the operations on a transformer's hidden states.
 
 `modules.json` names Python classes, none of which is imported. Each known class stands for a step of bridle's own.
-Other classes are refused by name, because the vectors would be wrong without them. Knows no tensors.
+Other classes are refused by name, because the vectors would be wrong without them. This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.model.checkpoint import MAX_JSON, read_json
 MODULES_NAME = "modules.json"
 MAX_MODULES = 16
 
-#: What a pooling's flags mean, in the order in which sentence-transformers puts their vectors side by side.
+#: Pooling modes by their flags, in the order in which sentence-transformers concatenates their vectors.
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -43,7 +43,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class PoolingLayer:
-    """One vector of a text's hidden states: those of each mode, side by side."""
+    """Pools a text's hidden states to one vector: the vectors of all modes, concatenated."""
 
     modes: tuple[str, ...] = ("mean",)
 
@@ -61,7 +61,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """A layer norm over `dimension` numbers, whose weights are in `folder`."""
+    """A layer norm over `dimension` values, whose weights are in `folder`."""
 
     folder: str
     dimension: int
@@ -69,7 +69,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Scale to length 1."""
+    """Scale vectors to length 1."""
 
 
 Module = PoolingLayer | Dense | LayerNorm | Normalize
@@ -81,7 +81,7 @@ def has_modules(folder: Path) -> bool:
 
 
 def read_modules(folder: Path) -> tuple[Module, ...]:
-    """The steps after the transformer, the pooling first. Raises `UnsupportedModel` for modules that are not known."""
+    """Return the steps after the transformer, the pooling first. Raises `UnsupportedModel` for unknown modules."""
     entries = _read_list(folder / MODULES_NAME)
     if not entries or _kind(entries[0]) != "Transformer":
         first = _kind(entries[0]) if entries else "nothing"

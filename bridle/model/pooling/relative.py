@@ -1,8 +1,8 @@
-"""Encoders whose attention knows how far tokens are apart (MPNet, DeBERTa), made fit for packed passes.
+"""Encoders whose attention depends on the distance of tokens (MPNet, DeBERTa), adapted to packed passes.
 
-Their own attention takes a row for one text. Here it is replaced by a module that projects all tokens at once. The
-module reports to the handler of the pass what to add to the scores of each block of texts. Outside of a packed pass the
-library's own attention computes, as before.
+Their own attention treats a row as one text. Here a module that projects all tokens at once replaces it. The module
+gives the pass's handler the bias of the scores of each block of texts. Outside a packed pass, the attention of
+transformers computes as before.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bridle.model.pooling.segments import Bias, SegmentAttention
 
 
 def lower_relative(base: Any) -> None:
-    """Replace the attention of a family that has positions relative to each other; other families stay as they are.
-    Raises `UnsupportedModel` for unknown variants of such a family."""
+    """Replace the attention of a family that has positions relative to each other; other families are unchanged. Raises
+    `UnsupportedModel` for unknown variants of such a family."""
     lower = _FAMILIES.get(str(base.config.model_type))
     if lower is not None:
         lower(base)
@@ -29,13 +29,13 @@ def lower_relative(base: Any) -> None:
 
 def by_distance(length: int, values: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
     """Return [..., length, length] of `values` [..., 2 * length - 1], which are given by the distance of two tokens.
-    The distance is that of the query behind the key, from 1 - length to length - 1."""
+    The distance is the query's position minus the key's, from 1 - length to length - 1."""
     found = values(torch.arange(1 - length, length, device=device))
     return found.unfold(-1, length, 1).flip(-1)
 
 
 class _Packed(nn.Module):
-    """In the place of `inner`, an attention of the library. `encoder` is not a part of this one."""
+    """Replaces `inner`, an attention of transformers. `encoder` is not registered as a submodule."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Packed(nn.Module):
         return self._attend(handler, rows[0]).unsqueeze(0), None
 
     def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]"""
+        """Compute attention over packed texts: [T, hidden] -> [T, hidden]"""
         raise NotImplementedError
 
 
@@ -62,14 +62,14 @@ def _lower_mpnet(base: Any) -> None:
     for layer in encoder.layer:
         layer.attention.attn = _PackedMPNet(layer.attention.attn, encoder)
     whole = encoder.compute_position_bias
-    # For all tokens of a packed pass at once it would be a matrix over texts that do not see each other.
+    # For all tokens of a packed pass at once, it would be a matrix over texts that do not attend to each other.
     encoder.compute_position_bias = lambda rows, *args, **settings: (
         whole(rows, *args, **settings) if handler_or_none() is None else None
     )
 
 
 class _PackedMPNet(_Packed):
-    """One bias for each head and bucket of distances, the same in all layers."""
+    """Attention of MPNet: one bias for each head and bucket of distances, the same in all layers."""
 
     def _attend(self, handler: AttentionHandler, rows: Tensor) -> Tensor:
         inner, heads = self.inner, self.inner.num_attention_heads
@@ -80,7 +80,7 @@ class _PackedMPNet(_Packed):
         return out
 
     def _bias(self, query: Tensor, key: Tensor) -> Tensor:
-        """[1, H, L, L]"""
+        """Return the bias of a block of texts, [1, H, L, L]."""
         (encoder,) = self._encoder
 
         def values(behind: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class _PackedMPNet(_Packed):
         return by_distance(query.shape[2], values, query.device).unsqueeze(0)
 
 
-#: So many buckets the library uses, whatever the configuration says.
+#: The number of buckets that transformers uses, whatever the configuration says.
 _MPNET_BUCKETS = 32
 
 
@@ -105,7 +105,7 @@ def _lower_deberta(base: Any) -> None:
         raise UnsupportedModel("this DeBERTa mixes its heads (talking_head), with which no packed texts are computed")
     for layer in encoder.layer:
         layer.attention.self = kind(layer.attention.self, encoder)
-    for name in ("get_rel_pos", "get_attention_mask"):  # matrices over all tokens of a pass, which nothing here reads
+    for name in ("get_rel_pos", "get_attention_mask"):  # matrices over all tokens of a pass, which are not used here
         setattr(encoder, name, _unless_packed(getattr(encoder, name)))
     if getattr(encoder, "conv", None) is not None:
         encoder.conv = _PackedConv(encoder.conv)
@@ -116,8 +116,8 @@ def _unless_packed(whole: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _PackedDebertaV2(_Packed):
-    """Two terms: one of the query and the distance, and one of the key and the distance. Distances are counted in
-    buckets."""
+    """Attention of DeBERTa v2 with two bias terms: one of the query and the distance, and one of the key and the
+    distance. Distances are counted in buckets."""
 
     def __init__(self, inner: Any, encoder: Any) -> None:
         super().__init__(inner, encoder)
@@ -135,7 +135,7 @@ class _PackedDebertaV2(_Packed):
         return 1 / math.sqrt(width * terms)
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, H, D] each"""
+        """Return queries, keys and values, [T, H, D] each."""
         inner, heads = self.inner, self.inner.num_attention_heads
         query, key, value = (
             layer(rows).unflatten(-1, (heads, -1)) for layer in (inner.query_proj, inner.key_proj, inner.value_proj)
@@ -143,20 +143,20 @@ class _PackedDebertaV2(_Packed):
         return query, key, value
 
     def _bias(self, query: Tensor, key: Tensor) -> Tensor:
-        """[N, H, L, L], of [N, H, L, D]"""
+        """Return the bias [N, H, L, L] of queries and keys [N, H, L, D]."""
         length, scale = query.shape[2], self._scaling(query.shape[-1])
         bias: Tensor | float = 0.0
         if "c2p" in self._kinds:
             index = by_distance(length, lambda behind: self._index(self._buckets(behind)), query.device)
             bias = bias + _gathered(query @ self._table("c2p").mT * scale, index)
-        if "p2c" in self._kinds:  # here the key stands in the rows, and the query in the columns
+        if "p2c" in self._kinds:  # here keys are the rows, and queries the columns
             index = by_distance(length, lambda behind: self._index(-self._buckets(behind)), query.device)
             bias = bias + _gathered(key @ self._table("p2c").mT * scale, index).mT
         assert isinstance(bias, Tensor)
         return bias
 
     def _index(self, buckets: Tensor) -> Tensor:
-        """Rows of a table for distances in buckets."""
+        """Return the table's rows for distances in buckets."""
         return (buckets + self._span).clamp(0, 2 * self._span - 1)
 
     @property
@@ -164,7 +164,7 @@ class _PackedDebertaV2(_Packed):
         return int(self.inner.pos_ebd_size)
 
     def _buckets(self, behind: Tensor) -> Tensor:
-        """Near distances as they are, far ones by their logarithm."""
+        """Return the buckets of distances: small distances unchanged, large ones by their logarithm."""
         size, most = self.inner.position_buckets, self.inner.max_relative_positions
         if size <= 0 or most <= 0:
             return behind
@@ -174,7 +174,7 @@ class _PackedDebertaV2(_Packed):
         return torch.where(behind.abs() <= middle, behind, (torch.ceil(steps).long() + middle) * behind.sign())
 
     def _table(self, kind: str) -> Tensor:
-        """[H, 2 * span, D], the vector of each distance in a layer; it does not depend on texts."""
+        """Return the vector of each distance in a layer, [H, 2 * span, D]; it does not depend on texts."""
         if kind not in self._tables:
             (encoder,) = self._encoder
             rows = self._layer(kind)(encoder.get_rel_embedding()[: 2 * self._span])
@@ -189,7 +189,7 @@ class _PackedDebertaV2(_Packed):
 
 
 class _PackedDeberta(_PackedDebertaV2):
-    """The first version: one projection, head by head, and distances as they are."""
+    """Attention of the first DeBERTa: one projection for all heads, and distances without buckets."""
 
     def _projected(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inner, heads = self.inner, self.inner.num_attention_heads
@@ -212,14 +212,14 @@ class _PackedDeberta(_PackedDebertaV2):
 
 
 class _PackedConv(nn.Module):
-    """A convolution over the tokens of each text, which must not reach into its neighbours."""
+    """A convolution over the tokens of each text, which must not mix neighbouring texts."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, rows: Tensor, residual: Tensor, mask: Tensor) -> Tensor:
-        """[1, T, hidden] twice -> the same"""
+        """Convolve each text: [1, T, hidden] twice -> the same shape"""
         handler = handler_or_none()
         if not isinstance(handler, SegmentAttention):
             found: Tensor = self.inner(rows, residual, mask)
@@ -232,7 +232,7 @@ class _PackedConv(nn.Module):
 
 
 def _gathered(scores: Tensor, index: Tensor) -> Tensor:
-    """[N, H, L, 2 * span] at `index` [L, L] -> [N, H, L, L]"""
+    """Gather scores: [N, H, L, 2 * span] at `index` [L, L] -> [N, H, L, L]"""
     return scores.gather(-1, index.expand(*scores.shape[:2], -1, -1))
 
 

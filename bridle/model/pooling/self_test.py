@@ -1,4 +1,4 @@
-"""Compares a packed pass over several texts with the library's own attention over each text alone."""
+"""Compares a packed pass over several texts with the attention of transformers over each text alone."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from bridle.model.parity import TOLERANCES
 from bridle.model.pooling.model import PooledModel
 from bridle.model.pooling.segments import Segments
 
-#: Families that the test-suite compares. Others are compared while they are loaded.
+#: Families that the test-suite compares. Other families are compared while they are loaded.
 TRIED = frozenset(
     {
         *("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "electra", "mpnet", "deberta", "deberta-v2"),
         *("llama", "qwen2", "qwen3"),
     }
 )
-#: The longest trial text, if no window asks for more.
+#: Length of the longest trial text, if no window needs a longer one, and its maximum.
 _LONGEST, _MOST = 40, 400
 
 
 def check_packing(model: PooledModel, family: str, max_len: int) -> None:
-    """Raise `UnsupportedModel` if texts of a family that was never compared give other results together than alone."""
+    """Raise `UnsupportedModel` if texts of a family that was never compared give other results in a packed pass than
+    alone."""
     if family in TRIED:
         return
     error, scale = compare_with_eager(model, max_len)
     dtype = next(model.base.parameters()).dtype
     limit = TOLERANCES.get(dtype, 1e-1) * max(1.0, scale)
-    if not error <= limit:  # NaN is not
+    if not error <= limit:  # true for NaN as well
         raise UnsupportedModel(
             f"model type {family!r} would give wrong vectors: its packed pass differs from its own attention by "
             f"{error:.3g} (limit {limit:.3g})"
@@ -39,7 +40,7 @@ def check_packing(model: PooledModel, family: str, max_len: int) -> None:
 
 
 def compare_with_eager(model: PooledModel, max_len: int) -> tuple[float, float]:
-    """The largest difference of a hidden state, and the largest hidden state."""
+    """Return the largest difference of hidden states, and the largest hidden state."""
     texts = _trial_texts(model, max_len)
     segments = Segments([len(text) for text in texts])
     try:
@@ -54,17 +55,18 @@ def compare_with_eager(model: PooledModel, max_len: int) -> tuple[float, float]:
 
 
 def _trial_texts(model: PooledModel, max_len: int) -> list[list[int]]:
-    """Texts of arbitrary tokens, the same each time; two are of one length, and one is longer than any window."""
+    """Return texts of random tokens, the same in each call. Two texts have the same length, and one is longer than any
+    window."""
     windows = [w for module in model.base.modules() if isinstance(w := vars(module).get("sliding_window"), int)]
     longest = max([_LONGEST, *(window + 8 for window in windows)])
     generator = torch.Generator().manual_seed(20)
     lengths = [min(length, max_len) for length in (7, min(longest, _MOST), 17, 7, 1)]
-    first = min(5, model.num_ids - 1)  # not the tokens for padding, which the library leaves out
+    first = min(5, model.num_ids - 1)  # no tokens for padding, which transformers leaves out
     return [torch.randint(first, model.num_ids, (length,), generator=generator).tolist() for length in lengths]
 
 
 def _eager(model: PooledModel, text: list[int]) -> Tensor:
-    """[L, hidden] of one plain pass with the model's own attention, and with its own positions."""
+    """Return hidden states [L, hidden] of one plain pass with the model's own attention and positions."""
     base: Any = model.base
     base.set_attn_implementation("eager")
     try:

@@ -1,7 +1,7 @@
 """Pooling settings of a model folder: whether its model gives vectors or labels of texts, and how. No torch.
 
-A folder is an embedding model's if sentence-transformers saved it, or if its model is an encoder, or a decoder without
-a head; a classifier's if its architecture says so. All others generate text.
+A folder holds an embedding model if sentence-transformers saved it, or if its model is an encoder or a decoder without
+a head. It holds a classifier if its architecture says so. All other models generate text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.model.pooling.modules import ACTIVATIONS, Module, Normalize, Pooling
 
 Activation = Literal["softmax", "sigmoid", "identity"]
 
-#: Families of encoders, with the number of token types that they have where the configuration does not say.
+#: Families of encoders, with their number of token types if the configuration does not state it.
 ENCODERS = {
     "albert": 2,
     "bert": 2,
@@ -39,11 +39,11 @@ ENCODERS = {
     "xlm-roberta-xl": 1,
 }
 _CLASSIFIER = "ForSequenceClassification"
-#: Heads that give something for each token, or each pair of words.
+#: Heads that give a result for each token, or each pair of words.
 _OTHER_HEADS = ("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction")
 _MAX_LABELS = 10_000
 _MAX_PROMPTS = 256
-#: Pairs of texts have the types 0 and 1.
+#: The two texts of a pair have the types 0 and 1.
 _MAX_TYPES = 2
 
 
@@ -51,12 +51,12 @@ _MAX_TYPES = 2
 class Pooling:
     """Settings for turning a text into one vector.
 
-    `modules` are applied to the hidden states, by a classifier before its head; `labels` are a classifier's, and its
-    scores are the `activation` of its logits. Texts have at most `max_length` tokens (None: the limit of the
-    positions), and are read in lower case if they are `lowered`. `prompts` can be put before them by name,
-    `default_prompt` is put before those that name none. `dimensions` are the lengths to which vectors may be cut (none:
-    any). The tokens of a pair's second text are of another of `num_types` types; such a token is its id plus the
-    vocabulary's size.
+    `modules` are applied to the hidden states; in a classifier they precede its head. A classifier has `labels`, and
+    its scores are the `activation` of its logits. Texts have at most `max_length` tokens (None: the limit of the
+    positions). They are converted to lower case if `lowered` is set. A request may name one of `prompts` to be put
+    before its text; otherwise `default_prompt` is put before it. `dimensions` are the lengths to which vectors may be
+    cut (empty: any). There are `num_types` token types, and the second text of a pair has another type than the first.
+    A token of that text is its id plus the vocabulary's size.
     """
 
     task: Literal["embed", "classify"]
@@ -72,12 +72,12 @@ class Pooling:
 
     @property
     def is_unit(self) -> bool:
-        """Return whether its vectors have length 1."""
+        """Return whether the model's vectors have length 1."""
         return bool(self.modules) and isinstance(self.modules[-1], Normalize)
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """Return the pooling settings of the model in `folder`; None if it generates text. Raises `UnsupportedModel`
+    """Return the pooling settings of the model in `folder`; None if the model generates text. Raises `UnsupportedModel`
     for a folder whose vectors would be wrong."""
     if weights_of(folder) is not None:  # GGUF files
         return None
@@ -135,7 +135,8 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _activation(config: dict[str, Any]) -> Activation | None:
-    """Return the activation that a cross-encoder's own library applies to its logits, or None if not configured."""
+    """Return the activation that sentence-transformers applies to a cross-encoder's logits, or None if not
+    configured."""
     told = config.get("sentence_transformers")
     name = told.get("activation_fn") if isinstance(told, dict) else None
     name = name or config.get("sbert_ce_default_activation_function")

@@ -1,15 +1,16 @@
-"""The three Triton kernels of `CodeLinear`, which says how they divide the work. Importing this needs Triton.
+"""The three Triton kernels of `CodeLinear`, which describes how they divide the work. Importing this module needs
+Triton.
 
-Pointers, which `codes.py` explains: `rows` [T, in], `words` int32 [slots * bits / 32, out], `scales` and `zeros`
-[groups, out], `order` int32 [slots]. Outputs are `sums` float32 [shares, T, out] and `out` [T, out].
+The pointers (see `codes.py`) are `rows` [T, in], `words` int32 [slots * bits / 32, out], `scales` and `zeros` [groups,
+out], `order` int32 [slots]. Outputs are `sums` float32 [shares, T, out] and `out` [T, out].
 
 Slots are cut into *shares*, by the sizes of the weight alone. A share's products are added in the order of its slots,
 and shares in their order, whether they are computed in parallel or one after the other. Rows are multiplied in tiles of
-16 or 32, for which matrix units have the same instruction. So a row gives the same bits alone and among others.
+16 or 32, for which matrix units have the same instruction. So a row gives the same bits in any batch.
 
-Integers are multiplied unchanged, less their zero points, which is exact; a run's sum is multiplied by its scale.
+Products of integers minus their zero points are exact. The sum of a run is multiplied by the run's scale.
 
-`is_wide` multiplies in float32 whatever the type is. Triton's interpreter needs that, because it keeps bfloat16 as
+With `is_wide`, products are in float32 for any type. Triton's interpreter needs this, because it keeps bfloat16 as
 integers.
 """
 
@@ -25,7 +26,7 @@ RUN = tl.constexpr(16)
 def _values(
     packed: tl.tensor,  # [run, columns] words
     zeros: tl.tensor,
-    at: tl.tensor,  # [columns] where a group's numbers are
+    at: tl.tensor,  # [columns] index of a group's scale and zero point
     is_column: tl.tensor,
     part: tl.constexpr,
     zero: tl.constexpr,
@@ -33,7 +34,7 @@ def _values(
     is_float: tl.constexpr,
     has_zeros: tl.constexpr,
 ) -> tl.tensor:
-    """One code of each word as a number; of a float8, a 256th of it."""
+    """Return one code of each word as a float; for float8, divided by 256."""
     code = (packed >> (part * bits)) & ((1 << bits) - 1)
     if is_float:
         half = ((code & 128) << 8) | ((code & 127) << 7)
@@ -71,7 +72,7 @@ def _multiply(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> tl.tensor:
-    """Sums [rows, columns] over blocks of slots `first` to before `last`."""
+    """Return the sums [rows, columns] over blocks of slots `first` to before `last`."""
     is_row, is_column = row < num_rows, column < num_columns
     number = tl.arange(0, RUN)
     at_row = rows + row.to(tl.int64)[:, None] * row_stride
@@ -171,7 +172,7 @@ def join_shares(
     has_bias: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """Shares added in their order. Programs: rows, blocks of columns."""
+    """Add the sums of all shares in order. Program axes: rows, blocks of columns."""
     row = tl.program_id(0)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column = column < num_columns
@@ -212,7 +213,7 @@ def multiply_whole(
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """All shares, one after the other. Programs: blocks of rows, blocks of columns."""
+    """Compute all shares, one after the other. Program axes: blocks of rows, blocks of columns."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column = column < num_columns
@@ -267,7 +268,7 @@ def decode(
     has_order: tl.constexpr,
     block_columns: tl.constexpr,
 ) -> None:
-    """The weight in floating point, transposed. Programs: blocks of slots, blocks of columns."""
+    """Write the weight in floating point, transposed. Program axes: blocks of slots, blocks of columns."""
     block = tl.program_id(0)
     column = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     is_column = column < num_columns

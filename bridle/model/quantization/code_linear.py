@@ -1,9 +1,11 @@
-"""A linear layer over `Codes`, computed by Triton kernels of our own: the way of CUDA for weights that came packed.
+"""A linear layer over `Codes`, computed by bridle's own Triton kernels. CUDA devices use it for weights that are stored
+packed.
 
-A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed; a
-second kernel adds them up. More rows are enough work without. Both add in the same order, and shares follow from the
-weight's sizes alone: a row's bits depend neither on the other rows nor on their number. So it is up to `MAX_CODED`
-rows. Beyond, decoding the weight once for all rows and multiplying by the library is several times as fast.
+A step of few rows cuts the inputs into shares, so that a small matrix has enough programs to be read at full speed. A
+second kernel adds the results of the shares. A step with more rows needs no shares to be fast. Both ways add in the
+same order, and shares follow from the weight's sizes alone. So a row's bits depend neither on the other rows nor on
+their number, up to `MAX_CODED` rows. For more rows, it is several times as fast to decode the weight once and multiply
+by torch.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from torch.nn import functional
 from bridle.lora.fused import Machine
 from bridle.model.quantization.codes import RUN, Codes, join_codes
 
-#: Rows of a step up to which shares are computed side by side.
+#: Maximum rows of a step for which shares are computed in parallel.
 MAX_SHORT = 64
-#: Rows of a step up to which products read the codes. Long prompts have more.
+#: Maximum rows of a step for which products read the codes. Long prompts have more rows.
 MAX_CODED = 256
-#: Rows of a program. More would be multiplied by other instructions, whose sums may differ.
+#: Rows of a program. A larger number would use other instructions, whose sums may differ.
 SHORT_ROWS, LONG_ROWS = 16, 32
-#: Columns of a program, and of one that adds shares.
+#: Columns of a program, and of a program that adds shares.
 COLUMNS, JOINED_COLUMNS = 128, 512
-#: Programs that keep any GPU busy, and the blocks of slots that are worth a program.
+#: Number of programs that keeps any GPU busy, and the minimum number of blocks of slots for a program.
 ENOUGH, MIN_BLOCKS = 256, 4
 
 
 @cache
 def kernels() -> Any:
-    """Takes a moment, and Triton."""
+    """Return the module of Triton kernels. The import takes a moment, and needs Triton."""
     from bridle.model.quantization import code_kernels
 
     return code_kernels
@@ -45,7 +47,7 @@ def _machine(device: torch.device) -> Machine:
 
 
 class CodeLinear(nn.Module):
-    """Stands where an `nn.Linear` stood. Reading `weight` gives it in floating point, which takes its time."""
+    """Replaces an `nn.Linear`. Reading `weight` decodes the weight to floating point, which is slow."""
 
     words: Tensor
     scales: Tensor
@@ -64,11 +66,12 @@ class CodeLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in]"""
+        """Return the decoded weight, [out, in]."""
         return self.codes.number().to(self.dtype)
 
     def joined(self, others: list[CodeLinear]) -> CodeLinear | None:
-        """One layer that gives the outputs of this one and of others side by side; None if they are laid out apart."""
+        """Return one layer that gives the outputs of this layer and of `others`, concatenated; None if their codes have
+        different layouts."""
         layers = [self, *others]
         codes = join_codes([layer.codes for layer in layers])
         if codes is None:
@@ -77,7 +80,7 @@ class CodeLinear(nn.Module):
         return CodeLinear(codes, bias, self.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         machine = _machine(rows.device)
         if rows.device.type == "cpu" and not machine.is_wide:
             return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
@@ -97,7 +100,7 @@ class CodeLinear(nn.Module):
         block_rows = SHORT_ROWS if num_rows <= SHORT_ROWS else LONG_ROWS
         grid = (-(-num_rows // block_rows), -(-self.out_features // COLUMNS))
         sizes = {**self._form(is_wide), "block_rows": block_rows, "block_columns": COLUMNS}
-        bias = out if self.bias is None else self.bias  # any pointer will do
+        bias = out if self.bias is None else self.bias  # without a bias, any valid pointer
         if num_shares == 1 or num_rows > MAX_SHORT:
             whole = kernels().multiply_whole[grid]
             whole(*self._inputs(rows), bias, out, *self._numbers(rows), num_shares, has_bias=bias is not out, **sizes)
@@ -145,14 +148,15 @@ class CodeLinear(nn.Module):
         }
 
     def _apply(self, fn: Any, recurse: bool = True) -> CodeLinear:
-        """The codes move along with the buffers."""
+        """Move the buffers, and let the codes refer to the moved buffers."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.codes = replace(self.codes, words=self.words, scales=self.scales, zeros=self.zeros, order=self.order)
         return self
 
 
 def share_blocks(num_blocks: int, num_columns: int) -> int:
-    """Blocks of slots in a share: from the weight's sizes alone, so that no batch and no GPU changes a bit."""
+    """Return the number of blocks of slots in a share. It depends only on the weight's sizes, so that no batch and no
+    GPU changes a bit."""
     wanted = -(-ENOUGH // -(-num_columns // COLUMNS))
     num_shares = max(min(wanted, num_blocks // MIN_BLOCKS), 1)
     return -(-num_blocks // num_shares)

@@ -1,10 +1,10 @@
-"""Packed weights in the order that the kernels for CUDA read: `Codes`, of 2, 4 or 8 bits, with groups of inputs of any
+"""Packed weights in the order that the CUDA kernels read: `Codes`, of 2, 4 or 8 bits, with groups of inputs of any
 length, in any order.
 
-Inputs are laid out in *slots*, each group in slots of its own, whose number is a multiple of `RUN`. So the slots of a
-run share their scales. A word of 32 bits holds one slot of each of several runs: all that a kernel has of it after one
-load and a shift are neighbors. Where groups are runs of the inputs as they come, slots are inputs; elsewhere `order`
-says which input a slot is. A slot beyond the inputs counts nothing.
+Inputs are laid out in *slots*. Each group has separate slots, whose number is a multiple of `RUN`. So the slots of a
+run share their scales. A word of 32 bits holds one slot of each of several runs. So the values that a kernel gets after
+one load and a shift are neighbors. If groups are consecutive inputs, slot i is input i. Otherwise `order` has the input
+of each slot. A slot without an input counts as zero.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from bridle.model.quantization.weights import Grouped
 
-#: Slots that one product of a kernel takes: the least that tensor cores multiply.
+#: Slots that one product of a kernel takes: the minimum that tensor cores multiply.
 RUN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """A weight [out, in]. `words` are int32 [slots * bits / 32, out], and `scales` [groups, out]. Zero points are uint8
-    [groups, out], or one for all. `order` is int32 [slots] with the input of each slot (-1: none), or None if slot i is
-    input i."""
+    [groups, out], or one number for the whole weight. `order` is int32 [slots] with the input of each slot (-1: none),
+    or None if slot i is input i."""
 
     words: Tensor
     scales: Tensor
@@ -38,7 +38,7 @@ class Codes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in]"""
+        """Return (out, in)."""
         return self.words.shape[1], self.num_inputs
 
     @property
@@ -47,7 +47,7 @@ class Codes:
         return self.bits, self.is_float, self.zeros is not None, self.order is not None, self.scales.dtype
 
     def number(self) -> Tensor:
-        """The weight of the codes, float32 [out, in]."""
+        """Return the decoded weight, float32 [out, in]."""
         per = 32 // self.bits
         words = self.words.view(-1, 1, RUN, self.words.shape[1])
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32, device=words.device).view(1, per, 1, 1)
@@ -69,7 +69,7 @@ class Codes:
 
 
 def make_codes(grouped: Grouped) -> Codes:
-    """The same numbers in this order. Raises `ValueError` for a type of weights that has no codes."""
+    """Return codes of the same values. Raises `ValueError` for a type of weights that has no codes."""
     values, zeros = _as_bytes(grouped)
     num_inputs, num_groups = values.shape[1], grouped.scales.shape[1]
     order, group_slots = _slots(grouped.index, num_groups)
@@ -98,7 +98,7 @@ def make_codes(grouped: Grouped) -> Codes:
 
 
 def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
-    """The values as uint8, and their zero points."""
+    """Return the values as uint8, and their zero points."""
     values, zeros = grouped.values, grouped.zeros
     if values.dtype is torch.int8:
         moved = torch.full_like(grouped.scales, 128, dtype=torch.int16)
@@ -111,7 +111,7 @@ def _as_bytes(grouped: Grouped) -> tuple[Tensor, Tensor | None]:
 
 
 def _slots(index: Tensor, num_groups: int) -> tuple[Tensor | None, int]:
-    """Return the input of each slot, and the slots per group: for the group of each input."""
+    """Return the input of each slot, and the number of slots per group. `index` is the group of each input."""
     num_inputs = index.shape[0]
     even = -(-num_inputs // num_groups)
     for size in {even, int(index.bincount().max())}:
@@ -128,7 +128,7 @@ def _slots(index: Tensor, num_groups: int) -> tuple[Tensor | None, int]:
 
 
 def _pack(laid: Tensor, bits: int) -> Tensor:
-    """uint8 [slots, out] -> int32 [slots * bits / 32, out]"""
+    """Pack values: uint8 [slots, out] -> int32 [slots * bits / 32, out]"""
     per = 32 // bits
     runs = laid.view(-1, per, RUN, laid.shape[1])
     words = torch.zeros(runs.shape[0], RUN, laid.shape[1], dtype=torch.int32, device=laid.device)

@@ -1,6 +1,8 @@
-"""Experts of packed checkpoints: files have a matrix for each expert, the library's classes all in one tensor.
+"""Experts of packed checkpoints. Files have a matrix for each expert, while the classes of transformers have all
+experts in one tensor.
 
-Each expert's products stay packed. gpt-oss's files have all of them in blocks of MXFP4, gates and values in turns.
+Each expert's products stay packed. The files of gpt-oss have all experts in blocks of MXFP4, with gates and values
+interleaved.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from bridle.errors import UnsupportedModel
 from bridle.model.gguf_matrix import packed_matrix
 from bridle.model.quantized_experts import Expert, PackedExperts
 
-#: Makes a layer, in the place of an empty one, of the tensors that are stored under a name.
+#: Makes a layer of the tensors that are stored under a name, to replace an empty layer.
 MakeLayer = Callable[[str, nn.Linear], nn.Module]
-#: Names of an expert's three matrices: of gates, of values, and of the one that leads back.
+#: Names of an expert's three matrices: gates, values, and the down projection.
 _PARTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 
 
@@ -32,7 +34,8 @@ def has_packed_form(module: nn.Module) -> bool:
 
 
 def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeLayer) -> nn.Module:
-    """Make experts whose matrices are separate; `has` says what the files have. Raises `UnsupportedModel`."""
+    """Return experts whose matrices are separate. `has` tells whether the files have a name. Raises
+    `UnsupportedModel`."""
     parts = next((parts for parts in _PARTS if has(f"{name}.0.{parts[0]}")), None)
     if parts is None:
         raise UnsupportedModel(f"the checkpoint lacks the matrices of {name!r}, such as '{name}.0.gate_proj.weight'")
@@ -53,7 +56,8 @@ def make_experts(name: str, module: Any, has: Callable[[str], bool], make: MakeL
 def make_mxfp4_experts(
     name: str, module: Any, stored: Mapping[str, Tensor], dtype: torch.dtype, *, keeps_blocks: bool
 ) -> nn.Module:
-    """gpt-oss's: uint8 blocks [E, out, in / 32, 16] and scales [E, out, in / 32] of both products, and biases."""
+    """Return the experts of gpt-oss: uint8 blocks [E, out, in / 32, 16] and scales [E, out, in / 32] of both products,
+    and biases."""
     try:
         gates = [(stored[f"gate_up_proj_{part}"]) for part in ("blocks", "scales", "bias")]
         downs = [(stored[f"down_proj_{part}"]) for part in ("blocks", "scales", "bias")]
@@ -78,8 +82,8 @@ def make_mxfp4_experts(
 def mxfp4_layer(
     blocks: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype, keeps_blocks: bool
 ) -> nn.Module:
-    """One matrix, of uint8 blocks [out, in / 32, 16] and scales [out, in / 32]. Bytes here hold neighbours, and in
-    llama.cpp's blocks values that lie 16 apart."""
+    """Return the layer of one matrix: uint8 blocks [out, in / 32, 16] and scales [out, in / 32]. A byte of the file
+    holds two neighbouring values. A byte of llama.cpp's blocks holds two values with 16 places between them."""
     values = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # [out, blocks, 32]
     rows = torch.cat((scales.unsqueeze(-1), values[..., :16] | (values[..., 16:] << 4)), -1).flatten(1).contiguous()
     shape = (values.shape[0], values.shape[1] * 32)

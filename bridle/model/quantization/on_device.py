@@ -1,6 +1,6 @@
-"""Form of packed weights on CUDA: float8 with a scale per output is multiplied in float8 where the GPU supports it, all
-else by our kernels from the packed bits. Each form is tried once against plain torch. If a form fails, its weights are
-converted to the model's type, and the log gives the reason."""
+"""Form of packed weights on CUDA. Float8 with a scale per output is multiplied in float8 if the GPU supports it. All
+other weights are multiplied by bridle's kernels from the packed bits. Each form is tried once against plain torch. If a
+form fails, its weights are converted to the model's type, and the log gives the reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bridle.model.quantization.weights import Grouped
 
 _log = logging.getLogger(__name__)
 
-#: Errors of a product as a share of its largest number.
+#: Maximum errors of a product, as a share of its largest value.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
-#: Rows of the trials: of each way of a product, and both sizes of a kernel's tiles.
+#: Rows of the trials, chosen to cover each path of a product and both tile sizes of a kernel.
 _TRIAL_ROWS = (1, 40, 70, 300)
 
 
 def keeps_bits(device: torch.device) -> bool:
-    """Return whether packed weights stay packed on `device`, as far as is known before they are tried."""
+    """Return whether packed weights stay packed on `device`, as far as is known before a trial."""
     return device.type == "cpu" or missing_for_triton(device) is None
 
 
@@ -38,7 +38,7 @@ class DeviceForms:
         self._are_right: dict[object, bool] = {}
 
     def make(self, weight: Grouped, bias: Tensor | None) -> nn.Module | None:
-        """The layer for a packed weight; None if it has to become numbers."""
+        """Return the layer for a packed weight; None if the weight has to be converted to floats."""
         is_float = weight.values.dtype is torch.float8_e4m3fn and weight.zeros is None
         if is_float and weight.scales.shape[1] == 1 and float8.has_float8_shape(weight.shape) and self._has_float8():
             return Float8Linear(weight.values, weight.scales, bias, self._dtype)
@@ -87,10 +87,10 @@ def find_problem(layer: CodeLinear) -> str | None:
             bias = None if layer.bias is None else layer.bias.float()
             want = functional.linear(rows.float(), number, bias)
             error = float((layer(rows).float() - want).abs().max() / want.abs().max().clamp_min(1e-12))
-            if not error <= _TOLERANCES.get(layer.dtype, 2e-2):  # what is not a number is an error, too
+            if not error <= _TOLERANCES.get(layer.dtype, 2e-2):  # NaN counts as an error, too
                 return f"a product of {count} rows differs by {error:.3g}"
     except torch.OutOfMemoryError:
-        raise  # that may pass
+        raise  # the error may be temporary
     except Exception as failure:  # a compiler, its cache, a driver
         return f"{type(failure).__name__}: {failure}"
     return None

@@ -1,4 +1,5 @@
-"""Validated content of a checkpoint's `quantization_config`: the method, and the few values that are not in tensors."""
+"""Validated content of a checkpoint's `quantization_config`: the method, and the few values that tensors do not
+have."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from typing import Any
 
 from bridle.errors import UnsupportedModel
 
-#: Methods whose tensors are understood.
+#: Supported quantization methods.
 METHODS = ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt", "compressed-tensors")
 _FORMATS = ("int-quantized", "pack-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """`zero_offset` is added to stored zero points; `block` has the sides of FP8's squares."""
+    """`zero_offset` is added to stored zero points. `block` has the side lengths of FP8's blocks."""
 
     method: str
     bits: int = 8
@@ -23,7 +24,8 @@ class Scheme:
 
 
 def read_scheme(config: Any) -> Scheme:
-    """Raises `UnsupportedModel`, with the method's name, for an unsupported format."""
+    """Return the scheme of a configuration. Raises `UnsupportedModel`, with the method's name, for an unsupported
+    format."""
     fields = config if isinstance(config, dict) else config.to_dict()
     method = str(getattr(fields.get("quant_method"), "value", fields.get("quant_method")))
     reader = _READERS.get(method)

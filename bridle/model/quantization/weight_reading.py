@@ -1,4 +1,4 @@
-"""Reads a packed checkpoint into the library's own model class, as GGUF files are read. The model is created without
+"""Reads a packed checkpoint into the model class of transformers, as GGUF files are read. The model is created without
 memory and filled layer by layer. So only one layer at a time is in memory both as floating point and packed."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bridle.model.weight_reading import making_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-#: Tensors in addition to weights that say how activations or the KV cache were rounded; here they are not.
+#: Suffixes of tensors that describe how activations or the KV cache were rounded; bridle does not round these.
 _IGNORED = (
     "input_scale",
     "input_zero_point",
@@ -50,8 +50,8 @@ def read_packed_model(
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
 ) -> nn.Module:
-    """The model of a packed checkpoint, its matrices in few bits, or where no kernels fit as numbers of type `dtype`.
-    Raises `UnsupportedModel` if something is missing, left over, or does not fit."""
+    """Return the model of a packed checkpoint. Its matrices stay packed, or become floats of type `dtype` if no kernels
+    support them. Raises `UnsupportedModel` if a tensor is missing, unused, or of another shape."""
     scheme = read_scheme(settings.quantization_config)
     attention.register()
     model = _empty_model(settings, dtype)
@@ -64,7 +64,7 @@ def read_packed_model(
                 _put(model, name, _read_experts(name, module, files, make, dtype, device))
                 continue
             stored = files.take(name) if isinstance(module, nn.Linear) else {}
-            if is_packed(stored) and type(module) is not nn.Linear:  # it computes in a way of its own
+            if is_packed(stored) and type(module) is not nn.Linear:  # the module computes by its own code
                 stored = {"weight": read_grouped(name, stored, scheme).number()}
             if is_packed(stored):
                 _put(model, name, make(name, stored, module))
@@ -78,7 +78,7 @@ def read_packed_model(
 
 
 def _empty_model(settings: PreTrainedConfig, dtype: torch.dtype) -> Any:
-    """The library's class for a checkpoint, without memory, with bridle's attention."""
+    """Return the model class of transformers for a checkpoint, without memory, with bridle's attention."""
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     plain = type(settings).from_dict({k: v for k, v in settings.to_dict().items() if k != "quantization_config"})
@@ -112,11 +112,11 @@ def _read_experts(
 
 
 class _Files:
-    """The tensors of a checkpoint by module, each taken once, under the names that the library's class has for them."""
+    """The tensors of a checkpoint by module, each read once, under their names in transformers."""
 
     def __init__(self, stack: ExitStack, checkpoint: Checkpoint, model: Any) -> None:
         self._folder = checkpoint.folder
-        self._sizes, self.num_bytes = checkpoint.tensor_bytes, checkpoint.num_bytes  # of what is not taken yet
+        self._sizes, self.num_bytes = checkpoint.tensor_bytes, checkpoint.num_bytes  # of tensors that were not read yet
         self._homes: dict[str, tuple[Any, str]] = {}
         self._modules: dict[str, list[str]] = {}
         rename = _renaming(model, checkpoint.tensor_bytes)
@@ -134,7 +134,7 @@ class _Files:
         return prefix.removesuffix(".") in self._modules
 
     def take(self, module: str) -> dict[str, Tensor]:
-        """All tensors of a module, by the rest of their names."""
+        """Return all tensors of a module, by the last part of their names."""
         names = [name for name in self._modules.get(module, ()) if name in self._homes]
         return {name.rpartition(".")[2]: self._pop(name) for name in names}
 
@@ -148,7 +148,7 @@ class _Files:
         return tensor
 
     def check_empty(self, model: Any) -> None:
-        """Refuse tensors without a place, apart from those of parts that the library leaves out, too."""
+        """Raise `UnsupportedModel` for tensors that no module uses, except those that transformers leaves out, too."""
         left = sorted(name for name in self._homes if not name.endswith((*_IGNORED, "inv_freq", "lm_head.weight")))
         without = model._keys_to_ignore_on_load_unexpected or ()
         left = [name for name in left if not any(re.search(pattern, name) for pattern in without)]
@@ -159,8 +159,8 @@ class _Files:
 
 
 def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
-    """Return the library's name of a tensor of a file: some checkpoints have older names, or those of a model without a
-    head. Scales of `stored` weights may be called just that."""
+    """Return a function from a tensor's name in the files to its name in transformers. Some checkpoints have older
+    names, or names of a model without a head. Scales of `stored` weights may have short names."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
@@ -182,7 +182,7 @@ def _renaming(model: Any, stored: Container[str]) -> Callable[[str], str]:
 def _fill(
     model: Any, name: str, module: nn.Module, stored: dict[str, Tensor], files: _Files, dtype: torch.dtype
 ) -> None:
-    """Tensors in floating point, as they are."""
+    """Set the parameters of a module from its tensors in floating point."""
     for field, parameter in list(module._parameters.items()):
         if parameter is None:
             continue
@@ -202,12 +202,12 @@ def _fill(
             module._buffers[field] = tensor.to(buffer.dtype)
 
 
-#: Makes the layer of a name that computes with the packed tensors stored for it, in the place of an empty one.
+#: Replaces the empty linear layer of a name by a layer that computes with the packed tensors stored for it.
 Maker = Callable[[str, dict[str, Tensor], nn.Linear], nn.Module]
 
 
 def _maker(scheme: Scheme, dtype: torch.dtype, device: torch.device, put: Put) -> Maker:
-    """Return a function that makes the layers of a model on `device`; `put` moves tensors there."""
+    """Return a function that makes the layers of a model on `device`. `put` moves tensors to the device."""
     if device.type == "cpu":
         return lambda name, stored, linear: _on_cpu(
             read_weight(name, stored, scheme), _bias_of(name, stored, linear, dtype), linear, name, dtype
@@ -232,7 +232,7 @@ def _bias_of(name: str, stored: dict[str, Tensor], linear: nn.Linear, dtype: tor
 
 
 def _on_cpu(weight: Weight, bias: Tensor | None, linear: nn.Linear, name: str, dtype: torch.dtype) -> nn.Module:
-    """The layer that computes with a packed weight."""
+    """Return the CPU layer that computes with a packed weight."""
     shape = (linear.out_features, linear.in_features)
     _check_shape(name, weight.shape, shape)
     if weight.integers is not None and weight.scale is not None and is_worthwhile("int8"):
@@ -246,7 +246,7 @@ def _on_cpu(weight: Weight, bias: Tensor | None, linear: nn.Linear, name: str, d
 
 
 def _plain(number: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer of numbers [out, in]."""
+    """Return a linear layer of floats [out, in]."""
     with torch.device("meta"):
         made = nn.Linear(number.shape[1], number.shape[0], bias=bias is not None)
     made.weight = nn.Parameter(number, requires_grad=False)
@@ -256,7 +256,7 @@ def _plain(number: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def _number(weight: Weight) -> Tensor:
-    """float32 [out, in]"""
+    """Return the weight as float32 [out, in]."""
     if weight.number is not None:
         return weight.number
     assert weight.integers is not None and weight.scale is not None

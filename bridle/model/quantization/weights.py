@@ -1,8 +1,9 @@
 """Reads the tensors that a quantization method stores for one linear layer, and returns the weight.
 
-`read_grouped` returns integers, zero points and scales, for kernels that take any of them. `read_weight` returns the
-formats of the CPU's kernels. These take 8-bit integers with a scale per output unchanged, and 4-bit integers around 8
-with a scale per 32 inputs or a multiple. Everything else becomes floating point, and the caller rounds it to Q8_0.
+`read_grouped` returns integers, zero points and scales, for kernels that support all combinations. `read_weight`
+returns the formats of the CPU kernels. These kernels use 8-bit integers with a scale per output unchanged. They also
+use 4-bit integers with zero point 8 and a scale per multiple of 32 inputs. Everything else becomes floating point, and
+the caller rounds it to Q8_0.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from bridle.model.quantization.schemes import Scheme
 #: Tensors of a linear layer by the last part of their names.
 Stored = Mapping[str, Tensor]
 
-#: What the 16 numbers of NVFP4 say, twice.
+#: The values of NVFP4's 16 codes, doubled.
 _FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word lie in it
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # positions of a word's outputs in the word
 _GROUP = 32
 _POWERS = torch.float8_e8m0fnu
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A weight of `scale * (value - zero)`. `values` [out, in] are uint8 of `bits` bits, int8 or float8, and `scales`
-    are [out, groups]. `zeros` are int16 [out, groups], or None. `index` [in] is the group of each input."""
+    """A weight whose values are `scale * (value - zero)`. `values` [out, in] are uint8 of `bits` bits, int8 or float8,
+    and `scales` are [out, groups]. `zeros` are int16 [out, groups], or None. `index` [in] is the group of each
+    input."""
 
     values: Tensor
     scales: Tensor
@@ -42,7 +44,7 @@ class Grouped:
         return self.values.shape[0], self.values.shape[1]
 
     def number(self) -> Tensor:
-        """float32 [out, in]"""
+        """Return the weight as float32 [out, in]."""
         if self.zeros is None:
             number = self.values.float()
         else:
@@ -52,7 +54,8 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One of three: `number` [out, in] in float32; `integers` int8 [out, in] and `scale` [out]; or `blocks` of Q4_0."""
+    """A weight in one of three forms: `number` [out, in] in float32; `integers` int8 [out, in] and `scale` [out]; or
+    `blocks` of Q4_0."""
 
     number: Tensor | None = None
     integers: Tensor | None = None
@@ -75,19 +78,19 @@ def is_packed(stored: Stored) -> bool:
 
 
 def is_mxfp4(stored: Stored) -> bool:
-    """Return whether these are bytes of two values, with a power of two for 32 inputs."""
+    """Return whether these tensors are MXFP4: bytes of two values, with a power of two for 32 inputs."""
     weight, scale = stored.get("weight"), stored.get("weight_scale_inv")
     return weight is not None and weight.dtype is torch.int8 and scale is not None and scale.dtype is _POWERS
 
 
 def read_weight(name: str, stored: Stored, scheme: Scheme) -> Weight:
     """Return the weight in the tensors of layer `name`, in a form of the CPU's kernels if one represents the same
-    values. Raises `UnsupportedModel` if they do not fit each other."""
+    values. Raises `UnsupportedModel` if the tensors are inconsistent."""
     return _as_weight(read_grouped(name, stored, scheme))
 
 
 def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
-    """Return the weight in the tensors of layer `name`. Raises `UnsupportedModel` if they do not fit together."""
+    """Return the weight in the tensors of layer `name`. Raises `UnsupportedModel` if the tensors are inconsistent."""
     try:
         if {"weight_global_scale", "weight_scale_2"} & stored.keys():
             return _read_fp4(stored)
@@ -106,14 +109,14 @@ def read_grouped(name: str, stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """int32 [..., n] -> uint8 [..., n * 32 / bits], the lowest bits first."""
+    """Unpack words: int32 [..., n] -> uint8 [..., n * 32 / bits], the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     fields = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return fields.to(torch.uint8).flatten(-2)
 
 
 def _read_awq(stored: Stored, scheme: Scheme) -> Grouped:
-    """Words along the outputs, in an order of their own; a zero point for each group and output."""
+    """Read AWQ: words along the outputs in AWQ's order, and a zero point for each group and output."""
     order = torch.tensor(_AWQ_ORDER, device=stored["qweight"].device)
     integers, zeros = (
         unpack(stored[name], 4).view(stored[name].shape[0], -1, 8)[..., order].flatten(1)
@@ -123,7 +126,8 @@ def _read_awq(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_gptq(stored: Stored, scheme: Scheme) -> Grouped:
-    """Words along the inputs, zero points along the outputs; with an order of activations, a group for each input."""
+    """Read GPTQ: words along the inputs, zero points along the outputs. With activation order, the group of each input
+    is stored."""
     integers = unpack(stored["qweight"].t().contiguous(), scheme.bits)  # [out, in]
     zeros = unpack(stored["qzeros"], scheme.bits).t().to(torch.int16) + scheme.zero_offset  # [out, groups]
     zeros = zeros & ((1 << scheme.bits) - 1) if scheme.zero_offset else zeros
@@ -131,7 +135,7 @@ def _read_gptq(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
-    """compressed-tensors: words along the inputs, values moved up by half of their range."""
+    """Read compressed-tensors: words along the inputs, values shifted by half of their range."""
     num_outputs, num_inputs = (int(side) for side in stored["weight_shape"])
     words = stored["weight_packed"]
     bits = next((bits for bits in (4, 8, 2) if words.shape[1] == -(-num_inputs * bits // 32)), 0)
@@ -151,7 +155,7 @@ def _read_packed(stored: Stored, scheme: Scheme) -> Grouped:
 
 
 def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor | None, bits: int) -> Grouped:
-    """`scale * (integer - zero)`: integers [out, in], zeros and scales [out, groups]."""
+    """Return a weight of `scale * (integer - zero)`: integers [out, in], zeros and scales [out, groups]."""
     num_groups = scales.shape[1]
     plain = _evenly(integers.shape[1], num_groups, integers.device)
     index = plain if group_of is None or bool((group_of < 0).any()) else group_of.long()
@@ -161,7 +165,7 @@ def _grouped(integers: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor |
 
 
 def _evenly(num_inputs: int, num_groups: int, device: torch.device) -> Tensor:
-    """The group of each input, where groups are runs of equal length."""
+    """Return the group of each input if groups are runs of equal length."""
     return torch.arange(num_inputs, device=device) // -(-num_inputs // num_groups)
 
 
@@ -173,7 +177,7 @@ def _as_weight(grouped: Grouped) -> Weight:
 
 
 def _as_blocks(grouped: Grouped) -> Tensor | None:
-    """The same numbers as blocks of Q4_0, [out, bytes]; None if those cannot say them."""
+    """Return the same weight as blocks of Q4_0, [out, bytes]; None if Q4_0 cannot represent its values."""
     integers, scales = grouped.values, grouped.scales
     half, size = scales.to(torch.float16), -(-integers.shape[1] // scales.shape[1])
     is_even = size % _GROUP == 0 and integers.shape[1] == size * scales.shape[1]
@@ -193,21 +197,22 @@ def _as_blocks(grouped: Grouped) -> Tensor | None:
 
 
 def _read_scaled(stored: Stored, scheme: Scheme) -> Grouped:
-    """int8 or float8, with scales for the whole, for outputs, for groups of inputs, or for squares."""
+    """Read int8 or float8, with scales for the whole weight, for outputs, for groups of inputs, or for blocks."""
     weight = stored["weight"]
     scale = stored["weight_scale_inv" if "weight_scale_inv" in stored else "weight_scale"]
     scales = _by_groups(scale.float() if scale.dtype is _POWERS else scale, weight, scheme)
     zeros = stored.get("weight_zero_point")
     if zeros is not None and bool((zeros != 0).any()):
         zeros = _by_groups(zeros, weight, scheme).to(torch.int16)
-        zeros = zeros.expand(scales.shape)  # one for all groups, or one for each
+        zeros = zeros.expand(scales.shape)  # one zero point for all groups, or one for each
     else:
         zeros = None
     return Grouped(weight, scales, zeros, _group_index(scales, weight, scheme), 8)
 
 
 def _read_fp4(stored: Stored) -> Grouped:
-    """NVFP4: bytes of two neighbours, scales of groups in float8, and one of the whole to multiply or to divide by."""
+    """Read NVFP4: bytes of two neighbouring values, scales of groups in float8, and a scale of the whole weight to
+    multiply or divide by."""
     packed = stored["weight_packed" if "weight_packed" in stored else "weight"]
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)  # [out, in]
     values = torch.tensor(_FP4_DOUBLED, dtype=torch.int8, device=packed.device)[codes.long()]
@@ -220,7 +225,7 @@ def _read_fp4(stored: Stored) -> Grouped:
 
 
 def _by_groups(scale: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
-    """Scales [out, groups] of a weight [out, in], by their shape."""
+    """Return scales [out, groups] of a weight [out, in]. The shape of `scale` decides its meaning."""
     rows, columns = weight.shape
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(rows, 1)
@@ -240,7 +245,7 @@ def _are_squares(scale: Tensor, weight: Tensor, scheme: Scheme) -> bool:
 
 
 def _group_index(scales: Tensor, weight: Tensor, scheme: Scheme) -> Tensor:
-    """The group of each input. Squares need not divide a weight's sides."""
+    """Return the group of each input. Blocks need not divide a weight's sides."""
     num_inputs, num_groups = weight.shape[1], scales.shape[1]
     if scheme.block is not None and num_groups == -(-num_inputs // scheme.block[1]):
         return torch.arange(num_inputs, device=weight.device) // scheme.block[1]

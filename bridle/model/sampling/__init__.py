@@ -2,6 +2,6 @@
 filters (top-k, top-p, min-p, typical-p), cuts (top-n-sigma, dynamic temperature, XTC), Mirostat, draw,
 log-probabilities. `bridle.model.sampler` puts them in order.
 
-Every step treats a row on its own, and every sum that decides something is exact, so that a row's result is
-bitwise the same whatever shares its batch.
+Every step computes each row separately, and every sum that affects a choice is exact. So a row's result has the same
+bits in any batch.
 """

@@ -1,5 +1,5 @@
 """Parameters of the sampling kernels, in one array of words for one upload: the parameters of rows as columns, the
-histories that penalties count, and the biases of tokens."""
+token histories for penalties, and the biases of tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bridle.model.sampling.rows import Pairs, pairs_of
 from bridle.sampling import SamplingParams
 from bridle.sampling_values import LogitBias
 
-#: Integers and floats of a row, and words of a span. `draw_kernels` reads them in this order.
+#: Number of integers and floats for a row, and of words for a span. `draw_kernels` reads them in this order.
 INTS, FLOATS, SPAN = 8, 5, 5
-_ALIGNED = 4  # words: sections begin at multiples of 16 bytes, whatever comes before
+_ALIGNED = 4  # words: each section begins at a multiple of 16 bytes
 _CACHED = 4096
-_SMALLEST_TEMPERATURE = 1e-30  # below, float32 has nothing left to divide by
+_SMALLEST_TEMPERATURE = 1e-30  # float32 cannot divide by smaller numbers
 _WORD = (1 << 64) - 1
 
 Words = npt.NDArray[np.int32]
@@ -34,9 +34,9 @@ Words = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Sampling parameters that are constant for a request. Rows that are `rare` are sampled by other code."""
+    """Sampling parameters that are constant for a request. Rows that are `rare` are sampled by the standard sampler."""
 
-    sampling: SamplingParams  # held, so that its id stays its own
+    sampling: SamplingParams  # kept alive, so that its id is not reused
     floats: tuple[float, float, float, float, float]
     bias: Pairs | None
     is_rare: bool
@@ -44,7 +44,7 @@ class Fixed:
 
 
 def fixed_of(sampling: SamplingParams) -> Fixed:
-    """Look at parameters once."""
+    """Return the constant parameters of a request, which are derived once."""
     kind = kind_of(sampling)
     is_rare = kind.is_bent and not kind.is_greedy
     is_rare |= sampling.has_dry or sampling.watermark is not None or isinstance(sampling.logit_bias, LogitBias)
@@ -56,7 +56,7 @@ def fixed_of(sampling: SamplingParams) -> Fixed:
 
 
 class FixedTable:
-    """`Fixed` by parameters, which are the same objects at every step of a request."""
+    """`Fixed` by sampling parameters, which are the same objects at every step of a request."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Fixed] = OrderedDict()
@@ -85,8 +85,8 @@ class Section(NamedTuple):
 
 @dataclass(slots=True)
 class Columns:
-    """The words of some rows, and their positions. `told` are the rows that report log-probabilities, `num_best` how
-    many of the best tokens they report; `cut` are the rows of which top-k or top-p keep a part."""
+    """The words of some rows, and their positions. `told` are the rows that report log-probabilities, each with its
+    `num_best` best tokens at most. `cut` are the rows that top-k or top-p cut."""
 
     words: Words
     doubles: Section
@@ -106,7 +106,7 @@ class Columns:
 
 
 class _Writer:
-    """Sections one behind the other."""
+    """Appends sections one after the other."""
 
     def __init__(self) -> None:
         self._parts: list[Words] = []
@@ -133,7 +133,8 @@ def columns_of(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> Columns:
-    """Describe `rows` to the kernels; row i has its mask in `mask_slots[i]`, -1 for none."""
+    """Return the description of `rows` for the kernels. Row i has its mask in `mask_slots[i]`, or no mask if that is
+    -1."""
     params = [row.sampling for row in rows]
     ints = _ints(rows, mask_slots, vocab)
     cut = [i for i, p in enumerate(params) if (ints[i, 5] or p.top_p < 1.0) and not fixed[i].is_greedy]
@@ -166,7 +167,7 @@ def columns_of(
 
 
 def _ints(rows: Sequence[SampleRow], mask_slots: Sequence[int], vocab: int) -> Words:
-    """The integers of rows, except for the slots of optional features."""
+    """Return the integers of rows, except for the slots of optional features."""
     ints = np.full((len(rows), INTS), -1, np.int32)
     ints[:, 0] = [row.logits_index for row in rows]
     ints[:, 1] = mask_slots
@@ -182,9 +183,9 @@ def _write_histories(
     kept: DeviceTokenHistory,
     history: HistoryLookup,
 ) -> tuple[Words, int]:
-    """The tokens for penalties that the device lacks: spans [histories, SPAN], and the longest history. A span says
-    where its new tokens begin, how many are the prompt's, how many there are, how many the device has, and where it has
-    them."""
+    """Write the tokens for penalties that the device lacks; return spans [histories, SPAN], and the length of the
+    longest history. A span has the start of its new tokens, the number of prompt tokens, and the number of all tokens.
+    It also has the number of tokens that the device has, and their position."""
     asked = [i for i, row in enumerate(rows) if row.sampling.has_penalties]
     found = [history(rows[i]) for i in asked]
     arrays = [histories.array(rows[i].seq_id, tokens) for i, (tokens, _) in zip(asked, found, strict=True)]
@@ -199,7 +200,8 @@ def _write_histories(
 
 
 def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fixed], ints: Words) -> tuple[Words, int]:
-    """The biases of requests and those of the rows' own: spans [biases, SPAN], and the longest one."""
+    """Write the biases of requests and of single rows; return spans [biases, SPAN], and the length of the longest
+    bias."""
     spans: list[tuple[int, int, int, int, int]] = []
     for i, row in enumerate(rows):
         for place, pairs in ((3, fixed[i].bias), (4, pairs_of(row.bias) if row.bias else None)):
@@ -212,5 +214,5 @@ def _write_biases(writer: _Writer, rows: Sequence[SampleRow], fixed: Sequence[Fi
 
 
 def _small(tokens: npt.NDArray[np.int64]) -> Words:
-    """Tokens in 32 bits; larger ones are not in the vocabulary."""
+    """Return tokens as 32-bit integers; larger ones become -1, because they are not in the vocabulary."""
     return np.where((tokens >= 0) & (tokens < 1 << 31), tokens, -1).astype(np.int32)

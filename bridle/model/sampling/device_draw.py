@@ -1,11 +1,11 @@
-"""Samples on a GPU, from the logits to numbers in the host's memory, in kernels of our own.
+"""Samples on a GPU by bridle's own kernels, from the logits to results in the host's memory.
 
-All parameters are uploaded in one copy, all results are downloaded in one, and the host waits for nothing in between.
+All parameters are uploaded in one copy, and all results are downloaded in one copy. The host does not wait in between.
 The kernels read a row directly from the model's output. Each kernel applies bias, mask and penalties to a logit when it
 reads it, because that is faster than writing a changed matrix. Only rows with top-k, top-p or log-probabilities are
 written, because their best tokens are searched for.
 
-1. `count_tokens` and `place_biases`, where rows ask for them: tables over the vocabulary.
+1. `count_tokens` and `place_biases`, for rows that need them: tables over the vocabulary.
 2. `find_peaks`: the largest logit of each part of a row.
 3. `weigh_parts`: the weight of each part, in whole numbers; for cut rows `find_edges` and then the weights anew.
 4. `pick`: the part, and the token in it, that the row's random number falls on.
@@ -39,16 +39,16 @@ from bridle.model.sampling.mask_ring import MaskRing
 from bridle.model.sampling.penalties import Histories
 from bridle.outputs import Logprob
 
-#: Columns of a part, and tokens of a history or a bias that a program takes.
+#: Columns of a part, and tokens of a history or a bias that one program processes.
 PART, BLOCK = 4096, 1024
-#: Products are not fused unless a kernel says so: every GPU then gives the same bits.
+#: Products are fused only where a kernel does so explicitly, so that every GPU gives the same bits.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 _MIN_BLOCK = 16
 _ALIGNED = 16  # bytes
 
 
 class SampleField(NamedTuple):
-    """Numbers of an answer: where their bytes begin, their type and their shape."""
+    """A field of an answer: the start of its bytes, its type and its shape."""
 
     start: int
     dtype: torch.dtype
@@ -59,7 +59,7 @@ class SampleField(NamedTuple):
         return self.start + self.dtype.itemsize * int(np.prod(self.shape))
 
     def of(self, data: Tensor) -> Tensor:
-        """These numbers of the answer's bytes."""
+        """Return this field of the answer's bytes."""
         return data[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
@@ -85,11 +85,11 @@ class DeviceDraws:
 
     def __init__(self, rows: Sequence[SampleRow], told: Sequence[int], answer: SampleLayout, data: Tensor) -> None:
         self._rows, self._told, self._answer = rows, told, answer
-        self.tokens = answer.tokens.of(data)  # [rows], on the device: there once the draws are
+        self.tokens = answer.tokens.of(data)  # [rows], on the device; valid once the sampling is done there
         self._download = Download(data)
 
     def take(self) -> tuple[list[int], list[Logprob | None]]:
-        """Wait for the tokens and their log-probabilities."""
+        """Wait for the tokens and their log-probabilities, and return them."""
         data = self._download.wait()
         tokens: list[int] = self._answer.tokens.of(data).tolist()
         logprobs: list[Logprob | None] = [None] * len(tokens)
@@ -104,7 +104,7 @@ class DeviceDraws:
             return []
         answer = self._answer
         best, places = _read_keys(answer.best.of(data).numpy())
-        with np.errstate(divide="ignore", invalid="ignore"):  # rows from which nothing can be sampled
+        with np.errstate(divide="ignore", invalid="ignore"):  # rows from which no token can be sampled
             norms = best[:, :1] + np.log(answer.sums.of(data).sum(1, keepdim=True).double().numpy() / UNIT)
             chosen = answer.chosen.of(data).double().numpy()[:, None] - norms
             ranks = answer.ranks.of(data).sum(1, keepdim=True).double().numpy() + 1
@@ -123,7 +123,7 @@ class Drawer:
 
     @cached_property
     def kernels(self) -> Any:
-        """Takes a moment, and Triton."""
+        """Return the module of Triton kernels. The import takes a moment, and needs Triton."""
         from bridle.model.sampling import draw_kernels
 
         return draw_kernels
@@ -131,7 +131,8 @@ class Drawer:
     def start(
         self, logits: Tensor, rows: Sequence[SampleRow], fixed: Sequence[Fixed], history: HistoryLookup
     ) -> DeviceDraws:
-        """Sample a token for each of `rows` from `logits` [R, V]. All rows must be usual ones. Returns at once."""
+        """Sample a token for each of `rows` from `logits` [R, V]. All rows must be usual ones, not `rare`. Returns at
+        once."""
         vocab = logits.shape[1]
         with self._machine.chosen():
             slots = self._ring.place([row.mask for row in rows], vocab)
@@ -144,7 +145,7 @@ class Drawer:
 
 
 class DrawStep:
-    """The launches for some rows. Kernels take their arguments by name."""
+    """The kernel launches for some rows. Kernels take their arguments by name."""
 
     def __init__(
         self, kernels: Any, logits: Tensor, num_rows: int, columns: Columns, masks: Tensor, kept: Tensor
@@ -240,12 +241,13 @@ class DrawStep:
         kernel[grid](**{each: given[each] for each in kernel.arg_names}, **OPTIONS)
 
     def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Memory; some, too, where there is nothing to keep, since a kernel takes a pointer in any case."""
+        """Return uninitialized memory. An empty shape also gets some memory, because a kernel needs a pointer in any
+        case."""
         return torch.empty(shape if all(shape) else (_MIN_BLOCK,), dtype=dtype, device=self._device)
 
 
 def _read_keys(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The logits of keys [n, k] and their places."""
+    """Return the logits of keys [n, k] and their columns."""
     bits = (keys >> 32).astype(np.int32)
     logits = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(np.int32).view(np.float32)
     return logits.astype(np.float64), (0x7FFFFFFF - (keys & 0xFFFFFFFF)).astype(np.float64)
@@ -256,5 +258,5 @@ def _part_of(words: Tensor, section: Section) -> Tensor:
 
 
 def block_of(number: int) -> int:
-    """Return the next power of two."""
+    """Return the smallest power of two that is at least `number` and the minimum block."""
     return max(_MIN_BLOCK, 1 << (number - 1).bit_length())

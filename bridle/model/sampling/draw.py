@@ -1,5 +1,4 @@
-"""The sampling itself: one uniform number per row, through the inverse of the cumulated weights in order of token
-id."""
+"""The sampling itself: one uniform number per row selects a token by the cumulated weights in order of token id."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from bridle.model.sampling.rows import CHUNK
 
 
 def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [R] sampled from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
-    in [0, 1), float64, and the totals of the rows' weights [R, 1]. A forbidden token is never sampled; rows of NaN give
-    some index."""
+    """Return tokens [R] sampled from rows `shifted` [R, W] (largest logit subtracted, -inf forbids) with `uniform` [R]
+    in [0, 1), float64. Also return the totals of the rows' weights [R, 1]. A forbidden token is never sampled. Rows of
+    NaN give an arbitrary index."""
     found = sampling_kernels(shifted)
     if found is None:
         return draw_by_torch(shifted, uniform)
@@ -22,7 +21,7 @@ def draw(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def draw_by_torch(shifted: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`draw` on any device."""
+    """Compute `draw` on any device, in plain torch."""
     weights = weights_of(shifted)
     sums = chunk_sums(weights)  # [R, W / CHUNK]
     running = sums.cumsum(1)

@@ -1,10 +1,10 @@
-"""The Triton kernels of `device_draw`, which says in which order they run. Importing this needs Triton.
+"""The Triton kernels of `device_draw`, which documents their order. Importing this module needs Triton.
 
 Pointers: `logits` [R, V]; `masks` [slots, words] of 32 tokens each; `counts` [slots, V] and `biases` [slots, V]. `ints`
 [N, INTS] and `floats` [N, FLOATS] are the parameters of rows (`columns` names them). A row is cut into P parts of
 `part` columns. The results of the parts are in `peaks`, `places`, `sums` and `equals` [N, P]. `work` [cut rows, V] has
-the logits of rows that are cut, `heads` their best ones in order. Sums are of whole numbers (`draw_numbers`), so they
-are the same on any GPU.
+the logits of rows with top-k or top-p, and `heads` the best logits of these rows in order. Sums are of whole numbers
+(`draw_numbers`), so they are the same on any GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bridle.model.sampling.draw_numbers import (
 def count_tokens(
     words: tl.tensor, histories: tl.tensor, kept: tl.tensor, counts: tl.tensor, vocab: tl.tensor, block: tl.constexpr
 ) -> None:
-    """Count each token's occurrences in the output and in the prompt; append new tokens to the history. Programs:
+    """Count each token's occurrences in the output and in the prompt; append new tokens to the history. Program axes:
     histories, blocks of tokens."""
     slot = tl.program_id(0)
     span = histories + slot * SPAN
@@ -57,7 +57,7 @@ def count_tokens(
 def place_biases(
     words: tl.tensor, addends: tl.tensor, biases: tl.tensor, vocab: tl.tensor, block: tl.constexpr
 ) -> None:
-    """Addends to the places of their tokens. Programs: biases, blocks of tokens."""
+    """Write addends to the columns of their tokens. Program axes: biases, blocks of tokens."""
     slot = tl.program_id(0)
     span = addends + slot * SPAN
     place = tl.program_id(1) * block + tl.arange(0, block)
@@ -83,7 +83,7 @@ def find_peaks(
     num_parts: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The largest logit of each part and where it is first. Programs: rows, parts."""
+    """Find the largest logit of each part and its first column. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     column = number * part + tl.arange(0, part)
@@ -117,8 +117,8 @@ def weigh_parts(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """The weight of each part: of all of it, or in the end of the logits above edge and floor, with the number of
-    logits that equal the edge. Programs: rows, parts."""
+    """Compute the weight of each part. At first the weight is of all logits in the part. In the last call it is of the
+    logits above edge and floor, and the kernel also counts the logits equal to the edge. Program axes: rows, parts."""
     row, number = tl.program_id(0), tl.program_id(1)
     ints += row * INTS
     floats += row * FLOATS
@@ -142,7 +142,7 @@ def weigh_parts(
 def _weight_to(
     work: tl.tensor, best: tl.tensor, temperature: tl.tensor, edge: tl.tensor, vocab: tl.tensor, part: tl.constexpr
 ) -> tl.tensor:
-    """The weight of all that is at least `edge` in a row of `work`."""
+    """Return the weight of all logits of at least `edge` in a row of `work`."""
     found = tl.zeros((part,), tl.int64)
     for begin in range(0, vocab, part):
         column = begin + tl.arange(0, part)
@@ -157,14 +157,15 @@ def _searched(
     work: tl.tensor,  # of this row
     best: tl.tensor,
     temperature: tl.tensor,
-    edge: tl.tensor,  # that is too large
-    above: tl.tensor,  # weight above it
+    edge: tl.tensor,  # an edge that is too large
+    above: tl.tensor,  # the weight above this edge
     wanted: tl.tensor,
     vocab: tl.tensor,
     part: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The largest edge down to which a row has the weight that is wanted, and how many of its equals stay."""
-    # Numbers are at most 0, so that the bits of their size are in the order of their size.
+    """Return the largest edge down to which a row has the weight `wanted`, and how many logits equal to the edge are
+    kept."""
+    # The values are at most 0, so the bits of their absolute values have the same order as the absolute values.
     low = (0.0 - edge).to(tl.int32, bitcast=True) - 1
     high = low * 0 + LEAST_BITS
     while high - low > 1:
@@ -199,9 +200,9 @@ def find_edges(
     block_parts: tl.constexpr,
     block_heads: tl.constexpr,
 ) -> None:
-    """Find the bounds of top-k and top-p: the smallest logit that stays, and how many of its equals stay. Programs:
-    cut rows. The best logits mostly suffice. If they do not, the bound is searched for among the bits of all values
-    that have a weight, over the whole row."""
+    """Find the bounds of top-k and top-p: the smallest logit that is kept, and how many logits equal to it are kept.
+    Program axis: cut rows. Usually the best logits are enough to find the bound. Otherwise a search over the bits of
+    all values that have a weight finds it, over the whole row."""
     slot = tl.program_id(0)
     row = tl.load(cut_rows + slot)
     temperature = tl.load(floats + row * FLOATS)
@@ -236,20 +237,20 @@ def find_edges(
 
 @triton.jit
 def _offset(weight: tl.tensor, target: tl.tensor) -> tl.tensor:
-    """The first place where weights so far exceed `target`; the last one if they nowhere do."""
+    """Return the first index at which the cumulated weights exceed `target`; the last index if they never do."""
     running = tl.cumsum(weight, 0)
     return tl.minimum(tl.sum((running <= target).to(tl.int32), 0), weight.shape[0] - 1)
 
 
 @triton.jit
 def _greedy(
-    peaks: tl.tensor,  # of this row, as `places`
+    peaks: tl.tensor,  # of this row, like `places`
     places: tl.tensor,
     best: tl.tensor,
     num_parts: tl.tensor,
     block_parts: tl.constexpr,
 ) -> tl.tensor:
-    """The first place of the largest logit."""
+    """Return the first column of the largest logit."""
     number = tl.arange(0, block_parts)
     peak = tl.load(peaks + number, number < num_parts, NEVER)
     return tl.min(tl.load(places + number, (number < num_parts) & (peak == best), 2147483647), 0).to(tl.int64)
@@ -277,7 +278,7 @@ def pick(
     part: tl.constexpr,
     block_parts: tl.constexpr,
 ) -> None:
-    """The token of each row, -1 if there is none. Programs: rows."""
+    """Select the token of each row, -1 if there is none. Program axis: rows."""
     row = tl.program_id(0)
     ints += row * INTS
     floats += row * FLOATS
@@ -297,7 +298,7 @@ def pick(
     is_cut = tl.load(ints + 6) >= 0
     each = tl.where(is_cut & (edge >= floor), weigh(tl.where(is_cut, edge, LEAST)), 0)
     tied = tl.load(equals + row * num_parts + number, is_part & is_cut, 0).to(tl.int64)
-    before = tl.cumsum(tied, 0) - tied  # equals in earlier parts
+    before = tl.cumsum(tied, 0) - tied  # logits equal to the edge in earlier parts
     weight = tl.load(sums + row * num_parts + number, is_part, 0)
     weight += tl.minimum(tl.maximum(room - before, 0), tied) * each
     running = tl.cumsum(weight, 0)
@@ -322,8 +323,8 @@ def pick(
 
 @triton.jit
 def _key(x: tl.tensor, column: tl.tensor) -> tl.tensor:
-    """Logits and their places as whole numbers, int64: the larger logit is the larger one, of equals the first. NaN is
-    the largest."""
+    """Return logits and their columns as integers, int64. A larger logit has a larger key. Of equal logits, the first
+    has the largest key. NaN is the largest."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), 0x7FC00000)
     return (bits.to(tl.int64) << 32) + (0x7FFFFFFF - column)
@@ -331,7 +332,7 @@ def _key(x: tl.tensor, column: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _logit(key: tl.tensor) -> tl.tensor:
-    """The logit of a key."""
+    """Return the logit of a key."""
     bits = (key >> 32).to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -340,15 +341,15 @@ def _logit(key: tl.tensor) -> tl.tensor:
 def copy_told(
     logits: tl.tensor,
     ints: tl.tensor,
-    told: tl.tensor,  # [rows that tell, 2]: the row, and whether bias and mask count
+    told: tl.tensor,  # [reporting rows, 2]: the row, and whether bias and mask count
     masks: tl.tensor,
     biases: tl.tensor,
-    keys: tl.tensor,  # [rows that tell, V] int64
+    keys: tl.tensor,  # [reporting rows, V] int64
     vocab: tl.tensor,
     mask_words: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The logits that rows report, as keys. Programs: rows that report log-probabilities, parts."""
+    """Copy the logits of rows that report log-probabilities, as keys. Program axes: these rows, parts."""
     slot = tl.program_id(0)
     ints += tl.load(told + 2 * slot) * INTS
     column = tl.program_id(1) * part + tl.arange(0, part)
@@ -363,19 +364,19 @@ def copy_told(
 @triton.jit(do_not_specialize=["num_parts", "num_best"])
 def tell(
     told: tl.tensor,
-    keys: tl.tensor,  # [rows that tell, V]
+    keys: tl.tensor,  # [reporting rows, V]
     tokens: tl.tensor,
-    best: tl.tensor,  # [rows that tell, num_best], the largest keys
-    chosen: tl.tensor,  # [rows that tell]
-    told_sums: tl.tensor,  # [rows that tell, P] int64
-    ranks: tl.tensor,  # [rows that tell, P] int64
+    best: tl.tensor,  # [reporting rows, num_best], the largest keys
+    chosen: tl.tensor,  # [reporting rows]
+    told_sums: tl.tensor,  # [reporting rows, P] int64
+    ranks: tl.tensor,  # [reporting rows, P] int64
     vocab: tl.tensor,
     num_parts: tl.tensor,
     num_best: tl.tensor,
     part: tl.constexpr,
 ) -> None:
-    """The logit of the sampled token, the weights of parts, and how many of their logits are larger than it. Programs:
-    rows that report log-probabilities, parts."""
+    """Return the logit of the sampled token, the weights of parts, and the number of their logits that are larger than
+    that token's. Program axes: rows that report log-probabilities, parts."""
     slot, number = tl.program_id(0), tl.program_id(1)
     keys += slot.to(tl.int64) * vocab
     token = tl.maximum(tl.load(tokens + tl.load(told + 2 * slot)), 0)

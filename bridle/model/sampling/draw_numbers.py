@@ -1,8 +1,8 @@
 """Arithmetic of the sampling kernels: weights, random numbers, and the logits of a row after its bias, mask and
-penalties. Importing this needs Triton. Pointers are those of `draw_kernels`.
+penalties. Importing this module needs Triton. Pointers are those of `draw_kernels`.
 
 Results have the same bits on any GPU. Products are fused only in `fma`, divisions are rounded, and sums are of
-integers. The exponential repeats the operations of the kernels in C one by one, so weights are equal to theirs as well.
+integers. The exponential repeats the operations of the C kernels one by one, so both give equal weights.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Of a row: logits row, slots of its mask, of its counts and of both biases, top-k, slot among cut rows.
+# Integers of a row: logits row, slots of its mask, of its counts and of both biases, top-k, slot among cut rows.
 INTS = tl.constexpr(8)
-# Of a row: temperature (0: greedy), floor, penalties for repetition, presence and frequency.
+# Floats of a row: temperature (0: greedy), floor, penalties for repetition, presence and frequency.
 FLOATS = tl.constexpr(5)
-# Of a history: its first new word, tokens of the prompt, tokens, kept tokens and where. Of a bias: first word, tokens.
+# Words of a history's span: first new word, prompt tokens, tokens, tokens on the device and their position. Words of a
+# bias's span: first word, tokens.
 SPAN = tl.constexpr(5)
-# Set in the count of a token that the prompt has.
+# The bit that is set in the count of a token that the prompt contains.
 PROMPT = tl.constexpr(1 << 30)
 UNIT = tl.constexpr(17179869184.0)
-LEAST = tl.constexpr(-24.0)  # what is less has no weight
-LEAST_BITS = tl.constexpr(0x41C00000)  # of its size
+LEAST = tl.constexpr(-24.0)  # smaller values have weight 0
+LEAST_BITS = tl.constexpr(0x41C00000)  # the bits of its absolute value
 NEVER = tl.constexpr(float("-inf"))
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 FIRST_FACTOR = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -32,7 +33,7 @@ SECOND_FACTOR = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def weigh(shifted: tl.tensor) -> tl.tensor:
-    """Weights, int64, of logits minus the largest one."""
+    """Return the weights, int64, of logits minus the largest logit."""
     x = tl.maximum(shifted, LEAST)
     n = (x * 1.44269504 + 12582912.0) - 12582912.0  # to the nearest whole number
     r = tl.fma(n, -0.693359375, x)
@@ -56,7 +57,7 @@ def _mix(word: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def uniform_of(key: tl.tensor, draw: tl.tensor) -> tl.tensor:
-    """The number of `uniform`, float64 in [0, 1)."""
+    """Return the random number of `uniform`, float64 in [0, 1)."""
     golden = tl.full((), GOLDEN, tl.uint64)
     state = _mix(key.to(tl.uint64, bitcast=True) + golden) + (draw.to(tl.uint64, bitcast=True) + 1) * golden
     return (_mix(state) >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
@@ -76,7 +77,7 @@ def steered(
     vocab: tl.tensor,
     mask_words: tl.tensor,
 ) -> tl.tensor:
-    """Logits after bias and mask; -inf beyond the vocabulary."""
+    """Return logits after bias and mask; -inf beyond the vocabulary."""
     x = tl.load(logits + tl.load(ints).to(tl.int64) * vocab + column, is_column, NEVER).to(tl.float32)
     given, own = tl.load(ints + 3), tl.load(ints + 4)
     x += tl.load(biases + given.to(tl.int64) * vocab + column, is_column & (given >= 0), 0.0)
@@ -89,7 +90,7 @@ def steered(
 @triton.jit
 def penalized(
     logits: tl.tensor,
-    ints: tl.tensor,  # of this row, as `floats`
+    ints: tl.tensor,  # of this row, like `floats`
     floats: tl.tensor,
     masks: tl.tensor,
     counts: tl.tensor,
@@ -99,7 +100,7 @@ def penalized(
     vocab: tl.tensor,
     mask_words: tl.tensor,
 ) -> tl.tensor:
-    """Logits as they are sampled from, but for the temperature."""
+    """Return the logits after bias, mask and penalties, before the temperature."""
     x = steered(logits, ints, masks, biases, column, is_column, vocab, mask_words)
     slot = tl.load(ints + 2)
     if slot >= 0:
@@ -113,7 +114,7 @@ def penalized(
 
 @triton.jit
 def best_of(peaks: tl.tensor, row: tl.tensor, num_parts: tl.tensor, block_parts: tl.constexpr) -> tl.tensor:
-    """The largest logit of a row; NaN if there is one."""
+    """Return the largest logit of a row; NaN if the row has one."""
     number = tl.arange(0, block_parts)
     peak = tl.load(peaks + row * num_parts + number, number < num_parts, NEVER)
     is_none = tl.max((peak != peak).to(tl.int32), 0) > 0
@@ -122,6 +123,6 @@ def best_of(peaks: tl.tensor, row: tl.tensor, num_parts: tl.tensor, block_parts:
 
 @triton.jit
 def edge_of(ints: tl.tensor, edges: tl.tensor, rooms: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The smallest logit that stays in a row, and how many of its equals stay."""
+    """Return the smallest logit of a row that is kept, and how many logits equal to it are kept."""
     slot = tl.load(ints + 6)
     return tl.load(edges + slot, slot >= 0, NEVER), tl.load(rooms + slot, slot >= 0, 0)

@@ -1,7 +1,7 @@
 """Distributions behind traced tokens: the model's own, and the one left by mask and bias.
 
-The distributions of all traced rows of a step are computed together, from the sampler's own results where it has them.
-They remain arrays until a reader needs them, which may be long after the step. Only then a `Draw` is made of them.
+The distributions of all traced rows of a step are computed together, from the sampler's own results if available. They
+remain arrays until a reader needs them, which may be long after the step. Only then they are converted to a `Draw`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from bridle.traces import Draw, Odds
 
 @dataclass(slots=True)
 class RowProvenance:
-    """Distributions of some rows: `after` mask and bias, where these changed them, and then how many tokens were
-    allowed and how much was removed, `shares` [R, 2]. Row i is reported with the `sizes[i]` best tokens."""
+    """Distributions of some rows. If mask or bias changed a row, `after` is its distribution after them. `shares` [R,
+    2] then has the number of allowed tokens and the removed probability. Row i is reported with the `sizes[i]` best
+    tokens."""
 
     before: LogprobQuery
     sizes: list[int]
@@ -48,21 +49,19 @@ class RowProvenance:
 
 
 class TracedDraws(Sequence[Draw | None]):
-    """The distributions of all rows of a step, made when they are read; None for a row that is not traced, or sampled
-    nothing."""
+    """The distributions of all rows of a step, made when they are read. A row that is not traced, or from which no
+    token was sampled, has None."""
 
     def __init__(self, num_rows: int = 0) -> None:
         self._num_rows = num_rows
-        self._told: list[
-            tuple[int, Sequence[int], RowProvenance]
-        ] = []  # where rows begin, which of them, what they drew from
+        self._told: list[tuple[int, Sequence[int], RowProvenance]] = []  # first row, indices of rows, distributions
 
     def add(self, indices: Sequence[int], found: RowProvenance) -> None:
         """Record the distributions of rows `indices`."""
         self._told.append((0, indices, found))
 
     def extend(self, other: TracedDraws) -> None:
-        """Add the rows of `other` behind these."""
+        """Append the rows of `other`."""
         self._told += [(self._num_rows + start, indices, found) for start, indices, found in other._told]
         self._num_rows += other._num_rows
 
@@ -99,8 +98,8 @@ def traced_draws(
     seen: RowTotals | None,
 ) -> TracedDraws:
     """Return the distributions behind the sampled `tokens` of the traced `rows`, in `logits` [R, V]. `steered` are the
-    rows [W] that mask or bias changed. `seen` are all rows after mask and bias, if the sampler left them so; their
-    memory is reused. A row from which nothing was sampled has no distribution."""
+    rows [W] that mask or bias changed. `seen` are all rows after mask and bias, if the sampler kept them unchanged;
+    their memory is reused. A row from which nothing was sampled has no distribution."""
     draws = TracedDraws(len(rows))
     traced = [i for i, row in enumerate(rows) if row.num_traced and tokens[i] >= 0]
     vocab = logits.shape[-1]
@@ -132,7 +131,7 @@ def _changes(
     sizes = [row.num_traced for row in rows]
     before, left = (survey(each, tokens, min(max(sizes), vocab)) for each in (own, after))
     total = before.totals
-    if gone is None:  # what a mask has left has kept its weights, which are counted from another largest one
+    if gone is None:  # tokens that a mask allows keep their weights, but these are relative to another largest logit
         gone = total - left.totals * (left.largest - before.largest).exp()
     taken = (gone / total).clamp(0.0, 1.0)  # [C, 1]
     shares = torch.cat((num_allowed.double(), taken), 1)
@@ -140,6 +139,6 @@ def _changes(
 
 
 def _gone(own: RowTotals, after: RowTotals) -> torch.Tensor:
-    """The weights of tokens that are not allowed any more: float64 [C, 1]."""
+    """Return the total weights of tokens that are no longer allowed: float64 [C, 1]."""
     weights = weights_of(own.work - own.work.amax(1, keepdim=True))
     return totals(weights.masked_fill_(after.work > -torch.inf, 0.0)).unsqueeze(1)

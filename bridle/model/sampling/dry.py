@@ -1,10 +1,10 @@
 """DRY, "don't repeat yourself" (p-e-w, text-generation-webui pull request 5677, 2024): a penalty that grows with the
 length of the repetition that a token would continue.
 
-Suppose that the last tokens of the sequence also occur earlier in it, and that token t followed there. Then t loses
-multiplier * base ** (length - allowed_length), where length is that of the longest such repetition. If it is shorter
-than `allowed_length`, t loses nothing. No repetition is counted across a sequence breaker. Lengths above 50 count as
-50, as in the original, which bounds the work.
+Suppose that the last tokens of the sequence also occur earlier in it, followed by token t. Then the logit of t is
+reduced by multiplier * base ** (length - allowed_length), where length is that of the longest such repetition. If the
+length is below `allowed_length`, the logit is unchanged. No repetition is counted across a sequence breaker. Lengths
+above 50 count as 50, as in the original, which bounds the work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHED_BREAKERS = 64
 
 
 class Dry:
-    """Applies the penalty. The breakers of a `SamplingParams` are put in order once, not at every step."""
+    """Applies the penalty. The breakers of a `SamplingParams` are sorted once, not at every step."""
 
     def __init__(self) -> None:
         self._breakers: OrderedDict[int, tuple[SamplingParams, IntArray]] = OrderedDict()
@@ -52,25 +52,25 @@ class Dry:
             penalties.append(loss.astype(np.float32))
         if places:
             index = upload(np.concatenate(places), work.device)
-            work.view(-1)[index] -= upload(np.concatenate(penalties), work.device)  # no place twice
+            work.view(-1)[index] -= upload(np.concatenate(penalties), work.device)  # each index occurs once
 
     def _of(self, sampling: SamplingParams) -> IntArray:
         found = self._breakers.pop(id(sampling), None)
         if found is None:
             found = sampling, np.unique(np.array(sampling.dry_breaker_ids, dtype=np.int64))
-        self._breakers[id(sampling)] = found  # holds the object, so its id cannot be reused meanwhile
+        self._breakers[id(sampling)] = found  # keeps the object alive, so that its id is not reused
         if len(self._breakers) > _CACHED_BREAKERS:
             self._breakers.popitem(last=False)
         return found[1]
 
 
 def repetitions(tokens: IntArray, breakers: IntArray) -> tuple[IntArray, IntArray]:
-    """Tokens that would continue with a repetition, each once, and the length of the longest one that it continues
-    with. `breakers` are sorted."""
+    """Return the tokens that would continue a repetition, each once, and the length of the longest repetition that each
+    would continue. `breakers` are sorted."""
     size = len(tokens)
     if size < 2 or _are_in(tokens[-1:], breakers)[0]:
         return tokens[:0], tokens[:0]
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # where the end of the sequence stands earlier
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # earlier positions of the last token
     ends = ends[~_are_in(tokens[ends + 1], breakers)]
     lengths = np.ones(len(ends), dtype=np.int64)
     left = np.arange(len(ends))
@@ -84,7 +84,7 @@ def repetitions(tokens: IntArray, breakers: IntArray) -> tuple[IntArray, IntArra
             break
         lengths[left] = back + 1
     following = tokens[ends + 1]
-    order = np.lexsort((lengths, following))  # the longest of each token comes last
+    order = np.lexsort((lengths, following))  # the longest repetition of each token comes last
     following, lengths = following[order], lengths[order]
     is_last = np.append(following[1:] != following[:-1], True)[: len(following)]
     return following[is_last], lengths[is_last]

@@ -1,9 +1,9 @@
 """Top-k, top-p, min-p and typical-p: filters of the tokens that may be sampled.
 
 Top-k and top-p keep a prefix of the tokens in descending order of logits, with ties in ascending order of ids. So they
-need only the largest values of a row, sorted: a short head, and a longer one for rows that need it. Typical-p (arXiv
-2202.00666) keeps no prefix and sorts the whole row. The caller has subtracted each row's largest logit and divided by
-the temperature. Removed tokens are set to -inf in place.
+need only the largest values of a row, sorted: first a short head, then a longer head for rows that need it. Typical-p
+(arXiv 2202.00666) keeps no prefix and sorts the whole row. The caller has subtracted each row's largest logit and
+divided by the temperature. Removed tokens are set to -inf in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.model.sampling.fixed_point_probs import totals, weights_of
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")
-_HEAD = 128  # how many values are sorted at first; most nuclei are smaller
+_HEAD = 128  # number of values that are sorted at first; most nuclei are smaller
 _GROWTH = 16
 
 
@@ -35,13 +35,14 @@ def apply_filters(work: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def cuts_of(params: Sequence[SamplingParams]) -> Cuts:
-    """Top-k, top-p and min-p of some rows, as kernels take them."""
+    """Return top-k, top-p and min-p of some rows as arguments of the kernels."""
     top_k = [p.top_k if p.top_k <= MAX_BEST else 0 for p in params]
     return Cuts(top_k, [p.top_p for p in params], torch.tensor([p.min_p for p in params], dtype=torch.float32).log())
 
 
 def on_rows(work: torch.Tensor, where: list[int], change: Callable[[torch.Tensor, list[int]], None]) -> None:
-    """Run `change` on rows `where` of `work`, which it receives; on the matrix itself if that is all of them."""
+    """Run `change` on rows `where` of `work`. If these are all rows, `change` gets the matrix itself, otherwise a
+    copy."""
     if not where:
         return
     if len(where) == len(work):
@@ -65,9 +66,9 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     top_k = upload_list(ks, torch.int64, device).unsqueeze(1)  # [R, 1], as all below
     top_p = upload_list([p.top_p for p in params], torch.float64, device).unsqueeze(1)
     mass = totals(weights_of(x)).unsqueeze(1) if width in ks else torch.zeros_like(top_p)
-    edge = x.new_empty(len(x), 1)  # the smallest logit that stays
-    room = torch.zeros_like(top_k)  # how many of the tokens that have just that logit stay
-    tied: list[int] = []  # rows that have more of them than that
+    edge = x.new_empty(len(x), 1)  # the smallest logit that is kept
+    room = torch.zeros_like(top_k)  # how many tokens with exactly that logit are kept
+    tied: list[int] = []  # rows that have more tokens with that logit
     pending = list(range(len(x)))
     size = min(width, max([_HEAD] + [k + 1 for k in ks if k < width]))
     while pending:
@@ -79,7 +80,8 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
         left = kept - (values > last).sum(1, keepdim=True)
         edge[index], room[index] = last, left
         has_more = (values == last).sum(1, keepdim=True) > left
-        # The one wait of a round: whether the end of the prefix was seen, and whether it has equals.
+        # The only wait for the device in a round: whether the end of the prefix was found, and whether equal logits
+        # follow it.
         states = torch.cat((kept == size, has_more), 1).tolist()
         ends = [size == width or not is_cut for is_cut, _ in states]
         tied += [row for row, is_end, (_, more) in zip(pending, ends, states, strict=True) if is_end and more]
@@ -91,7 +93,7 @@ def _keep_prefix(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _prefix_length(values: torch.Tensor, mass: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return how many of the sorted `values` [P, S] stay, at least 1: [P, 1]. `mass` is the weight of the whole
+    """Return how many of the sorted `values` [P, S] are kept, at least 1: [P, 1]. `mass` is the weight of the whole
     row, for rows without top-k."""
     among = torch.arange(values.shape[1], device=values.device) < top_k  # [P, S]
     weights = weights_of(values).double() * among
@@ -115,7 +117,8 @@ def _keep_typical(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
     """Keep the tokens whose surprise is closest to the row's expected surprise, up to `typical_p` of the
     weight.
 
-    Surprise is -log p = c - x for one c per row, so distances to its mean need neither c nor a logarithm.
+    Surprise is -log p = c - x with a constant c per row. So the distance of a surprise to the mean needs neither c nor
+    a logarithm.
     """
     top_p = upload_list([p.typical_p for p in params], torch.float64, x.device).unsqueeze(1)
     weights = weights_of(x)

@@ -1,4 +1,4 @@
-"""Probabilities as whole numbers, the unit in which everything that decides the sampled token is counted.
+"""Probabilities as whole numbers. All computations that decide the sampled token use these numbers.
 
 The weight of a token is exp(logit - largest logit), cut to a multiple of 2**-34 and counted in that unit. Sums of up to
 2**19 such weights are exact in float64, in any order. So they do not depend on how a kernel splits a row, on how wide
@@ -13,13 +13,13 @@ from bridle.cpu_kernels.library import sampling_kernels
 from bridle.model.sampling.rows import CHUNK
 
 UNIT = 2.0**34
-#: Values below this have weight 0, since exp(-24) is less than a unit. Raising them to it changes no weight, and spares
-#: exp the infinities of masked tokens, which take it several times as long as numbers.
+#: Values below this have weight 0, since exp(-24) is less than a unit. Raising such values to this one changes no
+#: weight, and avoids infinities of masked tokens, for which exp takes several times as long.
 _FLOOR = -24.0
 
 
 def weights_of(shifted: torch.Tensor) -> torch.Tensor:
-    """Weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
+    """Return the weights of `shifted` = logits minus the row's largest [..., W]: whole numbers, float32, at most
     `UNIT`."""
     return _weigh(shifted.clamp(min=_FLOOR))
 
@@ -29,23 +29,23 @@ def _weigh(clamped: torch.Tensor) -> torch.Tensor:
 
 
 def chunks(weights: torch.Tensor) -> torch.Tensor:
-    """`weights` [R, W] (W in whole chunks) chunk by chunk: [R, W / CHUNK, CHUNK]."""
+    """Return `weights` [R, W] (W in whole chunks) chunk by chunk: [R, W / CHUNK, CHUNK]."""
     return weights.reshape(weights.shape[0], weights.shape[1] // CHUNK, CHUNK)
 
 
 def chunk_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Sums over the chunks of `weights` [R, W]: float64 [R, W / CHUNK]."""
+    """Return the sums over the chunks of `weights` [R, W]: float64 [R, W / CHUNK]."""
     return chunks(weights).sum(-1, dtype=torch.float64)
 
 
 def totals(weights: torch.Tensor) -> torch.Tensor:
-    """Row sums of `weights` [R, W]: float64 [R]."""
+    """Return the row sums of `weights` [R, W]: float64 [R]."""
     return chunk_sums(weights).sum(-1)
 
 
 def take_totals(work: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The `totals` of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. `work` is used up,
-    because memory for another matrix costs more than the arithmetic."""
+    """Return the `totals` of `work` [R, W], whose largest values are `largest` [R, 1]: float64 [R, 1]. The call
+    overwrites `work`, because memory for another matrix costs more than the arithmetic."""
     found = sampling_kernels(work)
     if found is not None:
         return found.totals(work, largest.contiguous())

@@ -1,4 +1,4 @@
-"""Token histories for penalties, kept on the device. A step uploads the tokens that a sequence has got since its last
+"""Token histories for penalties, kept on the device. A step uploads the tokens that a sequence received since its last
 sampling, and the kernel that counts tokens appends them."""
 
 from __future__ import annotations
@@ -10,47 +10,47 @@ import torch
 
 from bridle.model.sampling.penalties import Known
 
-#: The most memory, in words of 4 bytes. Sequences for which there is no row are uploaded whole.
+#: Maximum memory, in words of 4 bytes. The histories of sequences without a row are uploaded whole.
 MAX_WORDS = 1 << 23
 _MIN_WIDTH, _MIN_ROWS = 256, 16
 
 
 class HistoryRow(NamedTuple):
-    """Position of a sequence's row in `words`, -1 if it has none, and how many of its tokens are there."""
+    """Position of a sequence's row in `words`, -1 if it has none, and the number of its tokens in the row."""
 
     base: int
     num_kept: int
 
 
 class DeviceTokenHistory:
-    """Rows of one device, for the sequences sampled most recently."""
+    """Rows on one device, for the sequences sampled most recently."""
 
     def __init__(self, device: torch.device, max_words: int = MAX_WORDS) -> None:
         self._device, self._max_words = device, max_words
         self._width, self._num_rows, self._step = _MIN_WIDTH, 0, 0
-        self._owners: list[Known] = []  # of the first rows; the others are free
+        self._owners: list[Known] = []  # of the first rows; the other rows are free
         self._placed: list[tuple[Known, int]] = []
         self.words = torch.empty(_MIN_WIDTH, dtype=torch.int32, device=device)  # [rows * width]
 
     def place(self, owners: Sequence[Known | None], lengths: Sequence[int]) -> list[HistoryRow]:
-        """A place for each of a step's histories, by their lengths."""
+        """Return a row for each of a step's histories, by their lengths."""
         self._placed = []
         if not owners:
             return []
         self._reserve(len(owners), max(lengths))
         self._step += 1
-        for owner in owners:  # first, so that none of their rows is given to another
+        for owner in owners:  # first, so that none of their rows is given to another sequence
             if owner is not None and self._has_row(owner):
                 owner.last_step = self._step
         return [self._place(owner, length) for owner, length in zip(owners, lengths, strict=True)]
 
     def keep(self) -> None:
-        """The device has the command to put the tokens of the last `place` where they belong."""
+        """Record that the kernel that stores the tokens of the last `place` was launched."""
         for owner, length in self._placed:
             owner.num_kept = length
 
     def _reserve(self, num_rows: int, length: int) -> None:
-        """Grow by doubling. Then no sequence has a row any more."""
+        """Grow by doubling. After that no sequence has a row."""
         width, rows = self._width, max(self._num_rows, _MIN_ROWS)
         while width < length:
             width *= 2
@@ -71,7 +71,7 @@ class DeviceTokenHistory:
         return owner.row < len(self._owners) and self._owners[owner.row] is owner
 
     def _give_row(self, owner: Known) -> bool:
-        """A free row, or that of the sequence sampled longest ago; whether there is one."""
+        """Give `owner` a free row, or the row of the sequence sampled longest ago; return whether there was one."""
         if len(self._owners) < self._num_rows:
             owner.row = len(self._owners)
             self._owners.append(owner)

@@ -1,7 +1,7 @@
 """Log-probabilities of sampled and of given tokens. They are always finite: an impossible token has `FLOOR`.
 
-A step may score thousands of prompt positions over a large vocabulary. They are computed in parts, so that the memory
-needed does not grow with the prompt.
+A step may score thousands of prompt positions over a large vocabulary. Scores are computed in parts, so that the memory
+does not grow with the prompt.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bridle.outputs import Logprob
 
 _T = TypeVar("_T")
 
-#: Log-probability of a token that is forbidden, or of any token where the logits are not numbers.
+#: Log-probability of a forbidden token, or of any token if the logits are not numbers.
 FLOOR = -9999.0
 
 
 def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], vocab: int) -> list[Logprob]:
-    """The log-probability of `tokens[i]` in row i of logits `work` [R, W], which is used up, its rank, and the
-    `num_top[i]` best tokens (fewer if fewer are possible)."""
+    """Return the log-probability of `tokens[i]` in row i of logits `work` [R, W], its rank, and the `num_top[i]` best
+    tokens (fewer if fewer are possible). The call overwrites `work`."""
     known = [0 <= token < vocab for token in tokens]
     given = [token if is_known else 0 for token, is_known in zip(tokens, known, strict=True)]
     places = survey(RowTotals(work), given, min(max(num_top), vocab)).places
@@ -42,9 +42,9 @@ def describe(work: torch.Tensor, tokens: Sequence[int], num_top: Sequence[int], 
     ]
 
 
-#: Of a token in a row: its log-probability, the best tokens with theirs, and its rank.
+#: For a token in a row: its log-probability, the best tokens with their log-probabilities, and its rank.
 Place = tuple[float, tuple[tuple[int, float], ...], int]
-#: Places as numbers, a row each: the log-probability, the rank, the best log-probabilities, and their tokens.
+#: `Place` values as rows of numbers: the log-probability, the rank, the best log-probabilities, and their tokens.
 Places = npt.NDArray[np.float64]
 
 
@@ -60,15 +60,15 @@ class LogprobQuery:
 
     @property
     def places(self) -> Places:
-        """The places, computed when they are first read. `place_of` reads a row."""
+        """Return the values of all rows, computed at the first read. `place_of` converts a row."""
         if not self._places.size:
             self._places = _places_of(self._told)
         return self._places
 
 
 def survey(seen: RowTotals, tokens: Sequence[int], num_best: int) -> LogprobQuery:
-    """Return the ranks and logits of `tokens` in their rows, with the `num_best` best ones. Rows that are not
-    counted are used up."""
+    """Return the ranks and logits of `tokens` in their rows, with the `num_best` best tokens. Rows whose totals are not
+    counted yet are overwritten."""
     found = sampling_kernels(seen.work)
     if found is not None and num_best <= MAX_BEST:
         return LogprobQuery(found.survey(seen.work, tokens, seen.known_totals(), num_best))
@@ -87,7 +87,7 @@ def _survey_by_torch(seen: RowTotals, tokens: torch.Tensor, num_best: int) -> to
 
 def _places_of(told: Places) -> Places:
     found, num_best = told.copy(), told.shape[1] // 2 - 2
-    with np.errstate(divide="ignore", invalid="ignore"):  # a row from which nothing can be sampled
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row from which no token can be sampled
         norms = found[:, -2:-1] + np.log(found[:, -1:] / UNIT)
         found[:, :1] -= norms
         found[:, 2 : 2 + num_best] -= norms
@@ -102,21 +102,21 @@ def place_of(values: list[float], size: int) -> Place:
 
 
 def _best(values: list[float], ids: list[float], size: int) -> tuple[tuple[int, float], ...]:
-    """Best first, as they come but for ties."""
+    """Return the best tokens first. They are already sorted, except for ties."""
     if values and values[-1] > -math.inf and len(set(values)) == len(values):
         return tuple(zip(map(int, ids[:size]), values[:size], strict=True))
     return tuple(_sorted_pairs([int(token) for token in ids], values)[:size])
 
 
 def _sorted_pairs(tokens: list[int], logprobs: list[float]) -> list[tuple[int, float]]:
-    """Best first, ties by id; forbidden tokens are left out."""
+    """Return pairs with the best token first, ties by id; forbidden tokens are left out."""
     pairs = [(token, value) for token, value in zip(tokens, logprobs, strict=True) if math.isfinite(value)]
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return pairs
 
 
 def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> list[list[Logprob]]:
-    """The answers to `runs` from `logits` [R, V], with no more than about `max_elements` logits in work at once."""
+    """Return the answers to `runs` from `logits` [R, V], with at most about `max_elements` logits in memory at once."""
     vocab = logits.shape[-1]
     wanted = [(run.logits_start + i, token, run.num_top) for run in runs for i, token in enumerate(run.tokens)]
     answers: list[Logprob] = []
@@ -128,8 +128,8 @@ def score(logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> 
 
 
 class LateScores:
-    """The answers to `runs`, computed by a device while its host does other things: all results come in one copy,
-    however many parts there are."""
+    """The answers to `runs`, computed by a device while its host does other work. All results come in one copy, for any
+    number of parts."""
 
     def __init__(self, logits: torch.Tensor, runs: Sequence[ScoreRun], max_elements: int) -> None:
         self._runs, self._vocab = runs, logits.shape[-1]
@@ -143,7 +143,7 @@ class LateScores:
         self._download = Download(torch.cat(told)) if told else None
 
     def take(self) -> list[list[Logprob]]:
-        """Wait for the answers."""
+        """Wait for the answers, and return them."""
         rows: list[list[float]] = []
         if self._download is not None:
             rows = _places_of(self._download.wait().numpy()).tolist()
@@ -156,7 +156,7 @@ class LateScores:
 
 
 def parts(rows: Sequence[_T], vocab: int, max_elements: int) -> Iterator[Sequence[_T]]:
-    """`rows` in slices that together have about `max_elements` logits of `vocab` each."""
+    """Yield slices of `rows` that each need about `max_elements` logits, with `vocab` logits per row."""
     size = max(1, max_elements // vocab)
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

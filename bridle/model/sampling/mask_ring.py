@@ -1,6 +1,6 @@
 """Masks of tokens on a device: a ring of slots, each as wide as the vocabulary.
 
-Masks that arrive during a forward pass are copied at the same time, on a stream of their own. A mask that is in the
+Masks that arrive during a forward pass are copied in parallel to the pass, on a separate stream. A mask that is in the
 ring is not copied again, whether it is the same object or another one with the same bits. Equal masks are common with a
 fixed set of tokens, or with many rows that have the same constraint.
 """
@@ -15,10 +15,10 @@ import torch
 
 from bridle.model.h2d_copies import pinned
 
-#: The ring holds the masks of as many full steps.
+#: Number of full steps whose masks the ring holds.
 _STEPS = 4
 _MIN_SLOTS = 64
-#: Bytes of a mask by which others that may be its equal are found.
+#: Number of bytes of a mask that are sampled to find equal masks.
 _SAMPLED = 64
 
 
@@ -29,14 +29,14 @@ class MaskRing:
         self._device = device
         self.masks = torch.empty(1, 1, dtype=torch.int32, device=device)  # [slots, words]
         self._next = 0
-        self._held: dict[int, bytes] = {}  # what is in a slot; holds the object, so that its id stays its own
+        self._held: dict[int, bytes] = {}  # contents of each slot; keeps the object alive, so that its id is not reused
         self._by_id: dict[int, int] = {}
         self._by_sample: dict[bytes, int] = {}
         self._stream: torch.cuda.Stream | None = None
         self._released: torch.cuda.Event | None = None
 
     def place(self, masks: Sequence[bytes | None], vocab: int) -> list[int]:
-        """The slot of each mask, -1 for None. Launches on the current stream come after the copies."""
+        """Return the slot of each mask, -1 for None. Launches on the current stream run after the copies."""
         if all(mask is None for mask in masks):
             return [-1] * len(masks)
         self._make_room(len(masks), -(-vocab // 32))
@@ -54,7 +54,8 @@ class MaskRing:
         return slots
 
     def release(self) -> None:
-        """Launches that read the masks have been made: the next writes to their slots wait for these."""
+        """Record that the launches that read the masks were made. The next writes to their slots wait for these
+        launches."""
         if self._device.type != "cpu":
             self._released = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._released.record(torch.cuda.current_stream(self._device))
@@ -66,7 +67,7 @@ class MaskRing:
         if self.masks.shape[0] < number * _STEPS or self.masks.shape[1] != num_words:
             num_slots = max(_MIN_SLOTS, number * _STEPS)
             self.masks = torch.empty(num_slots, num_words, dtype=torch.int32, device=self._device)
-            self.release()  # whoever used this memory may not be done
+            self.release()  # earlier launches may still use this memory
             self._next = 0
             self._held.clear()
             self._by_id.clear()
@@ -84,7 +85,7 @@ class MaskRing:
                 del self._by_sample[_sample(mask)]
 
     def _find(self, mask: bytes) -> int:
-        """Return the slot of a mask, -1 if it is absent."""
+        """Return the slot of a mask, -1 if the ring does not have it."""
         slot = self._by_id.get(id(mask), -1)
         if slot < 0:
             slot = self._by_sample.get(_sample(mask), -1)
@@ -117,7 +118,7 @@ class MaskRing:
 
 
 def _sample(mask: bytes) -> bytes:
-    """Some bytes of a mask, from all of its parts."""
+    """Return some bytes of a mask, spread over its whole length."""
     return mask[:: max(1, len(mask) // _SAMPLED)]
 
 

@@ -3,7 +3,7 @@
 Only tokens whose surprise, -log2 p, is at most mu may be sampled; the most probable token always may. After each token,
 mu decreases by eta times the difference between the observed surprise and the target tau.
 
-mu begins at twice tau. It belongs to a sequence, not to this module: rows bring it, and results carry the next one.
+mu begins at twice tau. This module keeps no mu: rows contain the mu of their sequence, and results contain the next mu.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bridle.model.h2d_copies import upload_list
 from bridle.model.sampling.fixed_point_probs import totals, weights_of
 
 _NEVER = float("-inf")
-_MOST = 1000.0  # of mu, where 2 ** mu is still a number
+_MOST = 1000.0  # limit of mu, so that 2 ** mu is finite
 
 
 def mu_of(row: SampleRow) -> float:
-    """The largest surprise that may be sampled."""
+    """Return the largest surprise that may be sampled."""
     return 2.0 * row.sampling.mirostat_tau if row.mu is None else row.mu
 
 
@@ -37,7 +37,7 @@ def cut_surprising(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -> list[float]:
-    """mu after `tokens` [R] were sampled from rows `x` [R, W], as they were cut."""
+    """Return mu after `tokens` [R] were sampled from the cut rows `x` [R, W]."""
     weights = weights_of(x)
     seen = (totals(weights) / weights.gather(1, tokens.unsqueeze(1)).squeeze(1).double()).log2().tolist()
     return [_next(row, surprise) for row, surprise in zip(rows, seen, strict=True)]
@@ -45,6 +45,6 @@ def next_mus(x: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SampleRow]) -
 
 def _next(row: SampleRow, surprise: float) -> float:
     sampling = row.sampling
-    if not math.isfinite(surprise):  # nothing could be sampled
+    if not math.isfinite(surprise):  # no token could be sampled
         return mu_of(row)
     return min(max(mu_of(row) - sampling.mirostat_eta * (surprise - sampling.mirostat_tau), -_MOST), _MOST)

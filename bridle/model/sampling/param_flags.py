@@ -15,14 +15,14 @@ class SamplingFlags:
     """Operations that a row needs."""
 
     is_greedy: bool
-    looks_back: bool  # what came before changes it
+    looks_back: bool  # earlier tokens change the row
     is_cut: bool  # one of the usual filters applies
-    is_bent: bool  # a rarer one does, or the temperature depends on the row
-    is_as_is: bool  # the row's own probabilities are sampled from, so that their total is the row's
+    is_bent: bool  # a rarer filter applies, or the temperature depends on the row
+    is_as_is: bool  # the row's unchanged probabilities are sampled, so their total is the row's
 
 
 def kind_of(sampling: SamplingParams) -> SamplingFlags:
-    """The kind of rows with these parameters."""
+    """Return the operations that rows with these parameters need."""
     is_cut = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     is_bent = sampling.typical_p < 1.0 or sampling.top_n_sigma > 0.0 or sampling.xtc_probability > 0.0
     is_bent = is_bent or sampling.dynatemp_range > 0.0 or sampling.has_mirostat
@@ -32,13 +32,13 @@ def kind_of(sampling: SamplingParams) -> SamplingFlags:
 
 
 class Kinds:
-    """The kinds of parameters, which are the same objects at every step of a request."""
+    """The flags of sampling parameters, which are the same objects at every step of a request."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[SamplingParams, SamplingFlags]] = OrderedDict()
 
     def of(self, sampling: SamplingParams) -> SamplingFlags:
-        """`kind_of` them."""
+        """Return `kind_of(sampling)`, computed once."""
         known = self._known.get(id(sampling))
         if known is None:
             known = self._known[id(sampling)] = sampling, kind_of(sampling)  # the object is held: its id stays its own

@@ -1,7 +1,7 @@
 """Repetition, presence and frequency penalties, from each sequence's tokens so far.
 
 Token lists are turned into arrays incrementally. For a sequence that grew by one token since the last step, the list is
-compared with the known tokens, and only the new one is converted.
+compared with the known tokens, and only the new token is converted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Known:
-    """One sequence's tokens as of its last sampling: the list, for comparison, and the array, for computation. `row`,
-    `num_kept` and `last_step` are for code that keeps these tokens elsewhere as well."""
+    """One sequence's tokens at its last sampling: the list, for comparison, and the array, for computation. `row`,
+    `num_kept` and `last_step` are for code that also keeps these tokens on a device."""
 
     __slots__ = ("_array", "_tokens", "last_step", "num_kept", "row")
 
@@ -35,12 +35,12 @@ class Known:
         self._array: IntArray = np.empty(_SPARE, dtype=np.int64)
 
     def follow(self, tokens: Sequence[int]) -> IntArray | None:
-        """The array of `tokens` if they only continue the known ones, else None; this object is then
-        spent."""
+        """Return the array of `tokens` if they only continue the known tokens, else None. After None, this object must
+        not be used again."""
         known, start, size = self._tokens, len(self._tokens), len(tokens)
         known.extend(tokens[start:])
         if known != (tokens if isinstance(tokens, list) else list(tokens)):
-            return None  # rewound, or another sequence under the same id
+            return None  # rolled back, or another sequence with the same id
         if size > len(self._array):
             self._array = np.concatenate([self._array, np.empty(size, dtype=np.int64)])
         self._array[start:size] = known[start:]
@@ -54,8 +54,7 @@ class Histories:
         self._known: OrderedDict[int, Known] = OrderedDict()
 
     def array(self, seq_id: int, tokens: Sequence[int]) -> IntArray:
-        """`tokens` as an array; valid until the next call for this sequence. Numpy arrays are used as they
-        are."""
+        """Return `tokens` as an array; valid until the next call for this sequence. Numpy arrays are not copied."""
         given: object = tokens
         if isinstance(given, np.ndarray):
             return given.astype(np.int64, copy=False)
@@ -64,15 +63,15 @@ class Histories:
         if known is None or array is None:
             known = Known()
             array = known.follow(tokens)
-            assert array is not None  # nothing known: everything continues it
+            assert array is not None  # no tokens are known, so any tokens continue them
         self._known[seq_id] = known
         if len(self._known) > _CACHED_SEQUENCES:
             self._known.popitem(last=False)
         return array
 
     def known(self, seq_id: int) -> Known | None:
-        """Return the tokens that were known before, as long as a sequence's tokens only continue; None for a sequence
-        that keeps no state."""
+        """Return the known tokens of a sequence whose tokens were only appended to; None for a sequence without state
+        here."""
         return self._known.get(seq_id)
 
     def apply(self, work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
@@ -95,14 +94,14 @@ class Histories:
 
 
 def _known_to(array: IntArray, vocab: int) -> IntArray:
-    """The tokens the model has logits for."""
+    """Return the tokens for which the model has logits."""
     inside = (array >= 0) & (array < vocab)
     return array if bool(inside.all()) else array[inside]
 
 
 def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) -> None:
-    """Divide positive logits by the penalty, multiply negative ones. A token that occurs twice is read before
-    it is written, so it is penalized once."""
+    """Divide positive logits by the penalty, multiply negative ones. All logits are read before one is written, so a
+    token that occurs twice is penalized once."""
     flat = np.concatenate([i * work.shape[1] + tokens for i, tokens, _ in entries])
     factors = np.concatenate([np.full(len(tokens), p, np.float32) for _, tokens, p in entries])
     index, factor = upload(flat, work.device), upload(factors, work.device)
@@ -111,7 +110,7 @@ def _multiply(work: torch.Tensor, entries: list[tuple[int, IntArray, float]]) ->
 
 
 def _subtract(work: torch.Tensor, entries: list[tuple[int, IntArray, float, float]]) -> None:
-    """Subtract `presence` from the logits of the tokens and `frequency` for each time they occur."""
+    """Subtract `presence` from the logits of the tokens, and `frequency` for each occurrence."""
     width = work.shape[1]
     flat = np.concatenate([slot * width + tokens for slot, (_, tokens, _, _) in enumerate(entries)])
     counts = work.new_zeros(len(entries), width)

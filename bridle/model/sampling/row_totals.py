@@ -14,27 +14,27 @@ import torch
 from bridle.model.sampling.fixed_point_probs import take_totals
 from bridle.model.sampling.rows import pick
 
-#: What a kernel is told as the total of a row that was not counted.
+#: The total that a kernel gets for a row whose total is not known.
 UNKNOWN = -1.0
 
 
 @dataclass(slots=True)
 class RowTotals:
-    """Rows `work` [R, W]. Row i has weights whose total is `totals[i]` [1], float64, if it `is_counted[i]`."""
+    """Rows `work` [R, W]. Row i has weights with the total `totals[i]` [1], float64, if `is_counted[i]`."""
 
     work: torch.Tensor
-    totals: torch.Tensor | None = None  # none is counted
+    totals: torch.Tensor | None = None  # None if no row is counted
     is_counted: Sequence[bool] = ()
 
     def count(self, index: torch.Tensor, totals: torch.Tensor, is_counted: Sequence[bool]) -> None:
-        """Record the `totals` [n, 1] of the rows `index` [n], and of which rows they are those of the weights."""
+        """Record the `totals` [n, 1] of the rows `index` [n]. `is_counted` tells which rows have known totals."""
         self.totals, self.is_counted = totals, is_counted
         if len(index) < len(is_counted):
             self.totals = totals.new_empty(len(is_counted), 1)
             self.totals[index] = totals
 
     def rows(self, indices: Sequence[int]) -> RowTotals:
-        """Some of the rows: copies, or views where they are a run."""
+        """Return some of the rows: views if they are contiguous, otherwise copies."""
         if len(indices) == len(self.work):
             return self
         if self.totals is None:
@@ -42,7 +42,7 @@ class RowTotals:
         return RowTotals(pick(self.work, indices), pick(self.totals, indices), [self.is_counted[i] for i in indices])
 
     def known_totals(self) -> torch.Tensor:
-        """The totals, `UNKNOWN` where they are not counted."""
+        """Return the totals, with `UNKNOWN` for rows that are not counted."""
         if self.totals is None:
             return self.work.new_full((len(self.work), 1), UNKNOWN, dtype=torch.float64)
         if not all(self.is_counted):
@@ -50,8 +50,8 @@ class RowTotals:
         return self.totals
 
     def take_totals(self, largest: torch.Tensor) -> torch.Tensor:
-        """The totals of all rows, whose largest values are `largest` [R, 1]; rows that have to be counted are used
-        up."""
+        """Return the totals of all rows, whose largest values are `largest` [R, 1]. Rows that are not counted yet are
+        overwritten."""
         missing = self._missing()
         if self.totals is None or len(missing) == len(self.work):
             return take_totals(self.work, largest)

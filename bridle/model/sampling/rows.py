@@ -1,8 +1,8 @@
 """The working matrix of a step: one private float32 copy of a logits row per sampled row, with bias and
 masks.
 
-Its width is padded to whole chunks, and padding counts as forbidden: nothing downstream depends on the width
-that a model happens to pad its vocabulary to.
+Its width is padded to whole chunks, and padding counts as forbidden. So no later step depends on the width to which a
+model pads its vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridle.model.h2d_copies import upload, upload_list
 from bridle.sampling import SamplingParams
 from bridle.sampling_values import LogitBias
 
-#: Columns are padded to a multiple of this; the draw works chunk by chunk.
+#: Columns are padded to a multiple of this number; the draw works chunk by chunk.
 CHUNK = 256
 
 _NEVER = float("-inf")
@@ -28,7 +28,7 @@ _CACHED_BIASES = 64
 
 
 def gather(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Copies of rows `indices` of `logits` [R, V], float32 [len(indices), V rounded up to whole chunks]."""
+    """Return copies of rows `indices` of `logits` [R, V], float32 [len(indices), V rounded up to whole chunks]."""
     vocab = logits.shape[-1]
     width = -(-vocab // CHUNK) * CHUNK
     work = torch.empty(len(indices), width, dtype=torch.float32, device=logits.device)
@@ -38,7 +38,7 @@ def gather(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 
 def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Rows `indices` of `logits`; a view where they are a run."""
+    """Return rows `indices` of `logits`; a view if they are contiguous."""
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):
         return logits[first : first + len(indices)]
@@ -48,13 +48,13 @@ def pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 # -- bias ----------------------------------------------------------------------------------------------------
 
 Pairs = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
-#: A bias that names more than one token in this many is kept as a whole row.
+#: A bias that covers more than one in this many tokens is stored as a whole row.
 _DENSE_SHARE = 16
 
 
 class BiasTable:
-    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step; those of a bias that names
-    much of the vocabulary are a row that is added directly."""
+    """Adds logit biases. The arrays of a `SamplingParams` are built once, not at every step. A bias that names much of
+    the vocabulary is stored as a row that is added directly."""
 
     def __init__(self) -> None:
         self._arrays: OrderedDict[int, tuple[SamplingParams, Pairs | torch.Tensor]] = OrderedDict()
@@ -76,7 +76,7 @@ class BiasTable:
         known = self._arrays.get(id(sampling))
         if known is None:
             known = (sampling, _prepared(sampling.logit_bias, work, vocab))
-            self._arrays[id(sampling)] = known  # holds the object, so its id cannot be reused meanwhile
+            self._arrays[id(sampling)] = known  # keeps the object alive, so that its id is not reused
             if len(self._arrays) > _CACHED_BIASES:
                 self._arrays.popitem(last=False)
         else:
@@ -96,7 +96,7 @@ class BiasTable:
 
 
 def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pairs | torch.Tensor:
-    """A bias as arrays of tokens and values, or as a row [V] on the device of `work` if it names many tokens."""
+    """Return a bias as arrays of tokens and values, or as a row [V] on the device of `work` if it names many tokens."""
     if not isinstance(bias, LogitBias):
         return pairs_of(tuple(bias.items()))
     tokens = np.frombuffer(bias.tokens, np.int64)
@@ -110,7 +110,7 @@ def _prepared(bias: Mapping[int, float], work: torch.Tensor, vocab: int) -> Pair
 
 
 def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
-    """Token and value arrays; values of a token named twice are added up here, in order."""
+    """Return token and value arrays. Values of a token that is named twice are added here, in order."""
     total: dict[int, float] = {}
     for token, value in pairs:
         total[token] = total.get(token, 0.0) + value
@@ -121,8 +121,7 @@ def pairs_of(pairs: Sequence[tuple[int, float]]) -> Pairs:
 
 
 def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-    """Forbid, in place, every token that its row's mask does not allow. Tokens past a mask's end are
-    forbidden."""
+    """Forbid, in place, every token that its row's mask does not allow. Tokens beyond a mask's end are forbidden."""
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     if not masked:
         return
@@ -134,7 +133,7 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     for slot, i in enumerate(masked):
         bits = np.frombuffer(rows[i].mask or b"", dtype=np.uint8)[: width // 8]
         packed[slot, : len(bits)] = bits
-    forbidden = _unpack(~packed, work.device)  # [len(masked), width]; turned over while it is small
+    forbidden = _unpack(~packed, work.device)  # [len(masked), width]; inverted while the bits are packed
     if len(masked) == len(rows):
         work.masked_fill_(forbidden, _NEVER)
         return
@@ -143,8 +142,8 @@ def apply_masks(work: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 
 def _unpack(packed: npt.NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Bits to booleans, least significant first. On a GPU after the transfer, which is then 8 times
-    smaller."""
+    """Convert bits to booleans, the least significant bit first. On a GPU this happens after the transfer, which is
+    then 8 times smaller."""
     if device.type == "cpu":
         return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little").view(np.bool_))
     bits = upload(packed, device).unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
 """The largest values of wide rows, by the kernels or through the largest value of each chunk of columns.
 
-To find a place among 150,000 values takes torch several times as long as to find the largest value. So the place is
-looked for only in the chunks that can have it.
+To find the index of the largest of 150,000 values, torch needs several times as long as to find the value. So the index
+is searched for only in the chunks that can contain it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from bridle.cpu_kernels.library import sampling_kernels
 from bridle.model.sampling.rows import CHUNK
 
-#: In how many values the largest one of a group is found.
+#: Number of values in a group of which the largest is found.
 _PER_GROUP = 32
 _Row = npt.NDArray[np.float32]
-#: Rows with fewer chunks than this are searched as they are.
+#: Rows with fewer chunks than this are searched directly.
 _FEW = 16
 
 
 def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest value of each of `rows` [R, V] and its place, the first of equals: both [R]. NaN counts as the
-    largest value; where all are -inf, the place says nothing."""
+    """Return the largest value of each of `rows` [R, V] and the index of its first occurrence: both [R]. NaN counts as
+    the largest value. If all values are -inf, the index is arbitrary."""
     found = sampling_kernels(rows)
     return _by_torch(rows) if found is None else found.largest(rows, range(len(rows)), [None] * len(rows))
 
@@ -32,8 +32,8 @@ def largest(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def largest_allowed(
     logits: torch.Tensor, indices: Sequence[int], masks: Sequence[bytes | None]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """As `largest`, of rows `indices` of `logits` [R, V], each under its mask: the rows are read where they are. None
-    where no kernel can do that."""
+    """Return `largest` of rows `indices` of `logits` [R, V], each under its mask, without copying rows. None if no
+    kernel supports this."""
     found = sampling_kernels(logits)
     return None if found is None else found.largest(logits, indices, masks)
 
@@ -53,23 +53,23 @@ def _by_torch(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chunk_maxima(work: torch.Tensor) -> torch.Tensor:
-    """The largest value of each chunk of `work` [R, W], W in whole chunks: [R, W / CHUNK]."""
+    """Return the largest value of each chunk of `work` [R, W], W in whole chunks: [R, W / CHUNK]."""
     return _chunked(work).amax(-1)
 
 
 def top(work: torch.Tensor, maxima: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `size` largest values of each row of `work` [R, W] and their places [R, size]; `maxima` are its
+    """Return the `size` largest values of each row of `work` [R, W] and their indices [R, size]; `maxima` are its
     `chunk_maxima`."""
     if maxima.shape[1] < max(_FEW, 2 * size):
         return _top_of_narrow(work, size)
-    chunks = maxima.topk(size, dim=1).indices  # whatever has one of the largest values is among them
+    chunks = maxima.topk(size, dim=1).indices  # each of the largest values is in one of these chunks
     values, found = _chosen(_chunked(work), chunks).topk(size, dim=1)
     return values, chunks.gather(1, found // CHUNK) * CHUNK + found % CHUNK
 
 
 def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`top` of rows with few chunks: column j belongs to group j mod G, and whatever group has one of the largest
-    values has one of the largest maxima. So most columns are compared once, side by side."""
+    """`top` of rows with few chunks: column j belongs to group j mod G. Each group that has one of the largest values
+    also has one of the largest maxima. So most columns are compared only once, in vectors."""
     num_groups = work.shape[1] // _PER_GROUP
     if num_groups < 4 * size:
         values, places = work.topk(size, dim=1)
@@ -83,8 +83,8 @@ def _top_of_narrow(work: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.T
 
 def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """Return how many values in each row of `work` [R, W] are larger than the row's `bound` [R, 1]: int64 [R, 1].
-    `maxima` are its `chunk_maxima`, `best` [R, n] its largest values, best first: rows whose bound is among these
-    are not searched."""
+    `maxima` are its `chunk_maxima`, and `best` [R, n] its largest values, best first. Rows whose bound is among the
+    best values are not searched."""
     if work.device.type != "cpu":
         return count_above(work, bound)
     above = (best > bound).sum(1, keepdim=True)
@@ -102,7 +102,7 @@ def num_above(work: torch.Tensor, maxima: torch.Tensor, bound: torch.Tensor, bes
 def _count_above(row: _Row, maxima: _Row, bound: _Row) -> int:
     """Return how many values of a wide row [W] are larger than `bound` [1]."""
     chunks = np.flatnonzero(maxima > bound)
-    if len(chunks) * _FEW < len(maxima):  # as it is for tokens that were likely
+    if len(chunks) * _FEW < len(maxima):  # the usual case for tokens that were probable
         row = row.reshape(-1, CHUNK)[chunks]
     return int(np.count_nonzero(row > bound))
 
@@ -116,10 +116,10 @@ def count_above(work: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
 
 
 def _chunked(rows: torch.Tensor) -> torch.Tensor:
-    """A view of `rows` [R, W] by chunks: [R, W / CHUNK, CHUNK]."""
+    """Return a view of `rows` [R, W] by chunks: [R, W / CHUNK, CHUNK]."""
     return rows.view(rows.shape[0], -1, CHUNK) if rows.is_contiguous() else torch.unflatten(rows, 1, (-1, CHUNK))
 
 
 def _chosen(chunked: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
-    """The values of `chunks` [R, n] of `chunked` [R, C, CHUNK], side by side: [R, n * CHUNK]."""
+    """Return the values of `chunks` [R, n] of `chunked` [R, C, CHUNK], concatenated: [R, n * CHUNK]."""
     return chunked.gather(1, chunks.unsqueeze(2).expand(-1, -1, CHUNK)).flatten(1)

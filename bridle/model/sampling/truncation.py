@@ -1,13 +1,13 @@
 """Top-n-sigma, dynamic temperature and XTC. The caller has subtracted each row's largest logit. Removed tokens are set
-to -inf in place. Each function is given only the rows that ask for it.
+to -inf in place. Each function gets only the rows that request it.
 
-Top-n-sigma (Tang et al., arXiv 2411.07641): a token stays if its logit is at most n standard deviations below the
+Top-n-sigma (Tang et al., arXiv 2411.07641): a token is kept if its logit is at most n standard deviations below the
 largest one. The deviation is that of the logits of all allowed tokens, before the temperature. The temperature does not
-change which tokens stay.
+change which tokens are kept.
 
-Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is between temperature - range, where the
-next token is certain, and temperature + range, where all tokens are equally likely. Its place between them is the
-entropy, divided by its largest possible value, to the power of the exponent.
+Dynamic temperature (kalomaze, llama.cpp pull request 4972): the temperature is temperature - range if the next token is
+certain, and temperature + range if all tokens are equally likely. In between it grows with the entropy, divided by the
+largest possible entropy, to the power of the exponent.
 
 XTC, "exclude top choices" (p-e-w, text-generation-webui pull request 6335), acts with a given probability. It removes
 all tokens with a probability of at least `threshold`, except for the least likely of them.
@@ -24,13 +24,13 @@ from bridle.model.sampling.fixed_point_probs import UNIT, totals, weights_of
 from bridle.sampling import SamplingParams
 
 _NEVER = float("-inf")
-#: Logits are counted in this unit, down to this far below the largest, so that sums of them and of their squares over
-#: 2**19 tokens are exact in 64 bits.
+#: Logits are counted in steps of 1 / `_STEPS`, down to `_DEPTH` below the largest. So sums of them and of their squares
+#: over 2**19 tokens are exact in 64 bits.
 _STEPS, _DEPTH = 2.0**12, 512.0
 
 
 def cut_sigma(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """Top-n-sigma on rows `x` [R, W]."""
+    """Apply top-n-sigma to rows `x` [R, W]."""
     there = x > _NEVER
     steps = (x.clamp(min=-_DEPTH) * _STEPS).round_().to(torch.int64).masked_fill_(~there, 0)
     count = there.sum(1, keepdim=True).clamp_(min=1).double()  # [R, 1], as all below
@@ -42,7 +42,7 @@ def cut_sigma(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def dynamic_temperatures(x: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """The temperatures of rows `x` [R, W]: float32 [R, 1]."""
+    """Return the temperatures of rows `x` [R, W]: float32 [R, 1]."""
     weights = weights_of(x)
     total = totals(weights).unsqueeze(1)  # [R, 1], as all below
     costs = torch.where(weights > 0, weights * -x, 0.0).floor_()  # whole numbers: exact sums
@@ -61,11 +61,11 @@ def dynamic_temperatures(x: torch.Tensor, params: Sequence[SamplingParams]) -> t
 
 
 def exclude_top(x: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """XTC on rows `x` [R, W] whose chance has come."""
+    """Apply XTC to rows `x` [R, W] for which the random number selected it."""
     weights = weights_of(x).double()
     threshold = upload_list([[p.xtc_threshold] for p in params], torch.float64, x.device)
     is_top = (weights >= threshold * totals(weights).unsqueeze(1)) & (weights > 0)
     least = x.masked_fill(~is_top, float("inf")).amin(1, keepdim=True)
     ids = torch.arange(x.shape[1], device=x.device)
-    kept = torch.where(is_top & (x == least), ids, -1).amax(1, keepdim=True)  # of equals the last
+    kept = torch.where(is_top & (x == least), ids, -1).amax(1, keepdim=True)  # the last of equal logits
     x.masked_fill_(is_top & (ids != kept), _NEVER)

@@ -1,6 +1,6 @@
 """Random numbers as a pure function of (key, draw): SplitMix64 over a hashed key.
 
-No generator state is kept anywhere. So a sequence can be moved, resumed or replayed, and other sequences of its batch
+No generator state is kept anywhere. So a sequence can be moved, resumed or replayed, and other sequences of the batch
 cannot change its tokens.
 """
 
@@ -18,11 +18,11 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def uniforms(keys: Sequence[int], draws: Sequence[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (key, draw) pair, a multiple of 2**-53. Integers of any size are taken modulo
+    """Return one number in [0, 1) per (key, draw) pair, a multiple of 2**-53. Integers of any size are taken modulo
     2**64."""
     key = np.array([key & _WORD for key in keys], dtype=np.uint64)
     draw = np.array([draw & _WORD for draw in draws], dtype=np.uint64)
-    with np.errstate(over="ignore"):  # wrap-around is the point
+    with np.errstate(over="ignore"):  # wrap-around is intended
         state = _mix(key + _GOLDEN) + (draw + np.uint64(1)) * _GOLDEN
         bits = _mix(state) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53

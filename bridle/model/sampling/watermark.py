@@ -22,7 +22,7 @@ _CACHED_HASHES = 4  # one for each vocabulary and device
 
 
 def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: HistoryLookup, vocab: int) -> None:
-    """Add the bonus, in place, to the green tokens of the rows that ask for a watermark. `work` is [len(rows), W]."""
+    """Add the bonus, in place, to the green tokens of the rows that request a watermark. `work` is [len(rows), W]."""
     for i, row in enumerate(rows):
         mark = row.sampling.watermark
         if mark is None:
@@ -38,14 +38,15 @@ def apply_watermarks(work: torch.Tensor, rows: Sequence[SampleRow], history: His
 
 
 def keyed_green_list(key: str, last: Sequence[int], vocab: int, gamma: float, device: torch.device) -> torch.Tensor:
-    """[vocab] of bool on `device`, as `bridle.watermark.is_green` says of each token: 64-bit integers that wrap."""
+    """Return [vocab] of bool on `device`: `bridle.watermark.is_green` of each token, computed with 64-bit integers that
+    wrap."""
     value = _hashes(vocab, device).bitwise_xor(_signed(seed_of(key, last))).mul_(_signed(FACTOR))
     return value < limit_of(gamma)
 
 
 @lru_cache(_CACHED_HASHES)
 def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
-    """[vocab] of int64: `bridle.watermark.hash_of` each token."""
+    """Return [vocab] of int64: `bridle.watermark.hash_of` each token."""
     value = torch.arange(1, vocab + 1, dtype=torch.int64, device=device).mul_(_signed(GOLDEN))
     for shift, factor in ((30, FIRST), (27, SECOND)):
         value.bitwise_xor_(_shifted(value, shift)).mul_(_signed(factor))
@@ -53,18 +54,18 @@ def _hashes(vocab: int, device: torch.device) -> torch.Tensor:
 
 
 def _shifted(value: torch.Tensor, places: int) -> torch.Tensor:
-    """A logical shift to the right; that of torch keeps the sign."""
+    """Shift logically to the right. torch's own shift keeps the sign."""
     return (value >> places).bitwise_and_((1 << (64 - places)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The signed integer with the same 64 bits."""
+    """Return the signed integer with the same 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
 @lru_cache(_CACHED_LISTS)
 def _green_list(previous: int, vocab: int, gamma: float) -> torch.Tensor:
-    """[vocab] of 0 and 1. Sampled on the CPU, so that it does not depend on the device."""
+    """Return [vocab] of 0 and 1. The list is sampled on the CPU, so that it does not depend on the device."""
     generator = torch.Generator().manual_seed(_HASH_KEY * previous)
     green = torch.zeros(vocab, dtype=torch.float32)
     green[torch.randperm(vocab, generator=generator)[: int(vocab * gamma)]] = 1.0
