@@ -190,7 +190,7 @@ class EngineOptions:
 
 @Parameter(name="*", group=MODEL)
 @dataclass(frozen=True, kw_only=True)
-class RoomOptions:
+class CapacityOptions:
     """Memory that a shard reserves. A router that starts shards passes these options to them."""
 
     kv_tokens: Count = None

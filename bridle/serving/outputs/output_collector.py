@@ -63,7 +63,7 @@ class GrowingOutput:
         output.text = output.text[:chars_left]
         self.low_tokens, self.low_chars = min(self.low_tokens, num_left), min(self.low_chars, chars_left)
 
-    def fork(self, index: int, num_tokens: int, text: str) -> GrowingOutput:
+    def fork(self, index: int, num_tokens: int, text: str, seed: int | None) -> GrowingOutput:
         """Return a copy of the output at the time when it had `num_tokens` tokens and `text`."""
         parent = self.output
         child = CompletionOutput(

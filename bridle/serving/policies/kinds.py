@@ -1,5 +1,5 @@
 """Kinds of policies, compiled from their settings: rules for texts, additional controllers, or limits. A new kind is
-one function here."""
+one function in `KINDS`."""
 
 from __future__ import annotations
 
