@@ -13,11 +13,12 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from bridle.compat.routes import ROUTES
 from bridle.error_mapping import ErrorKind, error_text, failure_of, retry_after
-from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest
+from bridle.errors import BridleError, ControllerError, InternalError, InvalidRequest, RequestCancelled
 from bridle.safe_repr import short_repr
 
 #: For each kind of error: OpenAI's error type and the error type of text-generation-inference.
@@ -130,6 +131,7 @@ def install_error_handlers(app: FastAPI, refuse: Refuse = refuse_plainly) -> Non
     app.add_exception_handler(BridleError, _on_bridle_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
 
 
 def note_error(request: Request, error: BridleError) -> None:
@@ -163,6 +165,11 @@ async def _on_bridle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BridleError)
     note_error(request, error)
     return error_response(error)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Record a client that disconnects before its whole body arrived. The response reaches nobody."""
+    return await _on_bridle_error(request, RequestCancelled("the client went away"))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from bridle.http import HttpSettings
 from bridle.serving import LoadedModel
@@ -19,7 +20,7 @@ from tests.aici.guests import END, guest2
 from tests.http.controlled import Client, controlled_model, joined, lent, pick, text_of
 from tests.http.harness import scripted_model, served
 from tests.serving.fakes import fake_model
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 WASM = guest2([pick("a"), END])
 OTHER = guest2([pick("b"), END])
@@ -205,21 +206,35 @@ def test_a_module_that_grows_too_large_is_cut(model: LoadedModel, monkeypatch: p
         client.close()
 
 
+@contextlib.contextmanager
+def upload_under_way(url: str) -> Iterator[None]:
+    """The route waits for the body of an upload, whose client disconnects at the end."""
+    where = urlsplit(url)
+    assert where.hostname is not None
+    slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)
+    slow.putrequest("POST", "/v1/controllers")
+    slow.putheader("content-length", str(len(WASM)))
+    slow.putheader("expect", "100-continue")
+    slow.endheaders()
+    with slow.sock.makefile("rb") as told:  # the server asks for the body when the route reads it
+        assert b"100" in told.readline()
+    yield
+    slow.close()
+
+
 def test_few_uploads_at_a_time(model: LoadedModel) -> None:
-    with served(lent(model), HttpSettings(max_uploads=1)) as url:
-        client, where = Client(url), urlsplit(url)
-        assert where.hostname is not None
-        slow = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE)
-        slow.putrequest("POST", "/v1/controllers")
-        slow.putheader("content-length", str(len(WASM)))
-        slow.putheader("expect", "100-continue")
-        slow.endheaders()
-        with slow.sock.makefile("rb") as told:  # the server asks for the body when the route reads it
-            assert b"100" in told.readline()
-        refused = client.http.post("/v1/controllers", content=WASM)
+    with served(lent(model), HttpSettings(max_uploads=1)) as url, upload_under_way(url):
+        refused = httpx.post(f"{url}/v1/controllers", content=WASM, timeout=PATIENCE)
         assert refused.status_code == 429 and "retry-after" in refused.headers
-        slow.close()
-        client.close()
+
+
+def test_a_client_that_disconnects_during_an_upload_is_no_bug(model: LoadedModel) -> None:
+    with served(lent(model)) as url, capture_logs() as lines:
+        with upload_under_way(url):
+            pass
+        until(lambda: lines, "a line about the upload")
+    (line,) = lines
+    assert (line["status"], line["event"]) == (499, "request"), line
 
 
 def test_slow_uploads_are_given_up(model: LoadedModel) -> None:
