@@ -26,6 +26,17 @@ _LEVELS = ("debug", "info", "warning", "error")
 shown: dict[str, str] = {}
 
 
+def hide_variables() -> None:
+    """Leave the variables of functions out of tracebacks, if the program has not configured structlog. They contain
+    prompts and answers, and structlog takes seconds to show them."""
+    import structlog
+
+    if not structlog.is_configured():
+        *others, _ = structlog.get_config()["processors"]
+        plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        structlog.configure(processors=[*others, plain])
+
+
 def configure_logs(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Set up logging for a whole process: bridle's own lines, and those of the libraries that it uses."""
     import structlog

@@ -20,6 +20,7 @@ from bridle.llm import arguments
 from bridle.llm.calls import Calls
 from bridle.llm.requests import NO_CONTROL
 from bridle.load_progress import Report, shown
+from bridle.logs import hide_variables
 from bridle.model.hub_lookup import check_available
 from bridle.sampling import SamplingParams
 from bridle.serving.policies import PolicySet, read_policies
@@ -54,6 +55,7 @@ class LoadedModelMixin:
         (`view.tool`), by name, within `tool_limits`. `policies` apply to all texts, as with `bridle serve --policies`:
         a TOML file, or its parsed content. `use_tqdm_on_load` shows a bar while the model loads, if stderr is a
         terminal, or writes lines to the log. Raises `UnsupportedModel` or `InvalidRequest` with the next step."""
+        hide_variables()
         usual = None if sampling is None else arguments.as_sampling(sampling)
         demanded = policies if policies is None or isinstance(policies, PolicySet) else read_policies(policies)
         self._tools = None if tools is None else ToolExecutor(function_tools(tools, tool_limits), tool_limits)
