@@ -1,7 +1,6 @@
-"""Text and tokens: tokenizers, incremental detokenization, chat templates. Knows nothing of engines or
-weights.
+"""Text and tokens: tokenizers, incremental detokenization, and chat templates. Knows no engines and no weights.
 
-Heavy libraries are imported when a tokenizer is loaded, not before.
+Heavy libraries are imported when a tokenizer is loaded.
 """
 
 from bridle.tokenizer.detokenizer import Detokenizer

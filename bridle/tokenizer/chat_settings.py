@@ -1,4 +1,4 @@
-"""The operator's settings for chat templates, calls and reasoning."""
+"""The operator's settings for chat templates, tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ToolPrompt = Literal["describe", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """`tool_format` and `reasoning_format` are names of formats, or `auto`: as the chat template shows. With
-    `parse_special_text` a special token that is spelled in a message becomes that token. With `bare_calls` an answer
-    that begins with the JSON of a call is one, without any markup. Tools that the chat template leaves out are
-    described in the system message, or refused, as `tool_prompt` says. A model whose budget of reasoning ends writes
-    `thinking_budget_message` before it closes the reasoning. After `max_repeated_calls` equal calls in a row with equal
-    results the model is offered no tools (0: it always is)."""
+    """Settings for the chats of a model. `tool_format` and `reasoning_format` are names of formats, or `auto`, which
+    infers the format from the chat template. With `parse_special_text`, a special token that is spelled in a message
+    becomes that token. With `bare_calls`, an answer that begins with the JSON of a call is a call, even without markup.
+    `tool_prompt` says whether tools that the chat template omits are described in the system message, or refused. When
+    a reasoning budget ends, the model writes `thinking_budget_message` before it closes the reasoning. After
+    `max_repeated_calls` equal calls in a row with equal results, the model gets no tools (0: no limit)."""
 
     tool_format: str = "auto"
     reasoning_format: str = "auto"

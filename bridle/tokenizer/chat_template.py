@@ -1,8 +1,8 @@
-"""Renders a conversation as a prompt, with the model's own chat template or one that the client sends. Its messages
-are checked, and brought into one form, before that.
+"""Renders a conversation as a prompt, with the model's own chat template or a client's template. Before that, messages
+are validated and converted to a common format.
 
 The model's own template is rendered in this process, in a sandbox with limits on steps and sizes. A client's template
-is rendered in a process of its own, which the operating system bounds: the worst that can happen is that it is refused.
+is rendered in a separate process, which the operating system limits, so that a harmful template is only refused.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ Message = Mapping[str, Any]
 Prepared = list[dict[str, Any]]
 
 MAX_MESSAGES = 4_096
-#: The types of content parts that are text. A refusal is the text of an assistant that declined to answer.
+#: The types of content parts that are text. A `refusal` is the text of an assistant that declined to answer.
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 OWN_LIMITS = TemplateLimits(max_steps=5_000_000, max_chars=32 << 20)
 CLIENT_LIMITS = TemplateLimits(max_steps=500_000, max_chars=4 << 20)
 MAX_TEMPLATE_CHARS = 256 << 10
 
-_MEMORY = 512 << 20  # address space of a client's template, bytes
+_MEMORY = 512 << 20  # bytes of address space for a client's template
 _CPU_SECONDS = 1
-WALL_SECONDS = 30.0  # start of the process included; only reached when the machine is busy
+WALL_SECONDS = 30.0  # includes the start of the process; only reached when the machine is busy
 _MAX_PROCESSES = 2
 _ENGINE = Path(__file__).with_name("template_engine.py")
-#: What an interpreter may need.
+#: Environment variables that a Python interpreter may need.
 _KEPT_ENVIRONMENT = (os_sandbox.VARIABLE, "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 processes = threading.BoundedSemaphore(_MAX_PROCESSES)
 
 
 class ChatTemplate:
-    """A model's chat template (or several by name, or none) and the special tokens it may write."""
+    """A model's chat template and the special tokens that it may write. A model may have several templates by name, or
+    none."""
 
     def __init__(self, source: str | Mapping[str, str] | None, special_tokens: Mapping[str, str]) -> None:
         named = {"default": source} if isinstance(source, str) else dict(source or {})
@@ -60,7 +61,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """The source; of several templates, one after the other."""
+        """Return the source of the template; of several templates, all sources in a row."""
         return "\n".join(self._sources.values())
 
     def render(
@@ -71,8 +72,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt. `template` is a client's own; `variables` are further ones it may read: they cannot replace the
-        parts of a conversation."""
+        """Return the prompt. `template` is a client's template. `variables` are additional variables of the template,
+        which cannot replace the parts of a conversation."""
         has_developer = any(message["role"] == "developer" for message in messages)
         known = {
             **self._special_tokens,
@@ -86,7 +87,7 @@ class ChatTemplate:
                 return _render_apart(template, known)
             name = "tool_use" if tools and "tool_use" in self._sources else "default"
             program = self._programs.get(name) or self._compile(name)
-            if "functions" in program.source:  # a name of its own that some templates read
+            if "functions" in program.source:  # a variable that some templates read
                 known.setdefault("functions", json.dumps([tool.get("function", tool) for tool in tools or ()]))
             if "datetime" in program.source:
                 known.setdefault("datetime", f"{datetime.now().astimezone():%Y-%m-%d}")
@@ -99,7 +100,7 @@ class ChatTemplate:
                 if others:
                     known["tools"] = others
                 else:
-                    del known["tools"]  # a template that expects no such name where there are no tools
+                    del known["tools"]  # some templates expect no variable `tools` if there are no tools
                 return program.render(known)
         except TemplateError as error:
             raise self._translate(error, template is None) from error
@@ -109,7 +110,7 @@ class ChatTemplate:
         return {}
 
     def _compile(self, name: str) -> ChatTemplateProgram:
-        """One of the model's templates, when it is first used."""
+        """Return one of the model's templates, which is compiled when it is first used."""
         if name not in self._sources:
             reason = f"only {sorted(self._sources)}" if self._sources else "none"
             raise TemplateFailure(
@@ -119,8 +120,8 @@ class ChatTemplate:
         return program
 
     def _known_roles(self, messages: Prepared, template: str | None) -> Prepared:
-        """Return the messages in roles that the template knows. Some clients send the system message with the role
-        `developer`, and most templates silently drop messages of unknown roles."""
+        """Return the messages with roles that the template knows. Some clients send the system message with the role
+        `developer`, and most templates silently drop messages with unknown roles."""
         if "developer" in (self.text if template is None else template):
             return messages
         return [message | {"role": "system"} if message["role"] == "developer" else message for message in messages]
@@ -136,7 +137,7 @@ class ChatTemplate:
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool with a description of each parameter, which some templates need."""
+    """Return the tool with a description for each parameter, because some templates require descriptions."""
     function = tool.get("function")
     parameters = function.get("parameters") if isinstance(function, Mapping) else None
     given = parameters.get("properties") if isinstance(parameters, Mapping) else None
@@ -149,7 +150,7 @@ def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _render_apart(source: str, variables: Mapping[str, Any]) -> str:
-    """Render a client's template in a bounded process."""
+    """Render a client's template in a process with limits."""
     if len(source) > MAX_TEMPLATE_CHARS:
         raise InvalidRequest(
             f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}", "chat_template"
@@ -195,9 +196,10 @@ def _run_engine(task: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Look:
-    """Preparation of messages with images, sounds or videos. Their content becomes parts, if the template
-    `takes_parts`; else it is text, with one of `placeholders`, by modality, at their positions. A template may
-    write `written`, by modality, for one, which is no token. `sources` are the files that were found, in order."""
+    """Converts messages with images, audio or videos. If the template `takes_parts`, content becomes a list of parts.
+    Otherwise, content becomes text with one of `placeholders`, by modality, for each file. `written` has, by modality,
+    texts that a template writes for a file and that are not tokens. `sources` are the files that were found, in
+    order."""
 
     placeholders: Mapping[str, str]
     takes_parts: bool
@@ -205,7 +207,7 @@ class Look:
     sources: list[Source] = field(default_factory=list)
 
     def content(self, content: Any, where: str) -> str | list[dict[str, str]]:
-        """Content whose parts are texts, images, sounds and videos."""
+        """Return content whose parts are text, images, audio or videos, in the format that the template accepts."""
         given = [content] if isinstance(content, str) or content is None else content
         if not isinstance(given, Sequence):
             raise InvalidRequest(f"{where} is {type(content).__name__}; must be text or a list of parts", where)
@@ -224,7 +226,8 @@ class Look:
         return {"type": "text", "text": _part(part, where)}
 
     def check(self, messages: Prepared) -> None:
-        """Refuse text that spells a place for an image or a sound, where there are any: one could be bound to it."""
+        """Raise `InvalidRequest` for text that spells a placeholder if there are files, because a file could be bound
+        to the text."""
         tokens = set(self.placeholders.values())
         stands_for = {spelling: modality for modality, spelling in (*self.written.items(), *self.placeholders.items())}
         for i, message in enumerate(messages if self.sources else ()):
@@ -239,7 +242,7 @@ class Look:
                     )
 
     def placed(self, text: str) -> str:
-        """Return a template's output, with the placeholder wherever it wrote another text."""
+        """Return a template's output, with placeholders instead of the texts in `written`."""
         for modality, spelling in self.written.items() if self.sources else ():
             text = text.replace(spelling, self.placeholders[modality])
         return text
@@ -250,11 +253,11 @@ class Look:
 
 
 def prepare(messages: Sequence[Message], look: Look | None = None) -> Prepared:
-    """Return checked copies of messages in one common form. The content is text (parts are joined with line breaks,
-    none becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON in a string.
+    """Return validated copies of messages in a common format. The content is text (parts are joined with line breaks,
+    and missing content becomes empty), or the result of `look`. The arguments of tool calls are objects, not JSON text.
 
-    Raises `InvalidRequest` if it is no list of messages, and without `look` `UnsupportedFeature` for images and other
-    media.
+    Raises `InvalidRequest` if `messages` is not a list of messages. Without `look`, raises `UnsupportedFeature` for
+    images and other media.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with `role` and `content`", "messages")
@@ -306,14 +309,15 @@ def _part(part: Any, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """The calls, each an object with a `function`, or itself one, that has a name."""
+    """Return the tool calls. Each must be an object with a `function`, or a function itself; the function must have a
+    name."""
     if not isinstance(calls, Sequence):
         raise InvalidRequest(f"{where} must be a list of function calls", where)
     return [_tool_call(call, where) for call in calls]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    """The call with its arguments as an object; arguments that are not JSON stay as they are."""
+    """Return the call with its arguments as an object. Arguments that are not JSON stay unchanged."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where} must be a list of function calls", where)

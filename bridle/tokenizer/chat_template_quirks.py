@@ -1,17 +1,16 @@
-"""Quirks of chat templates: the roles and parts of messages that each one takes.
+"""Converts the roles of messages to roles that a chat template accepts.
 
-Templates differ: some know one system message or none, some refuse two messages of the same role in a row, and each has
-its own name for earlier reasoning. A template is rendered with probes once. Conversations are changed only where their
-template would refuse or drop a message, by these rules:
+Templates differ. Some accept one system message or none, some refuse two messages of the same role in a row, and each
+has its own name for the reasoning of earlier answers. A template is rendered with probes once. Conversations are
+changed only if the template would refuse or drop a message, by these rules:
 
-1. `developer` is `system` for a template that does not write it.
-2. Where only the first system message counts, all instructions become one, joined by a blank line. If no message
-   counts, they are written before the first message of the user.
-3. Where roles must alternate, neighbours of the same role are joined by a blank line. A user's message directly after
-   the result of a tool is added to that result.
-4. Media in the result of a tool become a message of the user behind it, if the template writes only text there.
-5. Reasoning of earlier answers has the name that the template reads. It is left out of messages with content and calls
-   if the template refuses all three.
+1. The role `developer` becomes `system` if the template does not write it. 2. If only the first system message counts,
+all instructions become one message, joined by blank lines. If no system message counts, the instructions are written at
+the beginning of the first user message. 3. If roles must alternate, neighbours of the same role are joined by a blank
+line. A user message directly after a tool result is added to that result. 4. Media in a tool result become a user
+message after the result, if the template writes only the text of results. 5. Reasoning of earlier answers has the name
+that the template reads. Reasoning is left out of messages with content and calls if the template refuses the
+combination.
 
 Tools, calls and answers that a template leaves out are described in the messages (`tool_prompt.py`), or the tools are
 refused. Chats of all APIs and of scripts follow these rules.
@@ -38,7 +37,7 @@ Message = dict[str, Any]
 Messages = list[Message]
 Tools = Sequence[Mapping[str, Any]]
 
-#: The names under which clients and templates have the reasoning of a message.
+#: The field names that clients and templates use for the reasoning of a message.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 _FIRST, _SECOND = "zsystema", "zsystemb"
 _INSTRUCTIONS = ("system", "developer")
@@ -46,9 +45,9 @@ _INSTRUCTIONS = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class RoleRules:
-    """The roles and parts that a template takes. `system` says which system messages count; a template `needs_user` if
-    it refuses or drops instructions alone. `is_text` and `is_null` are about calls: arguments as JSON text, and no
-    content in a message with calls."""
+    """The roles and parts that a template accepts. `system` says which system messages count. A template `needs_user`
+    if it refuses or drops instructions without a user message. `is_text` and `is_null` concern calls: arguments as JSON
+    text, and null content in a message with calls."""
 
     has_developer: bool = False
     system: Literal["all", "first", "none"] = "all"
@@ -62,19 +61,19 @@ class RoleRules:
     is_null: bool = False
 
 
-#: Rules that were found out, as long as their templates are there.
+#: The inferred rules of each existing template.
 _KNOWN: WeakKeyDictionary[ChatTemplate, RoleRules] = WeakKeyDictionary()
 
 
 def rules_of(template: ChatTemplate) -> RoleRules:
-    """The rules of a template, inferred once. Slow the first time."""
+    """Return the rules of a template, which are inferred once. Slow the first time."""
     if template not in _KNOWN:
         _KNOWN[template] = infer_rules(probes.renderer_of(template))
     return _KNOWN[template]
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
-    """The reasoning of a message, under whichever name."""
+    """Return the reasoning of a message, from whichever field has it."""
     return next((each for key in THOUGHT_KEYS if isinstance(each := message.get(key), str) and each), "")
 
 
@@ -82,11 +81,11 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
 
 
 def infer_rules(render: probes.RenderChat) -> RoleRules:
-    """Find out by rendering."""
+    """Infer the rules of a template by rendering probes."""
     prober = probes.prober_of(render)
     trial = _Trial(render, prober)
     if not trial.writes([_said("user", probes.USER)], probes.USER):
-        return RoleRules(True, tool_parts=True)  # it takes nothing like the probes
+        return RoleRules(True, tool_parts=True)  # the template accepts none of the probes
     both = [_said("system", _FIRST), _said("system", _SECOND), _said("user", probes.USER)]
     later = [
         _said("user", probes.USER),
@@ -112,7 +111,8 @@ def infer_rules(render: probes.RenderChat) -> RoleRules:
 
 
 def _writes_python(prober: probes.Prober) -> bool:
-    """Return whether the template writes arguments as Python's dictionary, and as JSON if they are JSON text."""
+    """Return whether the template writes arguments as a Python dictionary, but as JSON if they are given as JSON
+    text."""
     arguments = {probes.KEYS[0]: probes.SAMPLES["string"]}
     turns = [replace(prober, is_text=is_text).turn([probes.ProbeCall(0, arguments)]) or "" for is_text in (False, True)]
     return str(arguments) in turns[0] and json.dumps(arguments) in turns[1]
@@ -123,14 +123,14 @@ def _said(role: str, content: Any) -> Message:
 
 
 class _Trial:
-    """Renders short conversations, with tools where the template writes calls."""
+    """Renders short conversations, with tools if the template writes calls."""
 
     def __init__(self, render: probes.RenderChat, prober: probes.Prober | None) -> None:
         self._render, self._prober = render, prober
         self.has_no_calls = prober is None
 
     def text(self, messages: Messages, tools: bool = False) -> str | None:
-        """The prompt; None if the template refuses it."""
+        """Return the prompt; None if the template refuses the messages."""
         try:
             return self._render(messages, probes.TOOLS if tools else None, messages[-1]["role"] != "assistant")
         except (InvalidRequest, UnsupportedModel):
@@ -142,7 +142,7 @@ class _Trial:
         return text is not None and all(word in text for word in words)
 
     def call(self, result: Any = "zresult", **extra: Any) -> Messages:
-        """A question, a call and its result."""
+        """Return messages with a question, a call and the call's result."""
         assert self._prober is not None
         message = self._prober.message([probes.ProbeCall(0, {probes.KEYS[0]: probes.SAMPLES["string"]})]) | extra
         result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": result}
@@ -173,7 +173,7 @@ class _Trial:
 
 
 def fitted(messages: Messages, rules: RoleRules) -> Messages:
-    """The messages as the template takes them."""
+    """Return the messages in roles and parts that the template accepts."""
     made = [_with_calls(_with_thoughts(message, rules), rules) for message in messages]
     if not rules.has_developer:
         made = [each | {"role": "system"} if each["role"] == "developer" else each for each in made]
@@ -196,7 +196,7 @@ def _with_thoughts(message: Message, rules: RoleRules) -> Message:
 
 
 def _with_calls(message: Message, rules: RoleRules) -> Message:
-    """Earlier calls in the form that the template can write."""
+    """Return the message with its calls in the format that the template can write."""
     calls = message.get("tool_calls")
     if not calls or not (rules.is_text or rules.is_null):
         return message
@@ -206,7 +206,7 @@ def _with_calls(message: Message, rules: RoleRules) -> Message:
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as JSON text."""
+    """Return a call with its arguments as JSON text."""
     function = call.get("function", call)
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -215,7 +215,7 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _one_instruction(messages: Messages, rules: RoleRules) -> Messages:
-    """The messages with all instructions in one place. Instructions that have media stay where they are."""
+    """Return the messages with all text instructions in one place. Instructions with media stay at their positions."""
     found = [each for each in messages if each["role"] in _INSTRUCTIONS and _is_text(each["content"])]
     if not found or (rules.system == "first" and len(found) == 1 and messages[0] is found[0]):
         return messages
@@ -230,7 +230,7 @@ def _one_instruction(messages: Messages, rules: RoleRules) -> Messages:
 
 
 def _without_media(message: Message) -> Messages:
-    """A result of a tool as text, and a message of the user with its media if there are any."""
+    """Return a tool result as text, and a user message with the result's media if it has any."""
     content = message["content"]
     if message["role"] != "tool" or not isinstance(content, list):
         return [message]
@@ -240,14 +240,14 @@ def _without_media(message: Message) -> Messages:
 
 
 def content_media(content: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The parts of a content that are no text."""
+    """Return the content parts that are not text."""
     return [dict(part) for part in content if "text" not in part]
 
 
 def _alternating(messages: Messages, rules: RoleRules) -> Messages:
     if not rules.alternates and rules.user_follows_tool:
         return messages
-    groups: list[Messages] = []  # joined at the end: joining one by one would copy a long text again and again
+    groups: list[Messages] = []  # joined at the end, because joining one by one would copy a long text repeatedly
     for message in messages:
         if groups and _joins(groups[-1][0], message, rules):
             groups[-1].append(message)
@@ -270,7 +270,7 @@ def _joins(before: Message, message: Message, rules: RoleRules) -> bool:
 
 
 def joined(*contents: Any) -> Any:
-    """Contents with a blank line between them, without the empty ones."""
+    """Return the non-empty contents, joined by blank lines."""
     filled = [each for each in contents if each]
     if len(filled) < 2:
         return filled[0] if filled else contents[-1]
@@ -293,9 +293,9 @@ def fit_template(
     explains: bool = True,
     describes: bool = True,
 ) -> tuple[Prepared, Tools | None]:
-    """Return prepared messages and tools of which the template writes all. `tool_prompt` replaces the operator's
-    setting. Unless it `explains`, tools are listed without a form of calls. Unless it `describes`, only roles are
-    fitted. Raises `UnsupportedFeature` for tools that are to be refused. Slow the first time for a template."""
+    """Return prepared messages and tools, changed so that the template writes all of them. `tool_prompt` replaces the
+    operator's setting. Without `explains`, tools are listed without a format of calls. Without `describes`, only roles
+    are fitted. Raises `UnsupportedFeature` for tools if tools must be refused. Slow the first time for a template."""
     rules = rules_of(tokenizer.chat_template)
     messages = fitted(messages, rules)
     if not describes:
@@ -308,4 +308,4 @@ def fit_template(
             "tools",
         )
     messages, tools = described(tokenizer, messages, tools, explains)
-    return fitted(messages, rules), tools  # a description may be in a role that the template refuses
+    return fitted(messages, rules), tools  # a description may have a role that the template refuses

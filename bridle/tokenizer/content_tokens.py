@@ -1,8 +1,8 @@
-"""Keeps the text of a conversation text: a special token that is spelled in a message does not become that token.
+"""Keeps special tokens that are spelled in messages as text: they do not become special tokens.
 
-Before the template is rendered, a mark is put into each such spelling, behind its first character, so that no special
-token matches it. The rendered prompt is tokenized as a whole, and the tokens of the marks are taken out. Special tokens
-that the template writes itself stay special. A conversation without such spellings is not touched.
+Before the template is rendered, a mark is inserted after the first character of each such spelling, so that no special
+token matches. The rendered prompt is tokenized as a whole, and the tokens of the marks are removed. Special tokens that
+the template writes itself stay special. A conversation without such spellings is not changed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
     from bridle.tokenizer.chat_template import Prepared
 
-#: Two noncharacters of Unicode. Content that has them is marked as well, so that they come out again.
+#: Two noncharacters of Unicode. Content that contains the mark is protected as well, so that its own marks are not
+#: removed.
 MARK = "\ufdd0\ufdd1"
-#: The mark as templates write it that escape what is not ASCII.
+#: The mark in the output of templates that escape non-ASCII characters.
 _ESCAPED = r"\ufdd0\ufdd1"
 _CONTROL = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 _TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class Spellings:
-    """The texts of tokens, and their places in other texts."""
+    """The texts of tokens, which can be found in other texts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = {text for text in (*texts, MARK, _ESCAPED) if len(text) > 1}
@@ -41,7 +42,7 @@ class Spellings:
         self._heads = re.compile(f"(?=({'|'.join(map(re.escape, sorted(lengths)))}))")
 
     def protect(self, text: str) -> str:
-        """The text with a mark in each spelling."""
+        """Return the text with a mark in each spelling of a token."""
         places = [head.start() + 1 for head in self._heads.finditer(text) if self._is_at(text, head.start(), head[1])]
         return MARK.join(text[start:end] for start, end in pairwise((0, *places, len(text)))) if places else text
 
@@ -51,7 +52,7 @@ class Spellings:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Return the conversation in the form that templates take."""
+    """The parts of a conversation, in the form that templates accept."""
 
     messages: Prepared
     tools: Sequence[Mapping[str, Any]] | None
@@ -60,7 +61,8 @@ class Content:
 
 
 def protect(tokenizer: Tokenizer, content: Content, own: Collection[str] = ()) -> Content:
-    """The content with marks in the spellings of tokens, but for those that are its `own`: placeholders of pictures."""
+    """Return the content with marks in the spellings of tokens. Spellings in `own`, the placeholders of images, get no
+    marks."""
     if tokenizer.chat_settings.parse_special_text:
         return content
     texts, of_answers = _spellings_of(tokenizer, own)
@@ -76,7 +78,8 @@ def protect(tokenizer: Tokenizer, content: Content, own: Collection[str] = ()) -
 
 
 def _message(message: dict[str, Any], texts: Spellings, of_answers: Spellings) -> dict[str, Any]:
-    """Templates look for tags of reasoning in an assistant's content, so that its text keeps them."""
+    """Return a message with marks. An assistant's content keeps the spellings of reasoning tags, because templates
+    search for them."""
     changed: dict[str, Any] = _protected(message, texts)
     if message.get("role") == "assistant":
         changed["content"] = _protected(message.get("content"), of_answers)
@@ -91,7 +94,7 @@ def _protected(value: Any, texts: Spellings) -> Any:
     return [_protected(each, texts) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-#: The spellings in all texts and in answers, as long as their tokenizers are there.
+#: The spellings for all texts and for an assistant's answers, for each existing tokenizer.
 _KNOWN: WeakKeyDictionary[Tokenizer, tuple[Spellings, Spellings]] = WeakKeyDictionary()
 
 
@@ -104,8 +107,9 @@ def _spellings_of(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellings
 
 
 def _find_spellings(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellings, Spellings]:
-    """Special tokens count, and such others as look like control tokens. Tags that the template knows count where no
-    assistant speaks; other added tokens are words such as `<table>`."""
+    """Find the tokens whose spellings are protected: special tokens, and added tokens that look like control tokens.
+    Tags in the template are also protected, except in an assistant's text. Other added tokens are words such as
+    `<table>`."""
     special = set(map(tokenizer.token_text, tokenizer.special_token_ids))
     added = set(tokenizer.added_tokens)
     of_answers = special | set(filter(_CONTROL.fullmatch, added))
@@ -117,26 +121,26 @@ def _find_spellings(tokenizer: Tokenizer, own: Collection[str]) -> tuple[Spellin
 
 
 def with_marks(tokenizer: Tokenizer, rendered: str) -> str:
-    """Return a template's rendering of protected content, with unchanged marks."""
+    """Return a template's output for protected content, with escaped marks restored."""
     if tokenizer.chat_settings.parse_special_text:
         return rendered
     return rendered.replace(_ESCAPED, MARK)
 
 
 def without_marks(text: str) -> str:
-    """The text as a reader knows it."""
+    """Return the text without marks."""
     return text.replace(MARK, "")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-    """The tokens of a prompt that was rendered of protected content."""
+    """Return the tokens of a prompt that was rendered from protected content."""
     tokens = tokenizer.encode(text, add_special_tokens)
     kept = _kept(tokenizer, text, tokens)
     return tokens if kept is None else [tokens[position] for position in kept]
 
 
 def encode_with_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int, int]]:
-    """The tokens of such a prompt, each with its range of characters in the text without marks."""
+    """Return the tokens of a prompt with marks, each with its range of characters in the text without marks."""
     rows = tokenizer.encode_with_offsets(text, add_special_tokens=False)
     kept = _kept(tokenizer, text, [token for token, _, _ in rows])
     if kept is None:
@@ -150,7 +154,7 @@ def encode_with_offsets(tokenizer: Tokenizer, text: str) -> list[tuple[int, int,
 
 
 def _kept(tokenizer: Tokenizer, text: str, tokens: list[int]) -> list[int] | None:
-    """The positions of the tokens that are no marks; None if there are no marks."""
+    """Return the positions of the tokens that are not marks; None if there are no marks."""
     num_marks = text.count(MARK)
     if not num_marks or tokenizer.chat_settings.parse_special_text:
         return None
@@ -166,7 +170,7 @@ def _kept(tokenizer: Tokenizer, text: str, tokens: list[int]) -> list[int] | Non
 
 
 def _tokens_of_marks(pieces: list[bytes]) -> list[range] | None:
-    """The positions of the tokens that spell marks; None if one spells more."""
+    """Return the positions of the tokens that spell marks; None if a token spells more than a mark."""
     ends, mark = [0, *accumulate(map(len, pieces))], MARK.encode()
     found = []
     for place in re.finditer(re.escape(mark), b"".join(pieces)):

@@ -1,4 +1,4 @@
-"""Converts tokens to text, one output at a time, for the engine."""
+"""Converts the tokens of outputs to text for the engine, token by token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 class Detokenizer:
     """Implements `bridle.engine.interfaces.TextDecoder` for a tokenizer.
 
-    Property: the text that a state returns, with its flush, is `decode` of prompt and output without `decode` of the
-    prompt. A character that begins in the prompt and ends in the output belongs to the output.
+    Property: the text that a state returns, `flush` included, equals `decode` of prompt and output, without `decode` of
+    the prompt as its prefix. A character that begins in the prompt and ends in the output belongs to the output.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,19 +31,19 @@ class Detokenizer:
         self._table = tokenizer.table
 
     def open(self, prompt: Sequence[int], skip_special_tokens: bool) -> ByteText | WindowText:
-        """State for output that follows `prompt`."""
+        """Return the state for an output that follows `prompt`."""
         skipped = self._skipped if skip_special_tokens else _NONE
         if self._table is not None:
             return ByteText(self._table, prompt, skipped)
         return WindowText(self._decode_visible, prompt, skipped)
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token by itself; incomplete characters show as U+FFFD."""
+        """Return the text of a token by itself. Incomplete characters become U+FFFD."""
         text = self._table.texts[token] if self._table is not None and 0 <= token < len(self._table.texts) else None
         return self._tokenizer.token_text(token) if text is None else text
 
     def tokens_of(self, text: str) -> list[int]:
-        """Tokens that spell `text` inside of an output."""
+        """Return tokens that spell `text` inside of an output."""
         return self._tokenizer.encode_inside(text)
 
     def _decode_visible(self, tokens: list[int]) -> str:
@@ -52,11 +52,11 @@ class Detokenizer:
 
 class ByteText:
     """The text of a growing output, for vocabularies with a table of bytes (see `token_table`). Implements
-    `bridle.engine.interfaces.TextState`; `skipped` are the tokens that leave no text.
+    `bridle.engine.interfaces.TextState`. Tokens in `skipped` leave no text.
 
-    A token that is whole characters costs one list look-up. Bytes that may begin a character wait for the rest of it.
-    Tokens can be rolled back. For this, only the few positions with waiting bytes (or within the special beginning of a
-    text) are remembered. The others are recomputed from the number of characters of each token.
+    A token of complete characters costs one list look-up. Bytes that may begin a character wait until the character is
+    complete. Tokens can be rolled back. For this, only positions with waiting bytes, or at the special beginning of a
+    text, are stored. The state at other positions is recomputed from the number of characters of each token.
     """
 
     def __init__(self, table: TokenTable, prompt: Sequence[int], skipped: AbstractSet[int]) -> None:
@@ -76,7 +76,7 @@ class ByteText:
         return bool(self._waiting)
 
     def push(self, token: int) -> str:
-        """Append a token; gives the characters that became certain."""
+        """Append a token. Return the characters that became certain."""
         text: str | None
         if token in self._skipped or not 0 <= token < len(self._texts):
             text = ""
@@ -90,8 +90,8 @@ class ByteText:
         return text
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back, tokens of the prompt as well if need be; returns how many of the returned
-        characters disappear."""
+        """Roll back the last tokens, which may include tokens of the prompt. Return how many of the returned characters
+        disappear."""
         kept = len(self._lengths) - num_tokens
         size = max(kept, 0)
         gone = sum(self._lengths[size:])
@@ -103,13 +103,13 @@ class ByteText:
         return gone
 
     def flush(self) -> str:
-        """End the text: an unfinished character becomes U+FFFD."""
+        """End the text. Return U+FFFD if a character is incomplete."""
         text, _ = utf_8_decode(self._waiting, "replace", True)
         self._waiting = b""
         return text
 
     def copy(self) -> ByteText:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = ByteText.__new__(ByteText)
         twin._table, twin._prompt, twin._skipped = self._table, self._prompt, self._skipped
         twin._texts = self._texts
@@ -119,8 +119,8 @@ class ByteText:
         return twin
 
     def _push_slowly(self, token: int, text: str | None) -> str:
-        """The characters that become certain with a token of no whole ones (`text` is None then), or after bytes that
-        wait, or in the special beginning."""
+        """Return the characters that become certain with a token in an unusual case. The token has incomplete
+        characters (`text` is None), bytes wait, or the text is at its special beginning."""
         if self._lead and self._table.drops_in_first:
             data, self._lead = self._table.first_bytes(token), 0
         else:
@@ -132,23 +132,23 @@ class ByteText:
             text, self._lead = self._table.strip(text, self._lead)
         return text
 
-    # -- what the prompt leaves behind -----------------------------------------------------------------------
+    # -- state after the prompt ------------------------------------------------------------------------------
 
     def _restart(self, num_prompt: int) -> None:
-        """Begin again after the first `num_prompt` tokens of the prompt."""
+        """Restart after the first `num_prompt` tokens of the prompt."""
         self._prompt = self._prompt[:num_prompt]
         self._waiting = self._unfinished()
         self._lead = self._lead_after_prompt() if self._table.initial_lead else 0
         self._unusual = {0: (self._waiting, self._lead)} if self._waiting or self._lead else {}
 
     def _unfinished(self) -> bytes:
-        """Bytes at the end of the prompt that may begin a character."""
+        """Return the bytes at the end of the prompt that may begin a character."""
         tail = b""
         for token in reversed(self._prompt):
             if token in self._skipped or not 0 <= token < len(self._texts):
                 continue
             if self._texts[token]:
-                break  # whole characters, so nothing before them waits
+                break  # complete characters, so no earlier bytes wait
             tail = self._table.raw.get(token, b"") + tail
             if len(tail) >= _LONGEST_CHARACTER:
                 break

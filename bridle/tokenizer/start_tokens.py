@@ -1,4 +1,4 @@
-"""The start token for an empty prompt."""
+"""The start tokens of an empty prompt."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bridle.errors import InvalidRequest, UnsupportedModel
 if TYPE_CHECKING:
     from bridle.tokenizer import Tokenizer
 
-#: A token between documents, which models without a start token have seen before texts.
+#: A token between training documents. Models without a start token have seen it before texts.
 _BETWEEN = "<|endoftext|>"
 
 
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that the tokenizer puts before any text; else the start token, unless it is a mark of the chat
-    template's; else the token between documents, or a space."""
+    """Return the tokens that the tokenizer puts before any text. Otherwise, return the start token, unless it is a mark
+    of the chat template; else the token between documents, or a space."""
     always = tuple(tokenizer.encode(""))
     if always:
         return always
@@ -28,7 +28,7 @@ def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _is_chat_mark(tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether the chat template writes the token before each message, as `<|im_start|>` of some models."""
+    """Return whether the chat template writes the token before each message, as some models write `<|im_start|>`."""
     if not tokenizer.chat_template.is_present:
         return False
     said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]

@@ -1,7 +1,7 @@
-"""Rendering a Jinja chat template in a sandbox that counts: steps, and the size of the texts it builds.
+"""Renders a Jinja chat template in a sandbox that limits the number of steps, and the size of texts.
 
-The same file is a small program. Run as a script, it renders one template from standard input, in a process with limits
-of memory and processor time, and in the operating system's sandbox. It therefore imports nothing but the standard
+The module is also a small program. Run as a script, it renders one template from standard input, in a process with
+limits of memory and processor time, and in the operating system's sandbox. It therefore imports only the standard
 library, jinja2 and the sandbox.
 """
 
@@ -31,15 +31,16 @@ _MAX_REASON = 500
 
 
 class TemplateLimits(NamedTuple):
-    """`max_steps` counts executed lines of the compiled template, `max_chars` bounds every text that is
-    joined."""
+    """Limits of rendering. `max_steps` is the maximum number of executed lines of the compiled template, and
+    `max_chars` is the maximum length of every text that is joined."""
 
     max_steps: int
     max_chars: int
 
 
 class TemplateError(Exception):
-    """The template gave no text. `kind`: `syntax`, `refused` (it raised on purpose), `limit` or `failed`."""
+    """A template was not rendered. `kind`: `syntax`, `refused` (the template raised an error on purpose), `limit` or
+    `failed`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -47,7 +48,7 @@ class TemplateError(Exception):
 
 
 class ChatTemplateProgram:
-    """A compiled template. Raises `TemplateError` if `source` is none."""
+    """A compiled template. Raises `TemplateError` if `source` is not a valid template."""
 
     def __init__(self, source: str, limits: TemplateLimits) -> None:
         self._limits = limits
@@ -60,9 +61,9 @@ class ChatTemplateProgram:
             raise TemplateError("syntax", _reason(error)) from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text, or a `TemplateError`."""
+        """Return the rendered text. Raises `TemplateError`."""
         before = sys.gettrace()
-        sys.settrace(_step_counter(self._limits.max_steps))  # of this thread alone
+        sys.settrace(_step_counter(self._limits.max_steps))  # for this thread only
         _rendered.variables = variables
         try:
             return self._template.render(variables)
@@ -70,19 +71,19 @@ class ChatTemplateProgram:
             raise
         except MemoryError as error:
             raise TemplateError("limit", "it needs too much memory") from error
-        except Exception as error:  # whatever the expressions of a template can raise
+        except Exception as error:  # any error of a template's expressions
             raise TemplateError("failed", _reason(error)) from error
         finally:
             sys.settrace(before)
             del _rendered.variables
 
 
-#: What is being rendered in a thread.
+#: The variables of the template that a thread is rendering.
 _rendered = threading.local()
 
 
 def _lists_in(value: Any) -> Iterator[list[Any]]:
-    """The lists of a template's variables, which belong to the caller."""
+    """Yield the lists in a template's variables, which belong to the caller."""
     if isinstance(value, list):
         yield value
     for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
@@ -90,7 +91,7 @@ def _lists_in(value: Any) -> Iterator[list[Any]]:
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with the functions that chat templates expect and no more, under the limits of this module."""
+    """Jinja's sandbox under the limits of this module, with only the functions that chat templates expect."""
 
     intercepted_binops = frozenset({"*", "**", "+"})
 
@@ -104,20 +105,20 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return the sandbox's decision, except for a template's own lists. These may be changed, because templates
-        collect messages in them."""
+        """Return the sandbox's decision, but allow changes of a template's own lists, in which templates collect
+        messages."""
         if attr in ("append", "pop") and isinstance(obj, list):
             return all(obj is not each for each in _lists_in(getattr(_rendered, "variables", {})))
         return super().is_safe_attribute(obj, attr, value)
 
     def join(self, parts: Iterable[Any]) -> str:
-        """Concatenate, if the result stays within the limit."""
+        """Return the joined parts. Raises `TemplateError` if the result would exceed the limit."""
         texts = [str(part) for part in parts]
         self._check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute, unless the result would be excessive."""
+        """Return the result of an operator. Raises `TemplateError` if the result would exceed a limit."""
         if operator == "**":
             _check_bits(_bits(left) * (abs(right) if isinstance(right, int) else 1))
         elif operator == "*":
@@ -133,7 +134,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _CodeGenerator(CodeGenerator):
-    """Compiles `a ~ b` to a call that checks the size."""
+    """Compiles `a ~ b` to a call of `join`, which checks the size."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
         self.write("environment.join((")
@@ -144,12 +145,12 @@ class _CodeGenerator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the model's own text, for training; here the mark is ignored."""
+    """Ignores the tag `{% generation %}`, which marks the model's own text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's type
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The body alone."""
+        """Return the body of the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -158,7 +159,7 @@ class _Generation(Extension):
 
 
 def _step_counter(max_steps: int) -> Any:
-    """A trace function that ends a template after `max_steps` lines."""
+    """Return a trace function that ends a template after `max_steps` lines."""
     steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
@@ -191,7 +192,7 @@ def _count(value: Any) -> int:
     return max(value, 0) if isinstance(value, int) else 0
 
 
-# -- what templates call -------------------------------------------------------------------------------------
+# -- functions and filters for templates ---------------------------------------------------------------------
 
 
 def _raise_exception(message: Any) -> None:
@@ -203,13 +204,13 @@ def _strftime_now(form: str) -> str:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON as models are trained on it: not escaped for HTML, characters as they are."""
+    """Return JSON in the format of training data: not escaped for HTML, with characters unchanged."""
     known = {name: options[name] for name in ("separators", "sort_keys") if name in options}
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=_listed, **known)
 
 
 def _listed(value: Any) -> list[Any]:
-    """The items of the results of filters such as `map` and `selectattr`."""
+    """Return the items of a generator, which filters such as `map` and `selectattr` return."""
     if isinstance(value, GeneratorType):
         return list(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -223,12 +224,12 @@ def _reason(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Render the template that standard input describes; the text, or the error, is JSON on standard output."""
+    """Render the template in the JSON of standard input; write the text or the error as JSON to standard output."""
     task = json.load(sys.stdin)
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from bridle import os_sandbox
 
-    time.localtime()  # reads the time zone, which is a file
+    time.localtime()  # reads the time zone's file before the sandbox forbids that
     _bound_process(task["memory"], task["seconds"])
     os_sandbox.enter()
     try:
@@ -242,7 +243,7 @@ def main() -> None:
 def _bound_process(memory: int, seconds: int) -> None:
     try:
         import resource
-    except ImportError:  # not on Windows: the parent's time-out is left
+    except ImportError:  # on Windows, only the parent's timeout limits the process
         return
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -1,7 +1,7 @@
-"""Renderings of a chat template with made-up tool calls, from which the format of calls is inferred.
+"""Renders a chat template with made-up tool calls, from which the format of calls is inferred.
 
-Each probe gives the text of one assistant turn: the template's text after the user's message. Names, keys and values
-are words that occur in no template, so that every occurrence in the text is known.
+Each probe gives the text of one assistant turn: the template's text after the user message. Names, keys and values are
+words that occur in no template, so that every occurrence in the text comes from the probe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THOUGHT = "zthought"
 NAMES = ("zfirst", "zsecond", "zthird")
 KEYS = ("zkeya", "zkeyb")
 IDS = ("zcallid00", "zcallid01", "zcallid02")
-#: A value of each JSON type; the one of a string is such a word as well.
+#: A value of each JSON type. The string is also a word that occurs in no template.
 SAMPLES: dict[str, Any] = {
     "string": "zvala",
     "integer": 73519,
@@ -34,7 +34,7 @@ SAMPLES: dict[str, Any] = {
 
 
 class RenderChat(Protocol):
-    """Renders messages by a chat template. Raises `InvalidRequest` where the template fails."""
+    """Renders messages with a chat template. Raises `InvalidRequest` if the template fails."""
 
     def __call__(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
@@ -43,7 +43,7 @@ class RenderChat(Protocol):
 
 
 def renderer_of(template: ChatTemplate) -> RenderChat:
-    """Renders messages by a template."""
+    """Return a function that renders messages with a template."""
 
     def render(
         messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool
@@ -55,14 +55,14 @@ def renderer_of(template: ChatTemplate) -> RenderChat:
 
 @dataclass(frozen=True, slots=True)
 class ProbeCall:
-    """A call in a probe: the function's number, and its arguments."""
+    """A call in a probe: the number of the function, and the call's arguments."""
 
     number: int
     arguments: Mapping[str, Any]
 
 
 def tool(name: str) -> dict[str, Any]:
-    """A tool that takes every type of argument."""
+    """Return a tool that accepts every type of argument."""
     properties = {key: {"type": "string", "description": "d"} for key in KEYS}
     parameters = {"type": "object", "properties": properties, "required": []}
     return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
@@ -73,22 +73,22 @@ TOOLS = [tool(name) for name in NAMES]
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Renders turns of an assistant. Some templates need the arguments as text (`is_text`), or no content in a message
-    with calls (`is_null`)."""
+    """Renders assistant turns. Some templates need the arguments as text (`is_text`), or null content in a message with
+    calls (`is_null`)."""
 
     render: RenderChat
     is_text: bool = False
     is_null: bool = False
 
     def turn(self, calls: Sequence[ProbeCall] = (), content: str = "", thought: str = "") -> str | None:
-        """The text of an assistant's turn behind the user's message; None if the template refuses it."""
+        """Return the text of an assistant turn after the user message; None if the template refuses it."""
         message = self.message(calls, content)
         if thought:
             message |= {"reasoning_content": thought, "reasoning": thought, "thinking": thought}
         return self._behind_user([message], add_generation_prompt=False)
 
     def message(self, calls: Sequence[ProbeCall], content: str = "") -> dict[str, Any]:
-        """An assistant's message with calls."""
+        """Return an assistant message with calls."""
         is_null = self.is_null and calls and not content
         message: dict[str, Any] = {"role": "assistant", "content": None if is_null else content}
         if calls:
@@ -96,7 +96,7 @@ class Prober:
         return message
 
     def generation_prompt(self) -> str | None:
-        """The text that begins the assistant's turn, behind the user's message."""
+        """Return the text that begins the assistant's turn, after the user message."""
         return self._behind_user([], add_generation_prompt=True)
 
     def _behind_user(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str | None:
@@ -113,7 +113,7 @@ class Prober:
 
 
 def prober_of(render: RenderChat) -> Prober | None:
-    """A prober in the form of arguments that the template takes; None if it writes no calls."""
+    """Return a prober with the format of arguments that the template accepts; None if the template writes no calls."""
     call = ProbeCall(0, {KEYS[0]: SAMPLES["string"]})
     for is_text, is_null in ((False, False), (True, False), (False, True), (True, True)):
         prober = Prober(render, is_text, is_null)

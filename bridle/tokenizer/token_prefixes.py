@@ -1,4 +1,4 @@
-"""The bytes of a vocabulary's ordinary tokens, sorted, so that those with a given beginning are adjacent."""
+"""The bytes of a vocabulary's ordinary tokens, sorted, so that tokens with the same prefix are adjacent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class TokenPrefixes:
-    """`pairs` are tokens with their bytes; tokens without bytes are left out."""
+    """Finds tokens by a prefix. `pairs` are tokens with their bytes; tokens without bytes are left out."""
 
     def __init__(self, pairs: Iterable[tuple[int, bytes]]) -> None:
         found = sorted((data, token) for token, data in pairs if data)
@@ -15,18 +15,18 @@ class TokenPrefixes:
         self.bytes_of = dict(zip(self._tokens, self._data, strict=True))
 
     def beginning_with(self, text: bytes) -> Iterator[int]:
-        """The tokens whose bytes begin with `text`."""
+        """Yield the tokens whose bytes begin with `text`."""
         at = bisect_left(self._data, text)
         while at < len(self._data) and self._data[at].startswith(text):
             yield self._tokens[at]
             at += 1
 
     def goes_on(self, text: bytes) -> bool:
-        """Return whether a token begins with `text` and is longer."""
+        """Return whether a longer token begins with `text`."""
         return any(self.bytes_of[token] != text for token in self.beginning_with(text))
 
     def parts_of(self, text: bytes) -> Iterator[tuple[int, int]]:
-        """The tokens that are a beginning of `text` and leave a rest, with their numbers of bytes."""
+        """Yield the tokens that are a proper prefix of `text`, with their numbers of bytes."""
         for size in range(1, len(text)):
             at = bisect_left(self._data, text[:size])
             while at < len(self._data) and self._data[at] == text[:size]:
@@ -34,6 +34,6 @@ class TokenPrefixes:
                 at += 1
 
     def agreeing_with(self, text: bytes) -> Iterator[int]:
-        """The tokens that begin with `text`, or are a beginning of it."""
+        """Yield the tokens that begin with `text`, or are a prefix of it."""
         yield from (token for token, _ in self.parts_of(text))
         yield from self.beginning_with(text)

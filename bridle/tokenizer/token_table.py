@@ -1,11 +1,12 @@
-"""The text of each token of a vocabulary, if that does not depend on the token's neighbours.
+"""The text of each token of a vocabulary, if the text does not depend on the token's neighbours.
 
-Byte-level BPE and SentencePiece with byte fallback are of this kind: the text of a token list is the UTF-8 reading of
-its tokens' bytes, strung together. Only the very beginning may differ, where some of them drop a space. Decoders that
-look at neighbours (WordPiece, and rare ones) have no table; see `window_text`.
+Byte-level BPE and SentencePiece with byte fallback have such a table: the text of a token list is the UTF-8 decoding of
+its tokens' joined bytes. Only the beginning of a text may differ, because some decoders drop a space there. Decoders
+that depend on neighbouring tokens (WordPiece, and rare ones) have no table; see `windowed_detokenizer`.
 
-Bytes that are not UTF-8 become U+FFFD one by one, as everywhere in Python and Rust. Only the `tokenizers` library's own
-byte fallback is different: it gives up a whole run of byte tokens, valid characters included, if one is wrong.
+Bytes that are not UTF-8 become U+FFFD one by one, as everywhere in Python and Rust. Only the byte fallback of the
+`tokenizers` library differs: if one byte token is invalid, it replaces the whole run of byte tokens, including valid
+characters.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTable:
-    """Spelling of every token id. `pieces[i]` is the vocabulary's own name of token i, None if there is none. `texts`
-    and `raw` are those of an earlier table of these pieces."""
+    """The text or bytes of every token id. `pieces[i]` is the vocabulary's name of token i, None if there is no such
+    token. `texts` and `raw` may come from an earlier table of the same pieces."""
 
     def __init__(
         self,
@@ -34,12 +35,12 @@ class TokenTable:
         self._spelling = spelling
         self.decoder = spelling.spec
         self.drops_in_first = spelling.drops_in_first
-        #: How much the beginning of a text is still special: a count of spaces that may vanish, or 1 for a first token
-        #: that loses all of its own.
+        #: The special treatment of a text's beginning: the number of spaces that may be dropped, or 1 if the first
+        #: token loses all of its leading spaces.
         self.initial_lead = 1 if spelling.drops_in_first else spelling.strip
-        #: Text of each token that consists of whole characters; None for the others, which are in `raw`.
+        #: Text of each token that consists of complete characters; None for the other tokens, which are in `raw`.
         self.texts: list[str | None] = texts or [""] * len(pieces)
-        #: Bytes of the tokens that hold parts of characters.
+        #: Bytes of the tokens that contain parts of characters.
         self.raw: dict[int, bytes] = raw or {}
         for token, piece in enumerate(pieces if texts is None else ()):
             if piece is not None:
@@ -53,21 +54,21 @@ class TokenTable:
             self.raw[token] = data
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of the token inside a text; none if there is no such token."""
+        """Return the bytes of the token inside a text; empty if there is no such token."""
         if not 0 <= token < len(self.texts):
             return b""
         text = self.texts[token]
         return self.raw[token] if text is None else text.encode("utf-8")
 
     def all_bytes(self) -> list[bytes]:
-        """The bytes of each token."""
+        """Return the bytes of each token."""
         found = [b"" if text is None else text.encode("utf-8") for text in self.texts]
         for token, data in self.raw.items():
             found[token] = data
         return found
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of `tokens` as a whole text, beginning included."""
+        """Return the text of `tokens` as a whole text, with the special treatment of its beginning."""
         lead, parts = self.initial_lead, []
         for token in tokens:
             if self._spelling.drops_in_first and lead:
@@ -81,12 +82,13 @@ class TokenTable:
     # -- the beginning of a text -----------------------------------------------------------------------------
 
     def first_bytes(self, token: int) -> bytes:
-        """The bytes of the token at the beginning of a text."""
+        """Return the bytes of the token at the beginning of a text."""
         piece = self._pieces[token] if 0 <= token < len(self._pieces) else None
         return b"" if piece is None else self._spelling.spell(piece, is_first=True)
 
     def strip(self, text: str, lead: int) -> tuple[str, int]:
-        """Remove its leading spaces, at most `lead`; also return how many more may be removed from the next text."""
+        """Remove at most `lead` leading spaces. Return the text, and how many spaces may be removed from the next
+        text."""
         count = 0
         while count < min(lead, len(text)) and text[count] == self._spelling.strip_char:
             count += 1
@@ -95,9 +97,9 @@ class TokenTable:
 
 
 class Spelling:
-    """A decoder of the `tokenizers` library, read as a rule from one token's name to its bytes.
+    """A decoder of the `tokenizers` library, as a rule that converts a token's name to its bytes.
 
-    Raises `ValueError` for a decoder that is not of that kind.
+    Raises `ValueError` for a decoder that depends on neighbouring tokens.
     """
 
     def __init__(self, spec: Spec | None) -> None:
@@ -119,11 +121,11 @@ class Spelling:
             raise ValueError("two rules for the beginning of a text")
 
     def spell(self, piece: str, is_first: bool = False) -> bytes:
-        """The bytes of a token by its name in the vocabulary; `is_first` if it begins a text."""
+        """Return the bytes of a token by its name in the vocabulary. `is_first`: the token begins a text."""
         if self._byte_level:
             try:
                 return piece.translate(_BYTES).encode("latin-1")
-            except UnicodeEncodeError:  # a character that stands for no byte
+            except UnicodeEncodeError:  # a character that represents no byte
                 return piece.encode("utf-8")
         if self._byte_fallback and piece[:1] == "<" and (match := _BYTE_TOKEN.fullmatch(piece)):
             return bytes([int(match[1], 16)])
@@ -171,9 +173,9 @@ def _flat(spec: Spec | None) -> Iterable[Spec]:
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Table for `str.translate` from the characters of byte-level vocabularies to bytes. Printable characters mean
-    themselves; the others are moved up to U+0100 and following, in order. Characters that others replace become a
-    character that is no byte."""
+    """Return a table for `str.translate` from the characters of byte-level vocabularies to bytes. Printable characters
+    represent themselves; the other bytes are represented by the characters from U+0100 on, in order. A character that
+    another one represents is mapped to a character that is not a byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in printable]
     return dict.fromkeys(moved, _NO_BYTE) | {0x100 + i: byte for i, byte in enumerate(moved)}

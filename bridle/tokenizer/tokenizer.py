@@ -1,7 +1,7 @@
-"""A model's tokenizer: text to tokens and back, special tokens, the bytes of each token, the chat template.
+"""A model's tokenizer: text to tokens and back, special tokens, the bytes of each token, and the chat template.
 
-Built on the fast tokenizers that transformers loads; code from a model's repository is never run. Truncation
-and padding that a tokenizer file may carry are turned off: a prompt is encoded whole or not at all.
+The tokenizer uses the fast tokenizers that transformers loads. Code from a model's repository is never run. Truncation
+and padding in a tokenizer file are turned off: a prompt is encoded whole or refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bridle.tokenizer.vocabulary import Vocabulary
 from bridle.tokenizer.vocabulary_cache import load_vocabulary
 
 _LONG_CHARS = 1_024
-_BEFORE = ("\n", "a", ".", "1", " ")  # texts whose tokens end where they do, before most others
+_BEFORE = ("\n", "a", ".", "1", " ")  # after these texts, tokenizers usually begin a new token
 _HALF_CHARACTER = "the text is not valid Unicode: it has half of a surrogate pair"
 
 
 class Tokenizer:
-    """Make one with `Tokenizer.load`. Safe to use from several threads."""
+    """A model's tokenizer, created by `Tokenizer.load`. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Tokenizer:
         name: str = "tokenizer",
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`backend` is a `tokenizers.Tokenizer`, or a function that reads one when a text is tokenized first, which
-        needs `vocabulary`; `special_tokens` maps roles such as `bos_token` to tokens."""
+        """Create a tokenizer. `backend` is a `tokenizers.Tokenizer`, or a function that reads one when text is first
+        tokenized; such a function requires `vocabulary`. `special_tokens` maps roles such as `bos_token` to tokens."""
         self._open, self._opened, self._opening = backend, None, Lock()
         self._vocabulary = vocabulary or Vocabulary(self._backend)
         self._name = name
@@ -49,22 +49,22 @@ class Tokenizer:
         named = (self._id_of(token) for token in self._roles.values())
         special = {token for token, (_, is_special) in added.items() if is_special}
         special.update(token for token in named if token is not None)
-        #: Tokens that have no text of their own.
+        #: Tokens that do not appear in the text of outputs.
         self.special_token_ids: frozenset[int] = frozenset(special)
         self.bos_token_id: int | None = self._id_of(self._roles.get("bos_token"))
         own_end = self._id_of(self._roles.get("eos_token"))
         ends = ([] if own_end is None else [own_end]) + list(eos_token_ids)
         #: Tokens that end an output.
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
-        #: What makes prompts of conversations.
+        #: The template that renders conversations as prompts.
         self.chat_template = ChatTemplate(chat_template, self._roles)
-        #: What the operator says about conversations.
+        #: The operator's settings for conversations.
         self.chat_settings = ChatSettings()
 
     @classmethod
     def load(cls, path_or_id: str | Path, revision: str | None = None) -> Tokenizer:
-        """The tokenizer of a model: a folder, a hub id, or `demo`. Raises `UnsupportedModel` if it has none
-        that can be used, `InvalidRequest` if there is no such model."""
+        """Load the tokenizer of a model: a folder, a hub id, or `demo`. Raises `UnsupportedModel` if the model has no
+        usable tokenizer, and `InvalidRequest` if there is no such model."""
         from bridle.model.hub_lookup import resolve_model
 
         folder = resolve_model(str(path_or_id), revision)
@@ -75,7 +75,7 @@ class Tokenizer:
     def of_folder(
         cls, folder: Path, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None, *, kind: str, name: str
     ) -> Tokenizer:
-        """The tokenizer that `read` reads from a folder; see `load_vocabulary`. Raises the errors of `read`."""
+        """Load the tokenizer that `read` reads from a folder; see `load_vocabulary`. Raises the errors of `read`."""
         files, vocabulary = load_vocabulary(folder, kind, read, outline)
         return cls(
             files.backend,
@@ -87,7 +87,7 @@ class Tokenizer:
         )
 
     def prepare(self) -> None:
-        """Read the data for tokenizing, if that was not done yet. Safe from any thread."""
+        """Read the data for tokenizing, if it was not read yet. Safe from any thread."""
         with self._opening:
             if self._opened is None:
                 opened = self._open() if callable(self._open) else self._open
@@ -105,7 +105,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token id, added tokens included."""
+        """Return the largest token id plus one, added tokens included."""
         return len(self._pieces)
 
     @cached_property
@@ -113,12 +113,12 @@ class Tokenizer:
         return self._vocabulary.pieces
 
     def without_token(self, num_ids: int) -> list[int]:
-        """The ids below `num_ids` that have no token: gaps of the vocabulary, and the ids after it."""
+        """Return the ids below `num_ids` that have no token: gaps of the vocabulary, and the ids after its end."""
         gaps = [token for token in self._vocabulary.gaps if token < num_ids]
         return gaps + list(range(self.vocab_size, num_ids))
 
     def beyond(self, num_ids: int) -> tuple[list[str], list[str]]:
-        """The tokens that a model of `num_ids` ids has no place for: ordinary ones, and those that were added."""
+        """Return the tokens whose ids are not below `num_ids`: ordinary tokens, and added tokens."""
         added = self._vocabulary.added
         ordinary: list[str] = []
         further: list[str] = []
@@ -128,23 +128,23 @@ class Tokenizer:
         return ordinary, further
 
     def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
-        """Return the first token id with different pieces in two vocabularies, with both pieces. None if they are
-        equal, except for tokens that only one of them has at its end."""
+        """Return the first token id with different pieces in two vocabularies, with both pieces. Return None if all
+        common ids are equal, even if one vocabulary is longer."""
         pairs = enumerate(zip(self._pieces, other._pieces, strict=False))
         return next(((token, own, its) for token, (own, its) in pairs if own != its), None)
 
     @cached_property
     def table(self) -> TokenTable | None:
-        """Table of token texts; None for vocabularies where these depend on the tokens around."""
+        """Return the table of token texts; None for vocabularies whose texts depend on neighbouring tokens."""
         return self._vocabulary.table
 
     @cached_property
     def added_tokens(self) -> tuple[str, ...]:
-        """The texts that are tokens wherever they occur, special or not."""
+        """Return the texts that are tokens wherever they occur, special or not."""
         return tuple(self._added_ids)
 
     def id_of(self, token: str) -> int | None:
-        """The token that is written so in the vocabulary; None if there is none."""
+        """Return the token with this name in the vocabulary; None if there is none."""
         return self._id_of(token)
 
     def _id_of(self, token: str | None) -> int | None:
@@ -154,8 +154,8 @@ class Tokenizer:
         return self._backend.token_to_id(token) if known is None else known
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text (those of a character may be spread over several tokens);
-        for a special token its name. Empty for an id without a token."""
+        """Return the bytes that a token adds to a text; a character's bytes may be spread over several tokens. For a
+        special token, return its name. Empty for an id without a token."""
         if self.table is not None:
             return self.table.bytes_of(token)
         if not 0 <= token < self.vocab_size or self._pieces[token] is None:
@@ -166,35 +166,36 @@ class Tokenizer:
 
     @cached_property
     def _around(self) -> tuple[str, str]:
-        """The text of the anchor at the beginning of a text, and the text that it adds to one."""
+        """Return the text of the anchor token at the beginning of a text, and the text that it adds inside a text."""
         once = str(self._backend.decode([self._anchor], skip_special_tokens=False))
         twice = str(self._backend.decode([self._anchor, self._anchor], skip_special_tokens=False))
         return once, twice[len(once) :]
 
     @cached_property
     def _anchor(self) -> int:
-        """A token to put before and after another one: letters or digits if there are any."""
+        """Return a token to put before and after another token: letters or digits, if the vocabulary has such a
+        token."""
         plain = (t for t, piece in enumerate(self._pieces) if piece is not None and piece.isalnum())
         return next(plain, 0)
 
     def token_text(self, token: int) -> str:
-        """The token for people to read: bytes that are no whole characters show as U+FFFD."""
+        """Return the text of a token for display. Bytes that are not complete characters become U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
 
     # -- text and tokens -------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of `text`; `add_special_tokens` adds the tokens that the model expects around a document. Raises
-        `InvalidRequest` if `text` is not Unicode."""
+        """Return the tokens of `text`. `add_special_tokens` adds the tokens that the model expects around a document.
+        Raises `InvalidRequest` if `text` is not valid Unicode."""
         try:
-            if len(text) > _LONG_CHARS:  # only batches let other threads run meanwhile
+            if len(text) > _LONG_CHARS:  # only batches release the interpreter for other threads
                 return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except TypeError:  # how the library reports lone surrogates
+        except TypeError:  # the library's error for lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of a text that others precede: no space is added where it begins. Where no spelling is exact,
+        """Return the tokens of a text inside of an output: no space is added at its beginning. If no spelling is exact,
         characters that cannot be spelled are left out."""
         wanted = text.encode("utf-8", "replace")
         for before in ("", *_BEFORE):
@@ -205,16 +206,17 @@ class Tokenizer:
         return [token for char in text for token in self.encode_inside(char)] if len(text) > 1 else []
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """As `encode`, each token with its range of characters; the range is empty for tokens that were added."""
+        """Return the tokens as `encode` does, each with its range of characters. The range is empty for tokens that
+        were added."""
         try:
             (encoded,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        except TypeError:  # how the library reports lone surrogates
+        except TypeError:  # the library's error for lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
         return [(token, start, stop) for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def encode_cut(self, text: str, limit: int | None = None) -> list[int]:
-        """As `encode`, but of a text that has more than `limit` tokens only the first ones, with the tokens that the
-        model expects around them."""
+        """Return the tokens as `encode` does. A text with more than `limit` tokens is truncated at its end, and keeps
+        the tokens that the model expects around a document."""
         tokens = self.encode(text)
         if limit is None or len(tokens) <= limit:
             return tokens
@@ -223,11 +225,12 @@ class Tokenizer:
         return list(self._backend.post_process(encoded, None, True).ids)[:limit]
 
     def encode_pair(self, first: str, second: str, limit: int | None = None) -> list[tuple[int, int]]:
-        """The tokens of two texts, with the tokens that the model expects around and between them. For models with
-        token types, each has its type: which of the texts it belongs to. With `limit` the longer text is cut first."""
+        """Return the tokens of two texts, with the tokens that the model expects around and between them. For models
+        with token types, each token has its type: 0 for the first text, 1 for the second. With `limit`, the longer text
+        is truncated first."""
         try:
             one, other = self._backend.encode_batch([first, second], add_special_tokens=False)
-        except TypeError:  # how the library reports lone surrogates
+        except TypeError:  # the library's error for lone surrogates
             raise InvalidRequest(_HALF_CHARACTER) from None
         if limit is not None:
             room = max(limit - self._backend.num_special_tokens_to_add(True), 0)
@@ -237,7 +240,7 @@ class Tokenizer:
         return list(zip(both.ids, both.type_ids, strict=True))[:limit]
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `tokens`. Ids without a token leave no text."""
+        """Return the text of `tokens`. Ids without a token leave no text."""
         visible = [t for t in tokens if not (skip_special_tokens and t in self.special_token_ids)]
         if self.table is not None:
             return self.table.decode(visible)
@@ -248,7 +251,7 @@ class Tokenizer:
 
     @property
     def template_text(self) -> str:
-        """The source of the chat template; of several, one after the other."""
+        """Return the source of the chat template; of several templates, all sources in a row."""
         return self.chat_template.text
 
     def render_chat(
@@ -260,13 +263,13 @@ class Tokenizer:
         template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt for a conversation. `template` replaces the model's own and is rendered in a bounded
-        process of its own; `kwargs` are further variables of the template. Raises `InvalidRequest` when there
-        is no template, or when it refuses the messages, fails, or takes too long."""
+        """Return the prompt for a conversation. `template` replaces the model's own template, and is rendered in a
+        separate process with limits. `kwargs` are additional variables of the template. Raises `InvalidRequest` if
+        there is no template, or if the template refuses the messages, fails, or takes too long."""
         return self.chat_template.render(prepare(messages), tools, template, kwargs, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Message], **kwargs: Any) -> list[int]:
-        """The tokens of `render_chat`, which takes the same arguments."""
+        """Return the tokens of `render_chat`, which has the same arguments."""
         return self.encode(self.render_chat(messages, **kwargs), add_special_tokens=False)
 
     def __repr__(self) -> str:
@@ -274,7 +277,7 @@ class Tokenizer:
 
 
 def _shared_room(first: int, second: int, room: int) -> tuple[int, int]:
-    """The lengths that two texts keep of `room`: the longer one is cut first."""
+    """Return the lengths that two texts keep of the limit `room`; the longer text is truncated first."""
     if first + second <= room:
         return first, second
     short = min(first, second, room // 2)

@@ -1,5 +1,5 @@
-"""Reads a tokenizer and its configuration from a model's folder. It runs no code from the folder, and uses
-no network."""
+"""Reads a tokenizer and its configuration from a model's folder. No code from the folder is run, and no network is
+used."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from bridle.gguf.folder import weights_of
 from bridle.malloc import return_free_memory
 from bridle.model.added_tokens import refuse_renumbered
 
-#: Smaller files are read again as quickly.
+#: The minimum size of files that are cached; smaller files are read again as quickly.
 _LEAST_BYTES = 1 << 20
-#: Roles that special tokens have, as configurations name them.
+#: The roles of special tokens, as configurations name them.
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The tokenizer of a folder: the `tokenizers.Tokenizer`, or a function that reads it, special tokens by role, and
-    the template of chats, or several by name. `is_derived`: transformers made it of files that say something else.
-    `special` are tokens that the reader adds as special ones."""
+    """The tokenizer of a folder. `backend` is a `tokenizers.Tokenizer`, or a function that reads one. `roles` has the
+    special tokens by role. `chat_template` is one template, or several by name. `is_derived`: transformers made the
+    tokenizer from files in another format. `special` are tokens that the reader adds as special tokens."""
 
     backend: Any
     roles: dict[str, str]
@@ -36,8 +36,8 @@ class TokenizerFiles:
 
 
 def read_tokenizer(folder: Path) -> TokenizerFiles:
-    """The tokenizer of a folder. Raises `UnsupportedModel` with the reason."""
-    if weights_of(folder) is not None:  # bridle wrote it: nothing in it needs transformers, which takes seconds
+    """Return the tokenizer of a folder. Raises `UnsupportedModel` with the reason."""
+    if weights_of(folder) is not None:  # bridle wrote the folder: reading it needs no transformers
         return _read_unpacked(folder)
     loaded = load_fast_tokenizer(folder)
     roles = {role: str(token) for role, token in loaded.special_tokens_map.items() if token}
@@ -45,8 +45,8 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def outline_unpacked(folder: Path) -> TokenizerFiles | None:
-    """Known facts about a folder's tokenizer without reading it, which is left to a function; None for a folder that
-    bridle did not write."""
+    """Return the facts about a folder's tokenizer that are known without reading it. `backend` is a function that reads
+    it. Returns None for a folder that bridle did not write."""
     if weights_of(folder) is None:
         return None
     config = _read(folder / "tokenizer_config.json")
@@ -66,13 +66,13 @@ def _read_unpacked(folder: Path) -> TokenizerFiles:
     new = [tokenizers.AddedToken(t, normalized=False, special=True) for t in outline.special if t not in known]
     backend.add_special_tokens(new)
     check_added(folder, backend)
-    return_free_memory()  # ten times the file's size, which weights would come on top of
+    return_free_memory()  # reading needs ten times the file's size, and weights are loaded next
     return replace(outline, backend=backend)
 
 
 def check_added(folder: Path, backend: Any) -> None:
-    """Raise `UnsupportedModel` if added tokens have other ids than the folder says; once for each state of its files,
-    since they are large."""
+    """Raise `UnsupportedModel` if added tokens have other ids than the folder's files say. Large files are checked only
+    once for each state."""
     paths = [path for path in (folder / "tokenizer.json", folder / "tokenizer_config.json") if path.is_file()]
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     files = FileCache("tokenizers")
@@ -84,12 +84,12 @@ def check_added(folder: Path, backend: Any) -> None:
 
 
 def load_fast_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer as a transformers fast tokenizer. Raises `UnsupportedModel` with the reason."""
+    """Return the folder's tokenizer as a fast tokenizer of transformers. Raises `UnsupportedModel` with the reason."""
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises almost anything here
+    except Exception as error:  # the library may raise any error here
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UnsupportedModel(f"{folder} has no tokenizer that can be loaded: {reason}") from error
     if getattr(loaded, "backend_tokenizer", None) is None:
@@ -107,27 +107,27 @@ def load_fast_tokenizer(folder: Path) -> Any:
 
 
 def decoder_of(backend: Any) -> dict[str, Any] | None:
-    """The decoder of a `tokenizers.Tokenizer`, as its file has it; None if it has none."""
+    """Return the decoder of a `tokenizers.Tokenizer` in the format of its file; None if it has none."""
     decoder = backend.decoder
     return None if decoder is None else json.loads(decoder.__getstate__())
 
 
 def _spells(backend: Any) -> bool:
-    """Return whether the tokenizer has any token but added ones. For a folder without files the library makes one
-    up that has none."""
+    """Return whether the tokenizer has any tokens but added ones. For a folder without files, the library makes up a
+    tokenizer that has only added tokens."""
     added = {info.content for info in backend.get_added_tokens_decoder().values()}
     return not added.issuperset(backend.get_vocab(with_added_tokens=False))
 
 
 def chat_template_of(folder: Path, loaded: Any) -> Any:
-    """The chat template of a model, or several by name. Models that read images have it in a separate file, which
-    has precedence over the tokenizer's."""
+    """Return the chat template of a model, or several by name. Models that read images have it in a separate file,
+    which has precedence over the tokenizer's template."""
     found = _read(folder / "chat_template.json").get("chat_template")
     return found if isinstance(found, str) else loaded.chat_template
 
 
 def stored_chat_template(folder: Path) -> str | dict[str, str] | None:
-    """The same without transformers: as the folder's files have it."""
+    """Return the chat template in the folder's files, without using transformers."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -140,7 +140,7 @@ def stored_chat_template(folder: Path) -> str | dict[str, str] | None:
 
 
 def end_tokens(folder: Path) -> list[int]:
-    """End-of-sequence ids that the model's `generation_config.json` names, or else its `config.json`."""
+    """Return the end-of-sequence ids from the model's `generation_config.json`, or else from its `config.json`."""
     for name in ("generation_config.json", "config.json"):
         found = _ids(_read(folder / name).get("eos_token_id"))
         if found:

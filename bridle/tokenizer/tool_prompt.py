@@ -1,8 +1,8 @@
-"""Tools for models whose chat template does not write them: they are described in the system message.
+"""Tools for models whose chat template does not write them: describes tools in the system message.
 
-The words are those of Qwen's and Hermes' templates, which many models have seen, and calls are read in that format. A
-template that writes no calls or no answers of tools gets them as text of the assistant and the user, as those templates
-have them. This module renders a template to find out its format; it knows no readers of calls.
+The description uses the text of Qwen's and Hermes' templates, which many models have seen, and calls are parsed in that
+format. If a template writes no calls or no tool results, they become text of the assistant and the user, as in those
+templates. This module renders a template to find out what it writes; it does not parse calls.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
-#: Words that no template has.
+#: Words that no template contains.
 _TOOL, _CALL, _ANSWER, _SYSTEM = "ztoolname", "zcallname", "ztoolanswer", "zsystemtext"
 _PROBED = {"type": "function", "function": {"name": _TOOL, "description": "d", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateSupport:
-    """The parts of a conversation with tools that a chat template writes."""
+    """Which parts of a conversation with tools a chat template writes."""
 
     tools: bool
     calls: bool
@@ -82,7 +82,7 @@ def _writes(tokenizer: Tokenizer, messages: Messages, word: str, tools: Tools | 
 
 
 def _knows_tool_role(tokenizer: Tokenizer) -> bool:
-    """Return whether the template has a form for answers, other than any role's."""
+    """Return whether the template has its own format for tool results."""
     text = tokenizer.chat_template.text
     return "'tool'" in text or '"tool"' in text
 
@@ -90,8 +90,8 @@ def _knows_tool_role(tokenizer: Tokenizer) -> bool:
 def described(
     tokenizer: Tokenizer, messages: Messages, tools: Tools | None, explains: bool = True
 ) -> tuple[Messages, Tools | None]:
-    """Prepared messages and tools in which all is written that the template would leave out. Unless it `explains`, the
-    tools are listed without a form of calls."""
+    """Return prepared messages and tools, with text instead of the parts that the template would omit. Without
+    `explains`, the tools are listed without a format of calls."""
     has_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in messages)
     if not has_tools or (found := support_of(tokenizer)).tools:
         return messages, tools
@@ -105,7 +105,7 @@ def _text(tools: Tools, explains: bool) -> str:
 
 
 def _with_system(messages: Messages, text: str, has_system: bool) -> Messages:
-    """The messages with `text` in the system message; for a template without one, before the user's first."""
+    """Return the messages with `text` in the system message; without a system message, in the first user message."""
     roles = ("system", "developer") if has_system else ("user",)
     for place, message in enumerate(messages[:1] if has_system else messages):
         if message["role"] in roles:
@@ -122,7 +122,7 @@ def _among(parts: list[dict[str, Any]], text: str, is_behind: bool) -> list[dict
 
 
 def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """An assistant's message with its calls as text."""
+    """Return an assistant message with its calls as text."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -135,7 +135,7 @@ def _with_calls(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_answers(messages: Messages, found: TemplateSupport) -> Messages:
-    """The messages with the answers of tools as one message of the user's each time."""
+    """Return the messages with tool results as text; neighbouring results become one user message."""
     made: Messages = []
     for place, message in enumerate(messages):
         if found.answers or message["role"] != "tool":

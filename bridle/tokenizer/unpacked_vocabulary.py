@@ -1,7 +1,7 @@
-"""Reads the vocabulary of a GGUF file out of the `tokenizer.json` that bridle wrote for it, without making a tokenizer.
+"""Reads the vocabulary of a GGUF file from the `tokenizer.json` that bridle wrote for it, without creating a tokenizer.
 
-That takes a fifth of the time, and a first load needs no more before it serves. Added tokens have their ids and texts
-have their table by construction, so that neither is compared with a tokenizer.
+That takes a fifth of the time, and a first load needs only the vocabulary before it serves. The ids of added tokens and
+the table of texts are correct by construction, so they are not compared with a tokenizer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _File(msgspec.Struct):
 
 
 def read_unpacked_vocabulary(folder: Path, roles: Iterable[str]) -> Vocabulary | None:
-    """The vocabulary of a folder of the cache; None for kinds other than BPE. `roles` are the tokens that have a role:
-    they are special."""
+    """Return the vocabulary of a cached folder; None for tokenizers other than BPE. `roles` are the tokens that have a
+    role, which makes them special tokens."""
     try:
         file = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_File)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Facts about a tokenizer's tokens that need no text: names, texts, and which tokens were added."""
+"""Facts about a tokenizer's tokens that can be known without tokenizing: names, texts, and added tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NUM_PROBES = 48
 
 
 class Vocabulary:
-    """The tokens of a `tokenizers.Tokenizer`. `added` has the tokens that were added: text and whether they are
-    special, by id."""
+    """The tokens of a `tokenizers.Tokenizer`. `added` maps the ids of added tokens to their text, and to whether they
+    are special."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -32,7 +32,7 @@ class Vocabulary:
         added: Mapping[int, tuple[str, bool]],
         table: TokenTable | None,
     ) -> Vocabulary:
-        """The vocabulary of these parts, which needs no backend."""
+        """Return the vocabulary with these parts, which needs no backend."""
         made = cls.__new__(cls)
         made.added = added
         vars(made).update(pieces=pieces, gaps=gaps, table=table)
@@ -40,7 +40,7 @@ class Vocabulary:
 
     @cached_property
     def pieces(self) -> Sequence[str | None]:
-        """The name of each token, None for an id without one."""
+        """Return the name of each token; None for an id without a token."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         pieces: list[str | None] = [None] * (1 + max(vocabulary.values(), default=-1))
         for piece, token in vocabulary.items():
@@ -48,18 +48,18 @@ class Vocabulary:
         for token, (text, _) in self.added.items():
             pieces[token] = text
         for token, missing in enumerate(pieces):
-            if missing is None:  # a gap, or a piece that a later token has as well
+            if missing is None:  # a gap, or a piece that a later token has, too
                 pieces[token] = self._backend.id_to_token(token)
         return pieces
 
     @cached_property
     def gaps(self) -> Sequence[int]:
-        """The ids without a token."""
+        """Return the ids without a token."""
         return [token for token, piece in enumerate(self.pieces) if piece is None]
 
     @cached_property
     def table(self) -> TokenTable | None:
-        """Table of token texts; None for vocabularies where these depend on the tokens around."""
+        """Return the table of token texts; None for vocabularies whose texts depend on neighbouring tokens."""
         try:
             spelling = Spelling(decoder_of(self._backend))
         except ValueError:
@@ -68,7 +68,7 @@ class Vocabulary:
         return table if self._agrees(table) else None
 
     def _agrees(self, table: TokenTable) -> bool:
-        """Return whether the table gives the backend's own text for random tokens that are whole characters."""
+        """Return whether the table gives the same text as the backend for random tokens of complete characters."""
         whole = [t for t, piece in enumerate(self.pieces) if piece is not None and table.texts[t] is not None]
         rng = random.Random(0)
         for _ in range(_NUM_PROBES if whole else 0):

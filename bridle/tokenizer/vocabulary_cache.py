@@ -1,8 +1,8 @@
 """Caches large vocabularies on disk, so that a tokenizer that was loaded before is ready at once.
 
-Reading a tokenizer of 262,000 tokens takes about a second, in which no other Python thread runs. An entry has the data
-for everything except tokenizing; the tokenizer itself is read when it has to tokenize. The entry depends on the files
-of the folder (path, size, time of change) and on the versions of the libraries.
+Reading a tokenizer of 262,000 tokens takes about a second, during which no other Python thread runs. A cache entry has
+the data for all functions except tokenizing; the tokenizer itself is read when text is first tokenized. The entry
+depends on the files of the folder (path, size, time of change) and on the versions of the libraries.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from bridle.tokenizer.tokenizer_files import TokenizerFiles
 from bridle.tokenizer.unpacked_vocabulary import read_unpacked_vocabulary
 from bridle.tokenizer.vocabulary import Vocabulary
 
-#: The version of what entries hold.
+#: The version of the format of entries.
 _EDITION = 1
-#: Smaller files are read again as quickly.
+#: The minimum size of files that are cached; smaller files are read again as quickly.
 LEAST_BYTES = 1 << 20
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """The text of an entry. `sizes` are the bytes of its data: lengths and characters of names, the same of texts, and
-    the tokenizer as JSON, which is empty if the folder has it."""
+    """The header of a cache entry. `sizes` are the bytes of its data: lengths and characters of token names, lengths
+    and characters of token texts, and the tokenizer as JSON. The JSON is empty if the folder's files have the
+    tokenizer."""
 
     roles: dict[str, str]
     chat_template: Any
@@ -44,7 +45,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class PackedTexts(Sequence[str | None]):
-    """Strings in one run of UTF-8, which become objects when one of them is asked for. `lengths` [N] int32 are in
+    """Strings in one UTF-8 buffer, which become Python strings when one of them is read. `lengths` [N] int32 are in
     characters, -1 for None."""
 
     def __init__(self, lengths: Bytes, characters: Bytes) -> None:
@@ -62,7 +63,7 @@ class PackedTexts(Sequence[str | None]):
 
     @property
     def gaps(self) -> list[int]:
-        """The places of None."""
+        """Return the indices of None."""
         found: list[int] = np.flatnonzero(self._lengths < 0).tolist()
         return found
 
@@ -83,7 +84,7 @@ class PackedTexts(Sequence[str | None]):
 
 
 def pack(items: Sequence[str | None]) -> tuple[Bytes, Bytes]:
-    """Lengths and characters for `PackedTexts`."""
+    """Return lengths and characters for `PackedTexts`."""
     lengths = np.fromiter((-1 if item is None else len(item) for item in items), np.int32, len(items))
     characters = "".join(item for item in items if item is not None).encode("utf-8")
     return lengths.view(np.uint8), np.frombuffer(characters, np.uint8)
@@ -92,9 +93,9 @@ def pack(items: Sequence[str | None]) -> tuple[Bytes, Bytes]:
 def load_vocabulary(
     folder: Path, kind: str, read: Callable[[], TokenizerFiles], outline: TokenizerFiles | None = None
 ) -> tuple[TokenizerFiles, Vocabulary]:
-    """The tokenizer of a folder as `read` reads it, and its vocabulary. From the cache, its backend is a function that
-    reads it. The same is true if `outline` has the known facts of a folder that bridle wrote. `kind` distinguishes ways
-    of reading. Raises the errors of `read`."""
+    """Return the tokenizer of a folder as `read` reads it, and its vocabulary. If the vocabulary comes from the cache,
+    the tokenizer's backend is a function that reads it. The same is true if `outline` has the known facts of a folder
+    that bridle wrote. `kind` distinguishes ways of reading. Raises the errors of `read`."""
     states = [(str(path.resolve()), path.stat()) for path in sorted(_files(folder))]
     if sum(state.st_size for name, state in states if name.endswith(".json")) < LEAST_BYTES:
         files = read()
@@ -108,7 +109,7 @@ def load_vocabulary(
     if kept is not None:
         return kept
     files, vocabulary = _read(folder, read, outline)
-    if not files.is_derived or type(files.backend.model).__name__ != "Unigram":  # JSON rounds the scores of these
+    if not files.is_derived or type(files.backend.model).__name__ != "Unigram":  # JSON rounds their scores
         cache.write(place, *_describe(files, vocabulary))
     return files, vocabulary
 
@@ -124,7 +125,7 @@ def _read(
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All that may say something about the tokenizer."""
+    """Yield all files that may affect the tokenizer."""
     yield from (path for path in [*folder.iterdir(), *folder.glob("*/*.jinja")] if path.is_file())
 
 
@@ -146,7 +147,7 @@ def _describe(files: TokenizerFiles, vocabulary: Vocabulary) -> tuple[bytes, Seq
 
 
 def _restore(text: bytes, data: Bytes, read: Callable[[], TokenizerFiles]) -> tuple[TokenizerFiles, Vocabulary] | None:
-    """The tokenizer of an entry; None if it cannot be used."""
+    """Return the tokenizer and the vocabulary of an entry; None if the entry is invalid."""
     try:
         entry = msgspec.json.decode(text, type=_Entry)
         parts = np.split(data, np.cumsum(entry.sizes)[:-1])

@@ -1,8 +1,8 @@
-"""The text of a growing output, for vocabularies whose decoder looks at neighbours (WordPiece, and rare
+"""The text of a growing output, for vocabularies whose decoder depends on neighbouring tokens (WordPiece, and rare
 ones).
 
-Each new token is decoded together with the few before it, and the text of those alone is removed. That is right for
-every decoder that looks no further than the window.
+Each new token is decoded together with the few tokens before it, and the text of those tokens alone is removed. That is
+correct for every decoder that looks no further than the window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNFINISHED = "\ufffd"
 
 
 class WindowText:
-    """Implements `bridle.engine.interfaces.TextState` over `decode`, which turns visible tokens into text."""
+    """Implements `bridle.engine.interfaces.TextState` with `decode`, which converts visible tokens to text."""
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int], skipped: AbstractSet[int]) -> None:
         self._decode = decode
@@ -25,7 +25,7 @@ class WindowText:
         self._skipped = skipped
         self._tokens: list[int] = []
         self._lengths = array("i")  # characters that became certain with each token
-        self._waits = array("b")  # visible tokens not yet given out as text, after each token
+        self._waits = array("b")  # visible tokens whose text was not returned yet, after each token
 
     @property
     def is_waiting(self) -> bool:
@@ -33,7 +33,7 @@ class WindowText:
         return bool(self._waits) and self._waits[-1] > 0
 
     def push(self, token: int) -> str:
-        """Append a token; gives the characters that became certain."""
+        """Append a token. Return the characters that became certain."""
         self._tokens.append(token)
         waiting = self._waits[-1] if self._waits else 0
         text = ""
@@ -49,8 +49,8 @@ class WindowText:
         return text
 
     def rewind(self, num_tokens: int) -> int:
-        """Take the last tokens back, tokens of the prompt as well if need be; returns how many of the returned
-        characters disappear."""
+        """Roll back the last tokens, which may include tokens of the prompt. Return how many of the returned characters
+        disappear."""
         kept = len(self._tokens) - num_tokens
         size = max(kept, 0)
         gone = sum(self._lengths[size:])
@@ -60,7 +60,7 @@ class WindowText:
         return gone
 
     def flush(self) -> str:
-        """End the text; returns the rest."""
+        """End the text. Return the remaining text."""
         waiting = self._waits[-1] if self._waits else 0
         if not waiting:
             return ""
@@ -68,14 +68,14 @@ class WindowText:
         return self._text_of_last(waiting)
 
     def copy(self) -> WindowText:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = WindowText(self._decode, self._prompt, self._skipped)
         twin._tokens = self._tokens.copy()
         twin._lengths, twin._waits = self._lengths[:], self._waits[:]
         return twin
 
     def _text_of_last(self, num_tokens: int) -> str:
-        """The text that the last visible tokens add to the text before them."""
+        """Return the text that the last `num_tokens` visible tokens add to the text before them."""
         visible: list[int] = []
         for token in self._backwards():
             if len(visible) == num_tokens + _WINDOW:
