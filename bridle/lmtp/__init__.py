@@ -1,7 +1,7 @@
 """LMTP, the Language Model Transport Protocol: many token streams over one channel.
 
-`Client` and `SyncClient` use a server, bridle's or the original one. They are imported on first use: the protocol
-itself (`messages`, `session`) needs only the standard library.
+`Client` and `SyncClient` use a server, either bridle's or LMQL's original server. Both are imported on first use,
+because the protocol itself (`messages`, `session`) needs only the standard library.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bridle.deprecated_names import old_names
 from bridle.lazy_names import lazy_names
 
-if TYPE_CHECKING:  # a name that is gone is an error
+if TYPE_CHECKING:  # other names raise an error
     from bridle.lmtp.client import Client as Client
     from bridle.lmtp.client import RetryPolicy as RetryPolicy
     from bridle.lmtp.client import SyncClient as SyncClient

@@ -1,7 +1,8 @@
-"""Decodes a server's messages, for clients. It is lenient, because servers of the original protocol deviate from it.
+"""Decodes a server's messages, for clients. Decoding is lenient, because original servers deviate from the protocol.
 
-Unknown types and fields are skipped, and a bare object means a list of one. Several messages in a frame, white space
-and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as text are accepted.
+Unknown types and fields are skipped, and a single object counts as a list of one object. The decoder accepts several
+messages in a frame, white space and line breaks around JSON, infinite log-probabilities, and ids written as `7.0` or as
+text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _json = json.JSONDecoder()
 
 
 def decode_answers(message: str) -> list[Answer]:
-    """Decode one frame of any server; empty for an unknown type. Raises `ProtocolError` if its payload is not JSON."""
+    """Decode one frame of any server; empty for an unknown type. Raises `ProtocolError` if the payload is not JSON."""
     answers: list[Answer] = []
     at, end = 0, len(message.rstrip())
     while at < end:
@@ -58,7 +59,7 @@ def _read_token(body: dict[str, Any]) -> Answer | None:
 
 
 def _integer(value: object) -> int | None:
-    """An id, which may also be written as `7.0` or `"7"`; None for anything else."""
+    """Return an id, which may be written as `7.0` or `"7"`; None for any other value."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
     if isinstance(value, str):
@@ -67,7 +68,7 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    """A log-probability; minus infinity is valid, NaN is not."""
+    """Return a log-probability. Minus infinity is valid; None for NaN and for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return value

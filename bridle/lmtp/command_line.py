@@ -1,10 +1,10 @@
-"""Parses a line typed at the interactive client: a prompt, then options.
+"""Parses a line that was typed at the interactive client: a prompt, then options.
 
     Hello there max_tokens=5 temperature=1.2 logit_bias={1: 100}
 
-The prompt is the text before the first word of the form `name=`, without the spaces between the two. A value is a
-Python literal and may hold spaces; nothing is ever evaluated. `prompt="Hello there "` gives a prompt that the rule
-cannot express, `prompt=[15496, 612]` one of tokens.
+The prompt is the text before the first word of the form `name=`, without spaces at its end. A value is a Python literal
+and may contain spaces; literals are parsed, never run. `prompt="Hello there "` gives a prompt that this rule cannot
+express, and `prompt=[15496, 612]` a prompt of tokens.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _OURS = ("model", "stream_id")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A prompt and the options to send with it."""
+    """A prompt, and the options to send with it."""
 
     prompt: str | list[int]
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def parse_line(text: str) -> Line:
-    """Parse a line. Raises `InvalidRequest` that names the word that cannot be read."""
+    """Parse a line. Raises `InvalidRequest` that names the word that cannot be parsed."""
     marks = list(_OPTION.finditer(text))
     if not marks:
         return Line(text)
@@ -50,7 +50,8 @@ def parse_line(text: str) -> Line:
 
 
 def _options(text: str, marks: list[re.Match[str]]) -> dict[str, Any]:
-    """Split the text into options. A value ends where the next option begins, unless that one is inside the value."""
+    """Split the text into options. A value ends where the next option begins, unless that option is inside the
+    value."""
     ends = [mark.start() for mark in marks[1:]] + [len(text)]
     options: dict[str, Any] = {}
     at = 0

@@ -1,6 +1,6 @@
-"""Decodes a client's messages, for servers. Any text gives a request or a `Rejected` with the error.
+"""Decodes a client's messages, for servers. Any text becomes a request, or a `Rejected` with the error.
 
-Only the form and the type of each field are checked here. Checks that depend on a model are in `server.requests`.
+Only the presence and type of each field are checked here. `server.requests` has the checks that depend on a model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_KIND_CHARS = 80
 
 
 def decode_request(message: str, loads: Callable[[str], Any] = json.loads) -> Request | Rejected:
-    """Read one message. `loads` may be another reader of JSON that raises `ValueError`, or `InvalidRequest` for JSON
+    """Decode one message. `loads` may be another JSON parser that raises `ValueError`, or `InvalidRequest` for JSON
     that is too large."""
     kind, _, text = message.partition(" ")
     begun = kind[:_MAX_KIND_CHARS]
@@ -60,13 +60,13 @@ def _bad_stream_id(body: dict[str, Any]) -> BridleError:
 
 
 def _read(kind: type[Request], body: dict[str, Any]) -> Request:
-    """The request of that kind in a payload. A field is read as its annotation, or `_NAMED`, says; null counts as
-    absent. Raises `InvalidRequest`."""
+    """Return the request of type `kind` in a payload. `_NAMED` or the annotation of a field decides how it is read;
+    null counts as absent. Raises `InvalidRequest`."""
     values: dict[str, Any] = {}
     needs_prompt = kind is not Buffer and "buffer" not in body
     for each in fields(kind):
         name = each.name
-        if name == "options":  # what no other field takes
+        if name == "options":  # the remaining fields of the payload
             continue
         value = body.pop(name, None)
         if value is not None:
@@ -100,7 +100,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _adapter(name: str, value: Any) -> str | None:
-    """The name of an adapter. The empty name means the model without an adapter, as everywhere."""
+    """Return the name of an adapter. As on all routes, an empty name means the model without an adapter."""
     return None if value == "" else _text(name, value)
 
 
@@ -153,7 +153,7 @@ def _list(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _prompt(name: str, value: Any) -> Prompt:
-    """A prompt: text, or token ids, among which nulls are ignored."""
+    """Return a prompt: text, or token ids without nulls, which are ignored."""
     if isinstance(value, str):
         return value
     if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {int, type(None)}:
@@ -169,15 +169,15 @@ def _bias(name: str, value: Any) -> Mapping[int, float]:
         raise InvalidRequest("logit_bias must map token ids to numbers", name) from None
 
 
-#: Fields whose annotation does not say how they are read.
+#: Fields that are not read by their annotation.
 _NAMED: Mapping[str, Callable[[str, Any], Any]] = {
     "model": _model,
     "adapter": _adapter,
     "position": _position,
     "rewind": _rewind,
     "error": _said,
-    "deadline": _anything,  # checked with the other terms
-    "trace": _anything,  # checked as over HTTP
+    "deadline": _anything,  # checked later, with the priority
+    "trace": _anything,  # checked later, as on HTTP routes
     "data": lambda name, value: value if isinstance(value, dict) else {},
 }
 _TYPED: Mapping[str, Callable[[str, Any], Any]] = {

@@ -1,6 +1,6 @@
-"""Encodes messages as text: `TYPE SP JSON`, with an object from a client and a list of objects from a server.
+"""Encodes messages as text: `TYPE SP JSON`, with one object from a client, and a list of objects from a server.
 
-A server's JSON is strict: infinities, which log-probabilities can be, become a very low number.
+A server's JSON is strict: infinite log-probabilities become a very low number.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 
 from bridle.lmtp.messages import KINDS, Answer, EventMessage, Failure, Generate, Msg, Request, Score, Token
 
-#: Longest message from a server. The original client takes no more than 4 MiB.
+#: The maximum length of a message from a server. The original client accepts at most 4 MiB.
 MAX_ANSWER_CHARS = 1 << 20
-#: The value for minus infinity on the wire. JSON has no infinities, and LMQL drops continuations below -3e38.
+#: The encoding of minus infinity. JSON has no infinities, and LMQL drops continuations below -3e38.
 MIN_LOGPROB = -1e9
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
 
 
 def encode_request(request: Request) -> str:
-    """Encode a request. Fields at their defaults are left out, because servers of the original protocol may not know
-    them."""
+    """Encode a request. Fields with default values are left out, because original servers may not know them."""
     body = {name: value for name, value in _changed(request) if name != "options"}
     if isinstance(request, Generate):
         body = {**body, **request.options}
@@ -33,7 +32,7 @@ def encode_request(request: Request) -> str:
 
 
 def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
-    """Encode answers in order. Neighbouring answers of one type share a message, up to a size that every client
+    """Encode answers in order. Consecutive answers of one type share a message, up to a size that every client
     accepts."""
     kind, bodies, size = "", list[str](), 0
     for answer in answers:
@@ -49,7 +48,7 @@ def encode_answers(answers: Iterable[Answer]) -> Iterator[str]:
 
 
 def encode_answer(answer: Answer) -> str:
-    """The JSON object of one answer."""
+    """Return the JSON object of one answer."""
     body = _token_body(answer) if isinstance(answer, Token) else _other_body(answer)
     try:
         return _to_json(body)
@@ -87,7 +86,7 @@ def _other_body(answer: Failure | Msg | EventMessage) -> dict[str, Any]:
 
 
 def _changed(value: Any) -> Iterator[tuple[str, Any]]:
-    """Fields that differ from their defaults, in order."""
+    """Yield the fields that differ from their defaults, in order."""
     for each in fields(value):
         content = getattr(value, each.name)
         default = each.default_factory() if callable(each.default_factory) else each.default

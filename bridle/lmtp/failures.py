@@ -11,7 +11,7 @@ __all__ = ["error_text", "failure_of"]
 
 
 def failure_of(stream_id: StreamId, error: BridleError) -> Failure:
-    """The answer that ends a stream with `error`."""
+    """Return the answer that ends a stream with `error`."""
     return Failure(
         stream_id=stream_id,
         error=error_text(error),

@@ -1,6 +1,6 @@
-"""The interactive client: it reads lines, shows text or tokens as they come, and runs several prompts at once.
+"""The interactive client: reads lines, shows text or tokens as they arrive, and runs several prompts at once.
 
-It knows neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` shows the results.
+The module uses neither a terminal nor a keyboard: lines come from an iterator, and a `Screen` shows the results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridle.lmtp.messages import EventMessage, Token
 
 
 class Screen(Protocol):
-    """Shows answers. `number` distinguishes prompts."""
+    """Shows answers. `number` identifies the prompt of an answer."""
 
     def begin(self, number: int, prompt: str) -> None:
         """Show that a prompt was sent."""
@@ -39,7 +39,8 @@ class Screen(Protocol):
 
 
 class Interactive:
-    """One session. With `shows_tokens`, token objects are shown as they come, and the whole text at the end."""
+    """One session of the interactive client. With `shows_tokens`, token objects are shown as they arrive, and the whole
+    text at the end."""
 
     def __init__(self, client: Client, screen: Screen, *, shows_tokens: bool = False) -> None:
         self._client = client
@@ -55,8 +56,8 @@ class Interactive:
         return bool(self._running)
 
     async def run(self, lines: AsyncIterator[str], *, leaves_at_once: bool) -> None:
-        """Take lines until `quit` or their end. With `leaves_at_once`, `quit` cancels the answers that are
-        under way."""
+        """Process lines until `quit` or the end of `lines`. With `leaves_at_once`, `quit` cancels the running
+        answers."""
         self._screen.ask()
         async for line in lines:
             if line.strip() in QUIT:
@@ -68,7 +69,7 @@ class Interactive:
             await asyncio.wait(self._running.values())
 
     def stop(self) -> None:
-        """Cancel all answers that are under way."""
+        """Cancel all running answers."""
         for task in self._running.values():
             task.cancel()
 
@@ -124,7 +125,7 @@ class Interactive:
 
 
 def _object(token: Token) -> dict[str, Any]:
-    """A token in the wire format."""
+    """Return a token as a wire object."""
     known: dict[str, Any] = {"token": token.token, "stream_id": token.stream_id, "logprob": token.logprob}
     known["finish_reason"] = token.finish_reason
     known["top_logprobs"] = {str(key): value for key, value in (token.top_logprobs or {}).items()}
@@ -132,7 +133,7 @@ def _object(token: Token) -> dict[str, Any]:
 
 
 def _check(line: Line) -> None:
-    """Refuse literals that a message cannot express."""
+    """Raise `InvalidRequest` for literals that JSON cannot express."""
     for name, value in line.options.items():
         try:
             json.dumps(value, allow_nan=False)

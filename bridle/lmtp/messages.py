@@ -1,8 +1,8 @@
-"""The messages of LMTP as plain values.
+"""The messages of LMTP as plain data classes.
 
-A client sends requests, a server answers; `encoding` and `decoding` convert both to and from text. Types and fields
-beyond the original protocol are marked as extensions; peers that do not know them never see one unless they asked. A
-server announces them in its answer to MODEL_INFO.
+A client sends requests, and a server answers; `encoding` and `decoding` convert messages to and from text. Types and
+fields that the original protocol does not have are marked as extensions. Peers that do not know the extensions get none
+unless they request one. A server announces its extensions in its answer to MODEL_INFO.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bridle.errors import BridleError
 StreamId: TypeAlias = int | str
 Prompt: TypeAlias = tuple[int, ...] | str
 
-#: Longest message from a client: half of a 128k vocabulary in a `logit_bias` is about 1 MB.
+#: The maximum size of a message from a client: a `logit_bias` for half of a 128k vocabulary is about 1 MB.
 MAX_MESSAGE_BYTES = 16 << 20
-#: `model_info` of a model that is still being loaded, or of none.
+#: The `model_info` of a model that is being loaded, or that does not exist.
 UNAVAILABLE = "<unavailable>"
-#: The limit of a GENERATE that sets none.
+#: The token limit of a GENERATE without `max_tokens`.
 DEFAULT_MAX_TOKENS = 32
 #: The extensions, as `model_info` announces them under `lmtp`.
 FEATURES: Mapping[str, Any] = {
@@ -50,15 +50,15 @@ FEATURES: Mapping[str, Any] = {
 class Generate:
     """Continue a context. `options` are further sampling parameters by name (`top_p`, `stop`, `seed`, ...).
 
-    The rest are extensions. `text` asks for text in addition to the tokens. A `prompt` may be text itself, and then
-    this is the default. The context is the buffer's tokens and then the prompt's; `save` names context and output
-    together as a buffer once the stream has ended. `adapter` names an adapter over the model. `key` makes the stream
-    resumable: a request that is sent again with the same content does not start again but continues, from the answer
-    number `position`. With `rewind` = `event` the client receives rewinds and forks instead of waiting for final
-    tokens. `images` are `data:` URLs for the context's placeholders, in order; `audio` are the sounds, `video` the
-    videos. `trace` asks the server to keep a trace (true), or also to send its records (`events`). Without `max_tokens`
-    the server uses its own limit: `DEFAULT_MAX_TOKENS` unless its operator sets another. Waiting requests are served in
-    the order of `priority`, smaller numbers first. The stream ends after `deadline` seconds.
+    All fields after `options` are extensions. `text` asks for text in addition to the tokens; it is the default if
+    `prompt` is text. The context is the tokens of `buffer`, then the prompt. When the stream has ended, `save` names
+    the context and the output as a buffer. `adapter` names a LoRA adapter of the model. `key` makes the stream
+    resumable: a repeated request with the same content continues the stream, from the answer number `position`. With
+    `rewind` = `event` the client receives rewinds and forks instead of waiting for final tokens. `images`, `audio` and
+    `video` are `data:` URLs for the context's placeholders, in order. `trace` asks the server to store a trace (true),
+    or also to send its records (`events`). Without `max_tokens` the server uses its own limit: `DEFAULT_MAX_TOKENS`
+    unless its operator sets another. Waiting requests are served in the order of `priority`, smaller numbers first. The
+    stream ends after `deadline` seconds.
     """
 
     stream_id: StreamId
@@ -91,7 +91,8 @@ class Generate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Log-probabilities of `scored` after `prompt` (and after `buffer`, an extension, as text is)."""
+    """Return the log-probabilities of `scored` after `prompt`. Extensions: text instead of tokens, and a `buffer`
+    before the prompt."""
 
     stream_id: StreamId
     model: str
@@ -106,8 +107,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts about a model. `data` with `{"lmtp": {"version": 1}}` says that this client knows the extensions: from then
-    on its connection gets `EVENT` messages, and gets errors at once that would otherwise be held back for LMQL."""
+    """Request facts about a model. `data` with `{"lmtp": {"version": 1}}` says that the client knows the extensions.
+    From then on, the connection gets `EVENT` messages, and errors at once that would otherwise be delayed for LMQL."""
 
     stream_id: StreamId
     model: str
@@ -120,8 +121,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Extension: end a stream. It is answered by an error with code `cancelled`, unless the stream has ended
-    already."""
+    """Extension: end a stream. The stream ends with an error with code `cancelled`, unless it has ended already."""
 
     stream_id: StreamId
 
@@ -137,8 +137,8 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Extension: give a prefix a name, for as long as the connection lasts. Its tokens are the first `length` of buffer
-    `parent` (None: all) and then those of `prompt`. With `drop` the name is forgotten. Answered by a `MSG`."""
+    """Extension: name a prefix until the connection ends. Its tokens are the first `length` tokens of buffer `parent`
+    (None: all), then the tokens of `prompt`. With `drop`, the name is deleted. Answered by a `MSG`."""
 
     stream_id: StreamId
     model: str
@@ -151,8 +151,8 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """Extension: answer a call of a tool that an event `tool_call` has reported, by its `id`: with a `result`, text or
-    JSON, or with an `error` message. Any connection of the same user may. Answered by a `MSG`."""
+    """Extension: answer the tool call `id`, which an event `tool_call` has reported, with a `result` as text or JSON,
+    or with an `error` message. Any connection of the same user may answer. Answered by a `MSG`."""
 
     stream_id: StreamId
     id: str
@@ -165,7 +165,8 @@ Request: TypeAlias = Generate | Score | ModelInfo | Cancel | Resume | Buffer | T
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A message that is not a valid request: the intended kind of request, if it was readable, and the error."""
+    """A message that is not a valid request. It has the intended kind of request, if that was readable, and the
+    error."""
 
     kind: str
     stream_id: StreamId | None
@@ -177,9 +178,10 @@ class Rejected:
 
 @dataclass(slots=True, kw_only=True)
 class Token:
-    """One token of a stream. A `finish_reason` ends its branch, of which there is one unless the client asked for
-    events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions; so is `token`
-    None, which ends a branch that has no token left to carry the reason. A `seed` repeats the sampled tokens."""
+    """One token of a stream. A `finish_reason` ends the token's branch; a stream has one branch, unless the client
+    requested events. `text`, `position` (among the stream's answers), `branch`, `usage` and `seed` are extensions.
+    Another extension is `token` None, which ends a branch without a last token for the reason. A request with `seed`
+    repeats the sampled tokens."""
 
     stream_id: StreamId
     token: int | None
@@ -195,8 +197,8 @@ class Token:
 
 @dataclass(slots=True, kw_only=True)
 class Failure:
-    """A stream ended with an error. All fields but `error` are extensions: the kind of error, whether another try may
-    help and after how many seconds, and which field was at fault."""
+    """A stream ended with an error. All fields but `error` are extensions: the kind of error, whether a new attempt may
+    succeed and after how many seconds, and the invalid field."""
 
     stream_id: StreamId
     error: str
@@ -209,9 +211,9 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Msg:
-    """The answer to a request that has no stream, or to an unreadable request. `code`, `lmtp` (the extensions, where
-    `model_info` cannot name them), `buffer` with its `num_tokens` and `tool_result`, the id of a call that was
-    answered, are extensions."""
+    """The answer to a request without a stream, or to an unreadable request. Extensions are `code`, `lmtp` (the
+    extensions, if `model_info` cannot have them), `buffer` with its `num_tokens`, and `tool_result`, the id of an
+    answered call."""
 
     stream_id: StreamId | None
     model_info: Any = None
@@ -229,8 +231,8 @@ class EventMessage:
 
     `queued`, `loading`, `loaded` and `draining` explain delays. `rewind` rolls back `num_tokens` and `num_chars` of a
     branch. `fork` begins `branch` as a copy of the first `num_tokens` tokens of `parent`. `log` is output of a
-    controller. `tool_call` asks the client to answer the call `id` of the tool `name`, with a `ToolResult`. `trace`
-    reports whether a trace is kept, and then its records.
+    controller. `tool_call` asks the client to answer the call `id` of the tool `name` with a `ToolResult`. `trace`
+    reports whether a trace is stored, and then has its records.
     """
 
     event: str
@@ -239,11 +241,11 @@ class EventMessage:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: The answers to a stream, and the answers on a connection.
+#: The answers of a stream, and all answers on a connection.
 StreamAnswer: TypeAlias = Token | Failure | EventMessage
 Answer: TypeAlias = StreamAnswer | Msg
 
-#: The word that each message begins with.
+#: The first word of each type of message.
 KINDS: Mapping[type, str] = {
     Generate: "GENERATE",
     Score: "SCORE",
@@ -260,7 +262,8 @@ KINDS: Mapping[type, str] = {
 
 
 def features_of(answer: Msg) -> Mapping[str, Any]:
-    """The extensions that a server announces in its answer to MODEL_INFO; empty for a server without extensions."""
+    """Return the extensions that a server announces in its answer to MODEL_INFO; empty for a server without
+    extensions."""
     info = answer.model_info
     found = info.get("lmtp") if isinstance(info, dict) else answer.lmtp
     return found if isinstance(found, dict) else {}

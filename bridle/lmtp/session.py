@@ -1,8 +1,8 @@
-"""The server's half of one LMTP connection as a state machine: messages in, actions out. No input or output here.
+"""The server's side of one LMTP connection as a state machine: messages go in, actions come out. It does no I/O.
 
-A session knows which streams are open and which answers each may still get. Its caller passes in every message with
-`receive`, which returns the work to do, and passes every answer through `put`. An answer to a stream that has ended is
-dropped there. So each stream ends exactly once, even with cancelled, failed or late work.
+A session knows which streams are open, and which answers each stream may still get. The caller passes every message to
+`receive`, which returns the actions to execute, and passes every answer to `put`. `put` rejects an answer to a stream
+that has ended. So each stream ends exactly once, even if its work is cancelled, fails or is late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.lmtp.failures import error_text, failure_of
 
 
 class SessionState(Enum):
-    """The state of a connection. `DRAINING` finishes open streams and refuses new ones."""
+    """The state of a connection. In `DRAINING`, open streams finish and new streams are refused."""
 
     OPEN = "open"
     DRAINING = "draining"
@@ -26,7 +26,7 @@ class SessionState(Enum):
 
 
 class StreamState(Enum):
-    """The state of a stream: requested, answering, over."""
+    """The state of a stream: requested, answering, or ended."""
 
     OPENING = "opening"
     RUNNING = "running"
@@ -48,7 +48,7 @@ _STREAM_STEPS = {
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """One stream of a connection. `num_branches` counts those without a finish reason yet."""
+    """One stream of a connection. `num_branches` counts the branches without a finish reason."""
 
     id: m.StreamId
     state: StreamState = StreamState.OPENING
@@ -64,7 +64,7 @@ class Stream:
         self.state = state
 
 
-# -- what is to be done --------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Reattach:
 
 @dataclass(frozen=True, slots=True)
 class StopStream:
-    """Stop a stream that no client reads any more. `is_lost`: because the connection was lost, so it may be resumed."""
+    """Stop a stream that no client reads any more. `is_lost`: the connection was lost, so the stream may be resumed."""
 
     stream: Stream
     is_lost: bool = False
@@ -93,28 +93,28 @@ class StopStream:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Answer a MODEL_INFO, at once."""
+    """Answer a MODEL_INFO at once."""
 
     request: m.ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class DefineBuffer:
-    """Name, or forget, a buffer."""
+    """Create or delete a buffer."""
 
     request: m.Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCall:
-    """Answer a call of a tool."""
+    """Answer a tool call."""
 
     request: m.ToolResult
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give an answer to the client."""
+    """Send an answer to the client."""
 
     answer: m.Answer
 
@@ -123,27 +123,27 @@ Action: TypeAlias = Start | Reattach | StopStream | Describe | DefineBuffer | An
 
 
 class Session:
-    """The state of one connection. `max_streams` bounds how many streams it may have open at once."""
+    """The state of one connection, which may have at most `max_streams` open streams."""
 
     def __init__(self, max_streams: int = 1024) -> None:
         self.state = SessionState.OPEN
-        self.is_extended = False  # the client said that it knows the extensions
+        self.is_extended = False  # the client knows the extensions
         self._max_streams = max_streams
         self._streams: dict[m.StreamId, Stream] = {}
 
     @property
     def num_streams(self) -> int:
-        """Number of open streams."""
+        """Return the number of open streams."""
         return len(self._streams)
 
-    # -- from the client -------------------------------------------------------------------------------------
+    # -- messages from the client ----------------------------------------------------------------------------
 
     def receive_line(self, line: str) -> list[Action]:
-        """`receive` for the text of a message."""
+        """Return the actions for the text of a message."""
         return self.receive(decode_request(line))
 
     def receive(self, message: m.Request | m.Rejected) -> list[Action]:
-        """The actions for a message, in order."""
+        """Return the actions for a message, in order."""
         if self.state is SessionState.CLOSED:
             return []
         match message:
@@ -163,7 +163,7 @@ class Session:
 
     def _open(self, request: m.Generate | m.Score | m.Resume) -> list[Action]:
         known = self._streams.get(request.stream_id)
-        if known is not None:  # the client could not tell the two streams' answers apart
+        if known is not None:  # with one id, the client could not assign answers to the two streams
             return self._break_off(
                 known, ProtocolError(f"stream_id {known.id!r} is in use; both of its requests are ended")
             )
@@ -179,13 +179,13 @@ class Session:
 
     def _cancel(self, stream_id: m.StreamId) -> list[Action]:
         stream = self._streams.get(stream_id)
-        if stream is None:  # the stream was over already; the client could not know
+        if stream is None:  # the stream has already ended, which the client could not know
             return []
         return self._break_off(stream, RequestCancelled("the stream was cancelled by its client"))
 
     def _reject(self, rejected: m.Rejected) -> list[Action]:
-        """The answer to a message that is not a request. Clients expect a TOKEN for an intended stream, and a MSG
-        for everything else."""
+        """Return the actions for a message that is not a request. Clients expect a TOKEN for a stream, and a MSG for
+        all other messages."""
         stream_id, error = rejected.stream_id, rejected.error
         if stream_id is None or rejected.kind not in _STREAMING:
             info = m.UNAVAILABLE if rejected.kind == "MODEL_INFO" else None
@@ -196,11 +196,11 @@ class Session:
     def _break_off(self, stream: Stream, error: BridleError) -> list[Action]:
         return [StopStream(stream), *self.fail(stream, error)]
 
-    # -- to the client ---------------------------------------------------------------------------------------
+    # -- answers to the client -------------------------------------------------------------------------------
 
     def put(self, stream: Stream, answer: m.StreamAnswer) -> bool:
-        """Return whether this may be sent now, as the next answer of its stream. An answer that ends the stream
-        ends it here."""
+        """Return whether `answer` may be sent now, as the next answer of its stream. An answer that ends the stream
+        changes the stream's state."""
         if not stream.is_open or self.state is SessionState.CLOSED:
             return False
         match answer:
@@ -218,12 +218,12 @@ class Session:
         return True
 
     def fail(self, stream: Stream, error: BridleError) -> list[Action]:
-        """End a stream with an error, if it is open."""
+        """End a stream with an error, if the stream is open."""
         failure = failure_of(stream.id, error)
         return [Send(failure)] if self.put(stream, failure) else []
 
     def release(self, stream: Stream) -> None:
-        """End a stream without an answer, because another connection has taken it over."""
+        """End a stream without an answer, because another connection continues it."""
         if stream.is_open:
             self._end(stream)
 
@@ -232,21 +232,21 @@ class Session:
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id]
 
-    # -- the connection as a whole ---------------------------------------------------------------------------
+    # -- the whole connection --------------------------------------------------------------------------------
 
     def drain(self, seconds: float) -> list[Action]:
-        """Refuse new streams from now on; open streams have `seconds` to finish."""
+        """Refuse new streams from now on. Open streams have `seconds` to finish."""
         if self.state is not SessionState.OPEN:
             return []
         self._enter(SessionState.DRAINING)
         return [Send(m.EventMessage(event="draining", data={"seconds": seconds}))] if self.is_extended else []
 
     def fail_all(self, error: BridleError) -> list[Action]:
-        """End every open stream with an error; the connection stays."""
+        """End every open stream with an error. The connection stays open."""
         return [action for stream in list(self._streams.values()) for action in self._break_off(stream, error)]
 
     def close(self) -> list[Action]:
-        """Record that the connection is lost. Nothing is sent any more. Idempotent."""
+        """Record that the connection is lost. No further answer is sent. Idempotent."""
         if self.state is SessionState.CLOSED:
             return []
         streams = list(self._streams.values())

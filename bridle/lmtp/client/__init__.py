@@ -1,4 +1,4 @@
-"""Clients of LMTP servers, and the ways to reach one."""
+"""Clients of LMTP servers, and the transports by which they connect."""
 
 from bridle.lmtp.client.client import Client as Client
 from bridle.lmtp.client.retry import RetryPolicy as RetryPolicy

@@ -1,11 +1,11 @@
-"""A client of LMTP servers, bridle's and the original ones: many streams over one connection that reconnects by itself.
+"""A client of bridle's and of original LMTP servers: many streams over one connection, which reconnects by itself.
 
     async with Client("localhost:8080", "demo") as client:
         async for token in await client.generate("Once upon a time", max_tokens=40):
             print(token.text, end="")
 
-Requests begin here. `ClientProtocol` and `StreamProgress` decide which messages are sent and interpret the answers;
-`ClientConnection` sends and receives them.
+Requests begin in this module. `ClientProtocol` and `StreamProgress` choose the messages to send and interpret the
+answers; `ClientConnection` sends and receives messages.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _DEFAULT_PATIENCE = RetryPolicy()
 
 
 class Client:
-    """For the tasks of one event loop. It connects at the first use, and again after a loss.
+    """A client for the tasks of one event loop. It connects on first use, and reconnects after a loss.
 
-    `server` is an address or a carrier, `model` the default of requests. At most `max_streams` are open at once, and
-    other streams wait. When `max_unread` tokens wait for readers and no reader waits for a token, the connection is not
-    read, so that the server slows down. `tokenizer` gives text mode with servers that know only tokens. With `plain`,
-    no message beyond the original protocol is sent. `on_event` is called with the server's notices about delays, and
-    must return at once.
+    `server` is an address or a transport, and `model` the default model of requests. At most `max_streams` streams are
+    open at once, and further streams wait. When `max_unread` tokens wait for readers and no reader waits for a token,
+    the connection is not read, so that the server slows down. `tokenizer` gives text mode with servers that know only
+    tokens. With `plain`, only messages of the original protocol are sent. `on_event` is called with the server's
+    notices about delays, and must return at once.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Client:
         deadline: float | None = None,
         **options: Any,
     ) -> TokenStream:
-        """Begin a stream, and return it as soon as the request is sent. `options` are further sampling parameters, by
-        the server's names; `images`, `audio` and `video` are `data:` URLs, for the placeholders of the prompt in order.
-        `trace` asks for a trace, which the server keeps; with `"events"` its records are among the stream's items.
-        Waits while as many streams are open as may be."""
+        """Begin a stream, and return it as soon as the request is sent. Waits while `max_streams` streams are open.
+        `options` are further sampling parameters, under the server's names. `images`, `audio` and `video` are `data:`
+        URLs for the prompt's placeholders, in order. `trace` asks the server to store a trace; with `"events"`, the
+        stream's items include the trace records."""
         _check_numbers(max_tokens, top_logprobs, temperature)
         request = m.Generate(
             stream_id=0,
@@ -136,7 +136,7 @@ class Client:
         buffer: str | None = None,
         adapter: str | None = None,
     ) -> list[m.Token]:
-        """Return the log-probabilities of `scored`: each token after `prompt` and the scored tokens before it."""
+        """Return the log-probability of each token of `scored`, after `prompt` and the scored tokens before it."""
         if not scored:
             raise InvalidRequest("there is nothing to score", "scored")
         request = m.Score(
@@ -150,8 +150,8 @@ class Client:
         return await (await self._stream(StreamProgress(request))).read()
 
     async def model_info(self, model: str | None = None) -> Any:
-        """Return the server's facts about a model. While the model is loading, this asks again until
-        `patience.first_token` has passed, and then returns the server's "<unavailable>"."""
+        """Return the server's facts about a model. While the model is loading, ask again until `patience.first_token`
+        seconds have passed; then return the server's "<unavailable>"."""
         request = m.ModelInfo(stream_id=0, model=model or self.model)
         info: Any = m.UNAVAILABLE
         num_asked = 0
@@ -168,33 +168,34 @@ class Client:
     async def buffer(
         self, name: str, prompt: str | Sequence[int] = (), *, parent: str | None = None, length: int | None = None
     ) -> int:
-        """Give a prefix a name, so that `generate(..., buffer=name)` continues from it; returns its number of tokens. A
-        client that reconnects names its buffers again, except those that a stream `save`s; these are lost then."""
+        """Name a prefix, so that `generate(..., buffer=name)` continues from it. Returns its number of tokens. After a
+        reconnect, the client names its buffers again, except buffers that a stream saved with `save`, which are
+        lost."""
         await self._needs("buffers")
         given = prompt if isinstance(prompt, str) else tuple(prompt)
         request = m.Buffer(stream_id=0, model=self.model, name=name, prompt=given, parent=parent, length=length)
         return (await self._connection.ask(request)).num_tokens or 0
 
     async def drop_buffer(self, name: str) -> None:
-        """Make the server forget a buffer."""
+        """Delete a buffer on the server."""
         await self._needs("buffers")
         await self._connection.ask(m.Buffer(stream_id=0, model=self.model, name=name, drop=True))
 
     async def answer(self, call_id: str, result: Any = None, *, error: str | None = None) -> None:
-        """Answer the call of a tool that an event `tool_call` has reported, with a result or with an error message; the
-        stream that waits for it continues. Raises an error if no such call waits."""
+        """Answer a tool call that an event `tool_call` reported, with a result or an error message. The stream that
+        waits for the answer continues. Raises an error if no such call waits."""
         await self._needs("tool_results")
         await self._connection.ask(m.ToolResult(stream_id=0, id=call_id, result=result, error=error))
 
     # -- the connection --------------------------------------------------------------------------------------
 
     async def connect(self) -> Mapping[str, Any]:
-        """Connect, if there is no connection; returns the extensions that the server has announced, if any. Raises
+        """Connect if there is no connection. Returns the extensions that the server has announced. Raises
         `ConnectionLost` if the server cannot be reached."""
         return await self._connection.connect()
 
     async def close(self) -> None:
-        """End the connection and all streams; idempotent."""
+        """Close the connection and end all streams. Idempotent."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -209,7 +210,7 @@ class Client:
         await self._places.acquire()
         self._placed.add(progress)
         stream = TokenStream(self._connection, progress, self._tell)
-        changed = stream.changed  # not the stream itself: dropping the last reference to it cancels it
+        changed = stream.changed  # without a reference to the stream, because dropping the last one cancels it
 
         def wake() -> None:
             changed.set()
@@ -229,8 +230,8 @@ class Client:
             self._places.release()
 
     async def _as_understood(self, request: m.Generate) -> StreamProgress:
-        """Return the request in a form that the server understands: with text, or with tokens if the server knows
-        only those."""
+        """Return the request in a form that the server understands: with text, or with tokens if the server knows only
+        tokens."""
         if not isinstance(request.prompt, str) and not request.text:
             return StreamProgress(request)
         if (await self.connect()).get("text"):
@@ -261,7 +262,7 @@ class Client:
 
 
 def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None:
-    """Refuse numbers that no server could read."""
+    """Raise `InvalidRequest` for numbers that no server could read."""
     for name, value in (("max_tokens", max_tokens), ("top_logprobs", top_logprobs)):
         if not isinstance(value, int) or value < 1:
             raise InvalidRequest(f"{name} is {value!r}; must be an integer of at least 1", name)
@@ -270,6 +271,6 @@ def _check_numbers(max_tokens: Any, top_logprobs: Any, temperature: Any) -> None
 
 
 def _extensions(request: m.Generate) -> list[str]:
-    """Return the extensions that a server must have announced, or it would ignore a part of the request."""
+    """Return the extensions that the request needs, and that other servers would ignore."""
     fields = {"images": request.images, "audio": request.audio, "video": request.video, "traces": request.trace}
     return [extension for extension, asked in fields.items() if asked]

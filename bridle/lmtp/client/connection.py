@@ -1,8 +1,8 @@
-"""A connection that reconnects by itself: it is opened when needed, read, and opened again if it breaks while streams
-are open.
+"""A connection that reconnects by itself: it is opened on first use, and opened again if it breaks while streams are
+open.
 
-`ClientProtocol` decides which messages to send and interprets the received ones; this module has the tasks, the clock
-and backpressure.
+`ClientProtocol` chooses the messages to send and interprets received messages; this module has the tasks, the clock and
+backpressure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bridle.lmtp.messages import Buffer, ModelInfo, Msg, ToolResult
 
 
 class ClientConnection:
-    """A connection for one event loop. When `max_unread` tokens wait to be read by callers and no caller waits for a
-    token, the connection is not read, so that the server slows down. This cannot block a caller for ever."""
+    """A connection for one event loop. When `max_unread` tokens wait for readers and no reader waits for a token, the
+    connection is not read, so that the server slows down. A waiting reader is never blocked by this."""
 
     def __init__(self, carrier: Transport, exchange: ClientProtocol, patience: RetryPolicy, max_unread: int) -> None:
         self.carrier = carrier
@@ -42,7 +42,7 @@ class ClientConnection:
         self._wanted = asyncio.Event()
 
     async def connect(self) -> Mapping[str, Any]:
-        """Connect, if there is no connection; returns the extensions that the server has announced, if any. Raises
+        """Connect if there is no connection. Returns the extensions that the server has announced. Raises
         `ConnectionLost` if the server cannot be reached."""
         for attempt in range(1, self.patience.connect_attempts + 1):
             if self._greeted.is_set() or await self._wait_for_greeting():
@@ -51,7 +51,7 @@ class ClientConnection:
         raise ConnectionLost(f"{self.carrier.name} closes each connection before it has announced its features")
 
     async def _wait_for_greeting(self) -> bool:
-        """Wait for the server's greeting; returns whether it came before the connection broke."""
+        """Wait for the server's announcement of features. Returns False if the connection broke before."""
         runner = self._start()
         greeted = asyncio.ensure_future(self._greeted.wait())
         try:
@@ -63,7 +63,7 @@ class ClientConnection:
         return self._greeted.is_set()
 
     async def close(self) -> None:
-        """End the connection and all streams; idempotent."""
+        """Close the connection and end all streams. Idempotent."""
         self._is_closed = True
         self._exchange.fail(ConnectionLost("the client was closed"))
         tasks = [*self._tasks, *([self._runner] if self._runner else [])]
@@ -74,7 +74,7 @@ class ClientConnection:
     # -- streams ---------------------------------------------------------------------------------------------
 
     async def open(self, stream: TokenStream, progress: StreamProgress) -> None:
-        """Begin a stream. A stream that its caller has dropped is cancelled."""
+        """Begin a stream. The stream is cancelled when its caller drops the last reference to it."""
         self._streams.add(stream)
         weakref.finalize(stream, _abandon, asyncio.get_running_loop(), self, progress).atexit = False
         try:
@@ -83,7 +83,7 @@ class ClientConnection:
             progress.fail(error)
 
     async def ask(self, request: ModelInfo | Buffer | ToolResult) -> Msg:
-        """Send a request and wait for its answer."""
+        """Send a request, wait for its answer, and return the answer."""
         question = PendingCall(request)
         changed = asyncio.Event()
         question.wake = changed.set
@@ -96,7 +96,7 @@ class ClientConnection:
             raise question.error or InternalError("a question ended without an answer")
         return question.answer
 
-    # -- the task --------------------------------------------------------------------------------------------
+    # -- the connection's task -------------------------------------------------------------------------------
 
     def _start(self) -> asyncio.Task[None]:
         if self._is_closed:
@@ -107,20 +107,20 @@ class ClientConnection:
         return self._runner
 
     async def post(self, item: StreamProgress | PendingCall) -> None:
-        """Send the item's messages, now or as soon as there is a connection."""
+        """Send the messages of a stream or call, now or as soon as there is a connection."""
         self._start()
         await self._send(self._link, self._exchange.add(item))
 
     async def _send(self, link: ClientChannel | None, lines: Sequence[str]) -> None:
-        """Send over the link for which the messages were made. If that link is gone, the runner notices and starts
-        again."""
+        """Send messages over the channel for which they were made. If that channel is lost, the connection's task
+        notices and reconnects."""
         with contextlib.suppress(ConnectionLost):
             for line in lines:
                 if link is not None:
                     await link.send(line)
 
     async def _run(self) -> None:
-        """Connect and read, again and again while anything is open. An error that ends this ends every stream."""
+        """Connect and read, and reconnect while any stream is open. An error that ends this task ends every stream."""
         try:
             await self._keep_talking()
         except BridleError as error:
@@ -188,7 +188,7 @@ class ClientConnection:
             self._spawn(self._send(self._link, lines))
 
     async def _wait_for_readers(self) -> None:
-        """Wait until a reader waits for tokens, or until enough tokens were taken, before reading on."""
+        """Wait until a reader waits for a token, or until readers have taken enough tokens."""
         while (num_unread := sum(stream.num_unread for stream in self._streams)) >= self._max_unread:
             if self._num_readers:
                 return
@@ -196,10 +196,10 @@ class ClientConnection:
             await self._wanted.wait()
         self._num_checked = self._exchange.num_answers - num_unread
 
-    # -- trying again ----------------------------------------------------------------------------------------
+    # -- further attempts ------------------------------------------------------------------------------------
 
     def _try_again(self, progress: StreamProgress, *, cancels: bool = False) -> None:
-        """Begin a stream again after its last try has failed."""
+        """Begin a stream again after its last attempt has failed."""
         self._spawn(self._begin_again(progress, cancels))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -220,8 +220,8 @@ class ClientConnection:
             await self.post(progress)
 
     async def wait_for(self, stream: TokenStream, progress: StreamProgress, seconds: float | None) -> None:
-        """Wait until the stream's state has changed. After `seconds` the current attempt is given up, and another
-        one begins."""
+        """Wait until the stream's state has changed. After `seconds`, the current attempt fails, and another one
+        begins."""
         self._num_readers += 1
         self._wanted.set()
         try:
@@ -239,19 +239,19 @@ class ClientConnection:
         self._wanted.set()
 
     async def cancel(self, progress: StreamProgress, error: BridleError) -> None:
-        """Forget a stream, and cancel it at a server that knows how."""
+        """End a stream with an error, and cancel it on a server that supports cancelling."""
         link, lines = self._link, self._exchange.drop(progress)
         if not progress.is_over:
             progress.fail(error)
         await self._send(link, lines)
 
     def forget(self, progress: StreamProgress) -> None:
-        """Cancel a stream that no caller can read any more."""
+        """Cancel a stream to which no caller has a reference any more."""
         self._spawn(self.cancel(progress, RequestCancelled("nobody reads the stream")))
 
 
 def _abandon(loop: asyncio.AbstractEventLoop, connection: ClientConnection, progress: StreamProgress) -> None:
-    """Cancel a stream that no caller can read any more."""
+    """Cancel a stream to which no caller has a reference any more; called from any thread."""
     if progress.is_over or loop.is_closed():
         return
     with contextlib.suppress(RuntimeError):

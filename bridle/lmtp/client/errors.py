@@ -1,4 +1,4 @@
-"""A server's failure as one of bridle's exceptions."""
+"""Converts a server's failure to one of bridle's exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bridle.lmtp.messages import Failure
 
 
 def error_of(failure: Failure) -> BridleError:
-    """The exception of the class that the server named; `RemoteError` if this version has no such class."""
+    """Return an exception of the class that the server named; `RemoteError` if this version has no such class."""
     kind = _KINDS.get(failure.code, RemoteError)
     if issubclass(kind, InvalidRequest):
         return kind(failure.error, failure.param)

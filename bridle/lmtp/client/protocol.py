@@ -1,8 +1,8 @@
-"""A client's half of a connection, without I/O. It assigns answers to streams and chooses the next messages.
+"""The client's side of a connection, without I/O: assigns answers to streams, and chooses the next messages.
 
-It outlives connections. `begin` gives the first messages of a new connection. `resume` gives the messages that continue
-the streams of the last connection, once the server has announced its features. All its results are messages to send, in
-order.
+A `ClientProtocol` outlives connections. `begin` returns the first messages of a new connection. When the server has
+announced its features, `resume` returns the messages that continue the streams of the last connection. All methods
+return messages to send, in order.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ _HELLO: Mapping[str, Any] = {"lmtp": {"version": 1}}
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A request that is answered by one MSG. `request` has no stream id yet."""
+    """A request that is answered by one MSG. Its `request` gets a stream id when it is sent."""
 
     request: m.ModelInfo | m.Buffer | m.ToolResult
     wake: Callable[[], None] = lambda: None
     answer: m.Msg | None = None
     error: BridleError | None = None
-    num_failures: int = 0  # connections lost while it waited
-    is_own: bool = False  # asked by the client itself; forgotten with the connection
-    has_failed: bool = False  # always: a question is asked again only on another connection
+    num_failures: int = 0  # connections that were lost while the request waited
+    is_own: bool = False  # the client itself sent it; it is dropped with the connection
+    has_failed: bool = False  # always False: it is sent again only on another connection
 
     @property
     def is_over(self) -> bool:
         return self.answer is not None or self.error is not None
 
     def fail(self, error: BridleError) -> None:
-        """End the question with an error."""
+        """End the request with an error."""
         self.error = error
         self.wake()
 
     def give_up(self) -> None:
-        """End the question because it was asked too often."""
+        """End the request because too many connections were lost."""
         self.fail(ConnectionLost(f"the connection was lost {self.num_failures} times in a row"))
 
 
 @dataclass(slots=True)
 class ClientProtocol:
-    """All open streams and questions. With `is_plain` it sends no message that the original protocol does not have."""
+    """The state of all open streams and calls. With `is_plain`, only messages of the original protocol are sent."""
 
     model: str
     is_plain: bool = False
     on_event: Callable[[m.EventMessage], None] = lambda event: None
     features: Mapping[str, Any] = field(default_factory=dict)
-    _is_ready: bool = False  # the server has greeted; until then everything waits
+    _is_ready: bool = False  # the server has announced its features; until then, all items wait
     _waiting: list[StreamProgress | PendingCall] = field(default_factory=list)
     _open: dict[m.StreamId, StreamProgress | PendingCall] = field(default_factory=dict)
-    _buffers: dict[str, m.Buffer] = field(default_factory=dict)  # to be named again on another connection
+    _buffers: dict[str, m.Buffer] = field(default_factory=dict)  # named again on another connection
     _ids: count[int] = field(default_factory=lambda: count(1))
-    num_answers: int = 0  # that came, all together
+    num_answers: int = 0  # answers received, over all connections
 
     def __len__(self) -> int:
         return len(self._open) + len(self._waiting)
@@ -80,7 +80,7 @@ class ClientProtocol:
     # -- connections -----------------------------------------------------------------------------------------
 
     def begin(self) -> tuple[PendingCall | None, list[str]]:
-        """Return the first messages of a connection: a question for the server's features, unless the connection is
+        """Return the first messages of a connection: a request for the server's features, unless the connection is
         plain."""
         self.lose()
         self._ids = count(1)
@@ -90,7 +90,7 @@ class ClientProtocol:
         return hello, self._ask(hello)
 
     def resume(self, hello: PendingCall | None) -> list[str]:
-        """Continue all streams after the server has announced its features, or has not answered."""
+        """Continue all streams, after the server has announced its features or did not answer in time."""
         self.features = {} if hello is None or hello.answer is None else m.features_of(hello.answer)
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
@@ -110,22 +110,24 @@ class ClientProtocol:
         self._waiting = [each for each in self._waiting if not each.is_over]
 
     def fail(self, error: BridleError) -> None:
-        """End all streams and questions with an error."""
+        """End all streams and calls with an error."""
         for each in (*self._waiting, *self._open.values()):
             each.fail(error)
         self._waiting, self._open, self._is_ready = [], {}, False
 
-    # -- speaking --------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def add(self, item: StreamProgress | PendingCall) -> list[str]:
-        """Begin a stream or ask a question, or keep it until there is a connection."""
+        """Return the messages that begin a stream or call. Without a connection, store the item and return no
+        messages."""
         if not self._is_ready:
             self._waiting.append(item)
             return []
         return self._send(item)
 
     def drop(self, item: StreamProgress | PendingCall, *, cancels: bool = True) -> list[str]:
-        """Forget a stream or question. With `cancels`, the server is asked to stop, if it supports that."""
+        """Remove a stream or call. With `cancels`, return messages that cancel it on a server that supports
+        cancelling."""
         if item in self._waiting:
             self._waiting.remove(item)
         ids = [stream_id for stream_id, each in self._open.items() if each is item]
@@ -151,7 +153,7 @@ class ClientProtocol:
         self._open[stream_id] = question
         return [encode_request(replace(question.request, stream_id=stream_id))]
 
-    # -- listening -------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     def receive(self, frame: str) -> tuple[list[StreamProgress], list[str]]:
         """Process a frame. Returns the streams whose attempt has failed and must begin again, and the messages to
@@ -169,7 +171,7 @@ class ClientProtocol:
             if item is None:
                 self._take_stray(answer)
                 continue
-            if not item.has_failed:  # else it waits to be begun again
+            if not item.has_failed:  # otherwise a new attempt is pending
                 lines += self._deliver(item, answer, failed)
         return failed, lines
 
@@ -196,12 +198,12 @@ class ClientProtocol:
     def _take(self, item: StreamProgress | PendingCall, answer: m.Answer) -> None:
         if isinstance(answer, m.EventMessage) and answer.position is None:
             self.on_event(answer)
-            item.wake()  # a sign of life: its reader waits again
+            item.wake()  # the server works, so the reader's timeout begins again
         elif isinstance(item, PendingCall):
             self._answer(item, answer)
         elif not isinstance(answer, m.Msg):
             item.accept(answer)
-        elif answer.error is not None:  # how the genuine server refuses
+        elif answer.error is not None:  # the original server's format of errors
             item.accept(m.Failure(stream_id=0, error=answer.error, code=answer.code or "error"))
 
     def _answer(self, question: PendingCall, answer: m.Answer) -> None:
@@ -209,7 +211,7 @@ class ClientProtocol:
             question.fail(error_of(m.Failure(stream_id=0, error=answer.error, code=answer.code or "error")))
         elif isinstance(answer, m.Msg):
             request = question.request
-            if question.is_own and isinstance(request, m.ModelInfo):  # also when it comes too late for `resume`
+            if question.is_own and isinstance(request, m.ModelInfo):  # also if the answer came too late for `resume`
                 self.features = m.features_of(answer)
             if isinstance(request, m.Buffer):
                 self._buffers.pop(request.name, None)

@@ -1,4 +1,4 @@
-"""The stream of tokens that a caller reads."""
+"""The stream of tokens that a caller of the client reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class TokenStream:
-    """The tokens of a stream, each once, in order; for one reader. Raises the error that ended it, at its end.
+    """The tokens of a stream, each once and in order, for one reader. At its end, the iteration raises the error that
+    ended the stream.
 
-    Leaving an `async with` block cancels unfinished streams, and so does dropping the last reference. `position` of a
-    token is its place in the stream, from 0, unless the stream was asked for with `rewind="event"`.
+    Leaving an `async with` block cancels an unfinished stream, and so does dropping the last reference. The `position`
+    of a token is its index in the stream, unless the request had `rewind="event"`.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class TokenStream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Return the reason why it ended; None before that."""
+        """Return the reason why the stream ended; None before its end."""
         return self._progress.finish_reason
 
     @property
@@ -51,7 +52,7 @@ class TokenStream:
                 self._on_event(item)
 
     async def items(self) -> AsyncIterator[Item]:
-        """Return tokens and, if requested, the events between them: rewinds, forks, logs."""
+        """Yield tokens and, if requested, the events between them: rewinds, forks and logs."""
         try:
             while True:
                 for item in await self.take():
@@ -60,7 +61,7 @@ class TokenStream:
             return
 
     async def take(self, limit: int | None = None) -> list[Item]:
-        """Wait for items, and return all that are there, at most `limit`; raises `StopAsyncIteration` at the end."""
+        """Wait for items, and return all available items, at most `limit`. Raises `StopAsyncIteration` at the end."""
         progress, patience = self._progress, self._connection.patience
         while not progress.ready:
             if progress.error is not None:
@@ -78,15 +79,15 @@ class TokenStream:
         return taken
 
     async def read(self) -> list[Token]:
-        """Wait for the end; returns all tokens that were not read before."""
+        """Wait for the end. Returns all tokens that were not read before."""
         return [token async for token in self]
 
     async def text(self) -> str:
-        """Wait for the end; returns the text of all tokens that were not read before."""
+        """Wait for the end. Returns the text of all tokens that were not read before."""
         return "".join([token.text or "" async for token in self])
 
     async def cancel(self) -> None:
-        """End the stream, also at servers that support cancelling. Tokens that were received can still be read."""
+        """End the stream, also on servers that support cancelling. Tokens that were received can still be read."""
         await self._connection.cancel(self._progress, RequestCancelled("the stream was cancelled here"))
 
     async def __aenter__(self) -> Self:

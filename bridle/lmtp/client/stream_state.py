@@ -1,7 +1,7 @@
 """A client's state of one stream: the request, the answers so far, and how to continue after a failure.
 
-No I/O and no clock. Property: each token enters `ready` once and in order, even if the stream begins again or a server
-repeats answers.
+The module does no I/O and uses no clock. Property: each token enters `ready` once and in order, even if the stream
+begins again or a server repeats answers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bridle.lmtp.client.errors import error_of
 from bridle.lmtp.messages import Buffer, EventMessage, Failure, Generate, Request, Resume, Score, StreamId, Token
 
 Item: TypeAlias = Token | EventMessage
-#: Only with these options does the continuation of some tokens not depend on where the request began.
+#: Only with these options, the next tokens do not depend on where the request began, so that a stream can be continued.
 _MEMORYLESS = frozenset({"top_p", "top_k", "min_p", "repetition_penalty"})
 
 
 class ClientTextState(Protocol):
-    """Converts tokens to text where the server does not."""
+    """Converts tokens to text, for servers that send no text."""
 
     def push(self, token: int) -> str: ...
     def flush(self) -> str: ...
@@ -31,25 +31,26 @@ class ClientTextState(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StreamProgress:
-    """A GENERATE or SCORE request and its answers. `request` has no stream id yet: each try gets one of its own."""
+    """A GENERATE or SCORE request and its answers. Each attempt gets its own stream id; the id in `request` is not
+    used."""
 
     request: Generate | Score
     wake: Callable[[], None] = lambda: None
     text_state: ClientTextState | None = None
     ready: deque[Item] = field(default_factory=deque)
-    tokens: list[int] = field(default_factory=list)  # of branch 0, all of them
+    tokens: list[int] = field(default_factory=list)  # all tokens of branch 0
     finish_reason: str | None = None
     error: BridleError | None = None
-    has_failed: bool = False  # the last try failed, so the next begins again,
-    retry_after: float | None = None  # as the server wishes after this many seconds
-    num_failures: int = 0  # in a row, without an answer between
+    has_failed: bool = False  # the last attempt failed, so another one begins
+    retry_after: float | None = None  # seconds to wait before that, if the server says so
+    num_failures: int = 0  # failures in a row, without an answer in between
     is_own: bool = False  # see `PendingCall`
     _key: str | None = None
-    _position: int = 0  # number of the next answer, where the server numbers them
-    _num_skipped: int = 0  # answers of this try that must repeat known tokens
+    _position: int = 0  # number of the next answer, if the server numbers answers
+    _num_skipped: int = 0  # answers of this attempt that must repeat known tokens
     _is_resuming: bool = False
     _last_error: BridleError | None = None
-    _branches: set[int] = field(default_factory=lambda: {0})  # those that have not ended
+    _branches: set[int] = field(default_factory=lambda: {0})  # the branches that have not ended
 
     @property
     def is_over(self) -> bool:
@@ -57,7 +58,7 @@ class StreamProgress:
 
     @property
     def limit(self) -> int:
-        """Return the maximum number of tokens of the stream, whatever the server sends."""
+        """Return the maximum number of tokens of the stream; further tokens from the server are ignored."""
         if isinstance(self.request, Generate):
             return sys.maxsize if self.request.max_tokens is None else self.request.max_tokens
         return sys.maxsize if isinstance(self.request.scored, str) else len(self.request.scored)
@@ -66,13 +67,13 @@ class StreamProgress:
     def has_branches(self) -> bool:
         return isinstance(self.request, Generate) and self.request.rewind == "event"
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------
 
     def begin(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """Return the messages that begin the stream, or begin it again after an attempt that is lost."""
+        """Return the messages that begin the stream, or begin it again after a lost attempt."""
         request = self.request
-        # A request that the server may have received keeps its key, if the server did not know it when it was asked to
-        # resume it.
+        # The server may have received the request before. It keeps its key if the server did not know the key when the
+        # client tried to resume the stream.
         keeps_key = self._is_resuming and not self.tokens
         self._is_resuming = self.has_failed = False
         self._num_skipped, self._position = 0, 0
@@ -93,7 +94,7 @@ class StreamProgress:
         return [replace(rest, prompt=(*request.prompt, *self.tokens))]
 
     def _continue_text(self, rest: Generate) -> list[Request]:
-        """The messages that put a text into a buffer, so that tokens can follow it."""
+        """Return the messages that put a text prompt into a buffer, so that tokens can follow it."""
         name = f"context-{token_urlsafe(12)}"
         context = Buffer(
             stream_id=f"{rest.stream_id}-context", model=rest.model, name=name, prompt=rest.prompt, parent=rest.buffer
@@ -102,7 +103,8 @@ class StreamProgress:
         return [context, replace(rest, buffer=name, prompt=tuple(self.tokens), text=text or None)]
 
     def resume(self, stream_id: StreamId, *, can_resume: bool) -> list[Request]:
-        """The messages that continue the stream on another connection. None, and an error, if that is impossible."""
+        """Return the messages that continue the stream on another connection. If that is impossible, fail the stream
+        and return no messages."""
         if self._key is not None and can_resume and not self.has_failed:
             self._is_resuming = True
             return [Resume(stream_id=stream_id, key=self._key, position=self._position)]
@@ -113,7 +115,7 @@ class StreamProgress:
 
     @property
     def can_begin_again(self) -> bool:
-        """Return whether a retry gives the same stream, although the server has dropped this one."""
+        """Return whether a new request gives the same stream, after the server has dropped the old one."""
         request = self.request
         if isinstance(request, Score) or not (self.tokens or (self.has_branches and self._position)):
             return True
@@ -122,18 +124,18 @@ class StreamProgress:
     def _can_continue(self) -> bool:
         request = self.request
         assert isinstance(request, Generate)
-        if request.max_tokens is None:  # what the server's limit leaves is not known here
+        if request.max_tokens is None:  # the server's limit is unknown, and so is the number of remaining tokens
             return False
         is_free = request.controller is None and not request.controllers and request.constraint is None
-        # placeholder tokens that were sampled are no positions of images
+        # sampled placeholder tokens do not stand for images
         is_free = is_free and not (request.images or request.audio or request.video)
         return is_free and not self.has_branches and _MEMORYLESS.issuperset(request.options)
 
     def _is_repeatable(self) -> bool:
         request = self.request
         assert isinstance(request, Generate)
-        # A server may recommend a temperature where the request says none; then what comes again may differ, and is
-        # compared.
+        # Without a temperature in the request, the server may use a recommended one. Repeated tokens may then differ,
+        # so they are compared.
         return not self.has_branches and ((request.temperature or 0.0) <= 0 or "seed" in request.options)
 
     # -- answers ---------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ class StreamProgress:
         self.wake()
 
     def _is_repeated(self, answer: Token | EventMessage) -> bool:
-        """Return whether this answer was received before. A missing answer fails the attempt."""
+        """Return whether this answer was received before. A missing answer makes the attempt fail."""
         if answer.position is not None:
             if answer.position > self._position:
                 self.fail_try(ProtocolError(f"answer {self._position} of a stream is missing"))
@@ -196,12 +198,12 @@ class StreamProgress:
                 self.finish_reason = answer.finish_reason
 
     def _add_only(self, answer: Token) -> None:
-        """Add a token of a stream without branches; `position` becomes its index among the tokens."""
+        """Add a token of a stream without branches. Its `position` becomes its index among the tokens."""
         if answer.token is not None:
             self.tokens.append(answer.token)
         if len(self.tokens) >= self.limit and answer.finish_reason is None:
-            # The genuine server says in a second copy of the last token why it is the last, and makes every stream
-            # as long as the longest of its batch.
+            # The original server sends the finish reason in a second copy of the last token. It makes every stream as
+            # long as the longest of its batch.
             answer.finish_reason = "stop" if isinstance(self.request, Score) else "length"
         self.finish_reason = answer.finish_reason
         answer.position = max(len(self.tokens) - 1, 0)
@@ -212,7 +214,7 @@ class StreamProgress:
     # -- failures --------------------------------------------------------------------------------------------
 
     def _refuse(self, failure: Failure) -> None:
-        if self._is_resuming and failure.position is None:  # the server forgot the stream, or is another one
+        if self._is_resuming and failure.position is None:  # the server dropped the stream, or is another server
             self.fail_try(error_of(failure), pause=0.0)
         elif failure.retryable:
             self.fail_try(error_of(failure), pause=failure.retry_after)
@@ -220,7 +222,7 @@ class StreamProgress:
             self.fail(error_of(failure))
 
     def fail_try(self, error: BridleError, pause: float | None = None) -> None:
-        """End this attempt. Another may follow, unless the answers so far cannot be repeated."""
+        """End this attempt. Another attempt follows, unless the answers so far cannot be repeated."""
         if not self.can_begin_again:
             self.fail(error)
             return
@@ -240,8 +242,8 @@ class StreamProgress:
 
 
 def best(alternatives: Mapping[int, float], limit: int, chosen: int | None) -> Mapping[int, float]:
-    """Return the `limit` most probable tokens and the chosen one. The original server also adds tokens that other
-    streams in the batch asked for."""
+    """Return the `limit` most probable tokens and the chosen token. The original server also sends tokens that other
+    streams of its batch requested."""
     if len(alternatives) <= limit:
         return alternatives
     keep = {*sorted(alternatives, key=alternatives.__getitem__, reverse=True)[:limit], chosen}

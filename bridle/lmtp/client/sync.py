@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: each call runs on a loop in a thread of its own.
+"""The client for programs without an event loop. Each call runs on an event loop in a separate thread.
 
 with SyncClient("localhost:8080", "demo") as client:
     for token in client.generate("Once upon a time", max_tokens=40):
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Portal:
-    """An event loop in a thread."""
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -33,7 +33,7 @@ class Portal:
         return not self._loop.is_closed()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and wait for its result; an interrupted wait cancels it."""
+        """Run `work` on the loop, wait, and return its result. If the wait is interrupted, `work` is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -49,7 +49,8 @@ class Portal:
 
 
 class SyncClient:
-    """`Client`, with the same arguments and methods, for ordinary threads; any number of them may share it."""
+    """A client like `Client`, with the same arguments and methods, for ordinary threads. Several threads may share
+    it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._portal = Portal()
@@ -88,7 +89,7 @@ class SyncClient:
         return self._portal.call(self._client.connect())
 
     def close(self) -> None:
-        """End the connection and the thread; idempotent."""
+        """Close the connection and end the thread. Idempotent."""
         if self._portal.is_open:
             self._portal.call(self._client.close())
             self._portal.close()
@@ -101,7 +102,8 @@ class SyncClient:
 
 
 class SyncStream:
-    """`TokenStream` for ordinary threads. All tokens that have come meanwhile are taken at once."""
+    """A stream like `TokenStream`, for ordinary threads. It takes all available tokens in one call to the event
+    loop."""
 
     def __init__(self, portal: Portal, stream: TokenStream) -> None:
         self._portal = portal
@@ -110,7 +112,7 @@ class SyncStream:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended; None before that."""
+        """Return the reason why the stream ended; None before its end."""
         return self._stream.finish_reason
 
     def __iter__(self) -> Iterator[Token]:

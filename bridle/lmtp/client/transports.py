@@ -1,7 +1,7 @@
-"""Transports of a client. They carry whole messages in order, in both directions.
+"""Transports of a client, which carry whole messages in order, in both directions.
 
-A `Transport` can connect more than once, since a client reconnects; a `ClientChannel` is one connection. This module
-does not know the meaning of a message. A channel that is lost, for whatever reason, raises `ConnectionLost`.
+A `Transport` can connect more than once, because a client reconnects; a `ClientChannel` is one connection. This module
+does not know the meaning of messages. A channel raises `ConnectionLost` when it is lost for any reason.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _GRACE_SECONDS = 5.0
 
 
 class ClientChannel(Protocol):
-    """One connection. A task may send while another receives."""
+    """One connection. One task may send while another task receives."""
 
     async def send(self, message: str) -> None:
-        """Send a message to the peer; waits while the peer takes none."""
+        """Send a message to the peer. Waits while the peer accepts no message."""
 
     async def receive(self) -> str:
-        """The next message. Safe to cancel: no message is lost."""
+        """Receive and return the next message. Safe to cancel: no message is lost."""
 
     async def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
 
 
 class Transport(Protocol):
-    """A way to reach a server."""
+    """Connects to a server."""
 
     @property
     def name(self) -> str:
-        """The server that it reaches, for error messages."""
+        """Return the name of the server, for error messages."""
 
     async def connect(self) -> ClientChannel:
         """Open a new connection. Raises `ConnectionLost`."""
 
 
 class LineTransport:
-    """One message a line, over a pair of asyncio streams."""
+    """A channel with one message per line, over a pair of asyncio streams."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         self._reader = reader
@@ -67,7 +67,7 @@ class LineTransport:
             raise ConnectionLost(f"{self.name} sent a line of more than {MAX_MESSAGE_BYTES} bytes") from error
         except OSError as error:
             raise ConnectionLost(f"the connection to {self.name} broke: {error}") from error
-        if not line.endswith(b"\n"):  # a line that the peer had not finished when it ended is no message
+        if not line.endswith(b"\n"):  # an incomplete line at the end of the stream is not a message
             raise ConnectionLost(f"{self.name} closed the connection")
         return line.decode("utf-8", errors="replace")
 
@@ -78,8 +78,9 @@ class LineTransport:
 
 
 class StdioCarrier:
-    """A server started as a child process, with messages on its standard input and output, one a line. Each connection
-    is a process of its own. Closing it closes the input; a child that does not end by itself is killed."""
+    """A server that is started as a child process, with one message per line on its standard input and output. Each
+    connection starts a process. Closing the connection closes the process's input; a process that does not end by
+    itself is killed."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
         self._command = list(command)
@@ -116,8 +117,8 @@ class _ProcessLink(LineTransport):
 
 
 class SocketCarrier:
-    """One message a line over a connected socket: `open_socket` gives one, such as an end of `socket.socketpair()`
-    whose other end another process holds, or a Unix-domain socket. Unlike the original, it sends no pickles."""
+    """A server behind a connected socket, with one message per line. `open_socket` returns the socket, such as one end
+    of `socket.socketpair()`, or a Unix-domain socket. Unlike the original transport, it sends no pickled objects."""
 
     def __init__(self, open_socket: Callable[[], socket.socket], name: str = "the other process") -> None:
         self._open_socket = open_socket
@@ -125,7 +126,7 @@ class SocketCarrier:
 
     @classmethod
     def unix(cls, path: str) -> Self:
-        """The server that listens on a Unix-domain socket."""
+        """Return a transport for the server that listens on a Unix-domain socket."""
 
         def connect() -> socket.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -148,7 +149,7 @@ class SocketCarrier:
 
 
 class MemoryLink:
-    """One end of a pair of bounded queues in this process; made by `memory_pair`."""
+    """One end of a pair of bounded queues in this process, created by `memory_pair`."""
 
     def __init__(
         self, incoming: asyncio.Queue[str | None], outgoing: asyncio.Queue[str | None], max_messages: int
@@ -190,7 +191,7 @@ class MemoryLink:
 
 
 def memory_pair(max_messages: int = 64) -> tuple[MemoryLink, MemoryLink]:
-    """Two ends that talk to each other; a sender waits while the other end has `max_messages` to read."""
+    """Return two connected ends. A sender waits while the other end has `max_messages` unread messages."""
     left: asyncio.Queue[str | None] = asyncio.Queue()
     right: asyncio.Queue[str | None] = asyncio.Queue()
     one, other = MemoryLink(left, right, max_messages), MemoryLink(right, left, max_messages)
@@ -199,7 +200,7 @@ def memory_pair(max_messages: int = 64) -> tuple[MemoryLink, MemoryLink]:
 
 
 class MemoryCarrier:
-    """A server in this process: each connection runs `serve` on the other end of a channel, as a task."""
+    """A server in this process. Each connection runs `serve` on the other end of a channel, as a task."""
 
     name = "the server in this process"
 
@@ -219,6 +220,6 @@ class MemoryCarrier:
         try:
             await self._serve(link)
         except ConnectionLost:
-            pass  # the client has closed its end
+            pass  # the client has closed the channel
         finally:
             await link.close()

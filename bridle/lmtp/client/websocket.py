@@ -1,4 +1,4 @@
-"""The network carrier: WebSocket text frames, over the library `websockets`."""
+"""The network transport: WebSocket text frames, with the library `websockets`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _REFUSED = (401, 403)
 
 
 def endpoint_url(endpoint: str) -> str:
-    """`HOST:PORT`, or a ws, wss, http or https address with path, query and `user:secret@`, as a WebSocket address.
+    """Return the WebSocket URL of `HOST:PORT`, or of a ws, wss, http or https URL with path, query and `user:secret@`.
 
-    Raises `InvalidRequest` for anything else.
+    Raises `InvalidRequest` for any other text.
     """
     address = endpoint if "://" in endpoint else f"ws://{endpoint}"
     try:
@@ -36,8 +36,7 @@ def endpoint_url(endpoint: str) -> str:
 
 
 class WebSocketCarrier:
-    """A server on the network. Lost connections are noticed by pings, which bridle's and the original servers
-    answer."""
+    """A server on the network. Pings, which bridle's and original servers answer, detect lost connections."""
 
     def __init__(
         self, endpoint: str = DEFAULT_ENDPOINT, *, open_timeout: float = 10.0, ping: float | None = 20.0
@@ -48,14 +47,14 @@ class WebSocketCarrier:
 
     @property
     def name(self) -> str:
-        """The address, without its secrets."""
+        """Return the URL without its secrets."""
         return re.sub(r"//[^/@]*@", "//", self.url).partition("?")[0]
 
     async def connect(self) -> ClientChannel:
         try:
             connection = await connect(
                 self.url,
-                compression=None,  # compression costs more than it saves: messages are short
+                compression=None,  # messages are short, so compression costs more than it saves
                 max_size=MAX_MESSAGE_BYTES,
                 open_timeout=self._open_timeout,
                 ping_interval=self._ping,

@@ -1,8 +1,8 @@
-"""Buffers of one connection: token prefixes with names, so that a client need not send them again.
+"""Buffers of one connection: named token prefixes, so that a client need not send a prefix again.
 
-A name is valid from the moment its message is read. Requests that name it wait until its tokens are known; if a running
-stream will fill it, they wait for the end of that stream. The KV of a prefix is not kept here; the engine's prefix
-cache finds it by the tokens.
+A name is valid as soon as its message is read. Requests with the name wait until the buffer's tokens are known; if a
+running stream will fill the buffer, they wait for the end of that stream. Buffers have no KV: the engine's prefix cache
+finds the KV by the tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridle.errors import BridleError, InvalidRequest
 
 
 class PrefixBuffer:
-    """One buffer, filled or waiting for it."""
+    """One buffer, which is filled or will be filled."""
 
     def __init__(self, home: Buffers, name: str, model: str) -> None:
         self.name = name
@@ -26,11 +26,11 @@ class PrefixBuffer:
         self._tokens.add_done_callback(_look)
 
     async def tokens(self) -> tuple[int, ...]:
-        """Wait for the tokens. Raises the error that prevented them."""
+        """Wait for the tokens, and return them. Raises the error that prevented them."""
         return tuple(await asyncio.shield(self._tokens))
 
     def fill(self, tokens: tuple[int, ...]) -> None:
-        """Set the tokens. If they are too many, the buffer fails."""
+        """Set the tokens. If there are too many tokens, the buffer fails."""
         if self._tokens.done():
             return
         try:
@@ -41,7 +41,7 @@ class PrefixBuffer:
             self._tokens.set_result(array("I", tokens))
 
     def fail(self, error: BridleError) -> None:
-        """Fail the buffer, unless it has its tokens already."""
+        """Fail the buffer, unless it already has its tokens."""
         if not self._tokens.done():
             self._tokens.set_exception(error)
             self._home.release(self)
@@ -49,7 +49,7 @@ class PrefixBuffer:
 
 @dataclass(slots=True)
 class Buffers:
-    """At most `max_buffers` names, with `max_tokens` tokens altogether."""
+    """The buffers of a connection: at most `max_buffers` names, with at most `max_tokens` tokens in total."""
 
     max_buffers: int
     max_tokens: int
@@ -57,8 +57,8 @@ class Buffers:
     _num_tokens: int = 0
 
     def reserve(self, name: str, model: str) -> PrefixBuffer:
-        """Take a name for a buffer that will be filled. An older buffer of that name loses it, but still serves the
-        requests that named it before. Raises `InvalidRequest` beyond the limit."""
+        """Reserve a name for a buffer that will be filled. An older buffer with that name loses the name, but still
+        serves earlier requests. Raises `InvalidRequest` beyond the limit."""
         if name not in self._named and len(self._named) >= self.max_buffers:
             raise InvalidRequest(f"the connection has {self.max_buffers} buffers, the most it can: drop one", "name")
         self.drop(name)
@@ -66,7 +66,7 @@ class Buffers:
         return buffer
 
     def find(self, name: str | None, model: str, param: str = "buffer") -> PrefixBuffer | None:
-        """The buffer that has this name now; None for no name. Raises `InvalidRequest` for an unknown name."""
+        """Return the buffer with this name; None for no name. Raises `InvalidRequest` for an unknown name."""
         if name is None:
             return None
         buffer = self._named.get(name)
@@ -77,14 +77,14 @@ class Buffers:
         return buffer
 
     def drop(self, name: str) -> None:
-        """Forget a name; unknown names are no error."""
+        """Delete a name. Unknown names are ignored."""
         buffer = self._named.get(name)
         if buffer is not None:
             self.release(buffer)
 
     def claim(self, buffer: PrefixBuffer, num_tokens: int) -> None:
-        """Reserve room for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if there is too
-        little."""
+        """Reserve space for the tokens of a buffer, if it still has its name. Raises `InvalidRequest` if the space does
+        not suffice."""
         if self._named.get(buffer.name) is not buffer:
             return
         if self._num_tokens + num_tokens > self.max_tokens:
@@ -97,13 +97,13 @@ class Buffers:
         self._num_tokens += num_tokens
 
     def release(self, buffer: PrefixBuffer) -> None:
-        """Free the buffer's name and its room."""
+        """Free the buffer's name and its space."""
         if self._named.get(buffer.name) is buffer:
             del self._named[buffer.name]
             self._num_tokens -= buffer.num_tokens
 
 
 def _look(tokens: asyncio.Future[array[int]]) -> None:
-    """Retrieve a failed buffer's error, because perhaps no request will, and asyncio would warn."""
+    """Retrieve a failed buffer's error, so that asyncio does not warn if no request waits for the buffer."""
     if not tokens.cancelled():
         tokens.exception()

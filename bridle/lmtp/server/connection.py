@@ -1,8 +1,8 @@
-"""One client on one link: its messages go to its session, answers go back.
+"""One client on one channel: its messages go to its session, and the session's answers go back.
 
-A reader receives messages. A writer sends all answers that were collected since its last write, so answers of several
-streams share a message. If a client does not read, the server stops reading from it. A client that sends too much is
-read when it is its user's turn.
+A reader task receives messages. A writer task sends all answers since its last write, so answers of several streams
+share a message. If a client does not read, the server stops reading from it. If a client sends too much, the server
+reads only when its user's turn comes.
 """
 
 from __future__ import annotations
@@ -26,31 +26,30 @@ from bridle.serving.requests.json_size import MAX_INLINE_BYTES, JsonSize, json_s
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tenancy.loop_throttle import BURST, RateBudget
 
-#: The most that a message may hold: biases of half a vocabulary of three hundred thousand tokens, and a prompt of a
-#: million.
+#: The maximum size of a message: biases for half of a vocabulary of 300,000 tokens, and a prompt of a million tokens.
 _LIMIT = JsonSize(num_nodes=160_000, num_values=1 << 20)
-#: With this many answers waiting, the client reads too slowly.
+#: If this many answers wait, the client reads too slowly.
 _MANY_ANSWERS = 1024
 
 
 class ServerChannel(Protocol):
-    """A carrier as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer has
+    """A transport as the server sees it: whole messages, in order. Raises `ConnectionLost` once the peer has
     disconnected."""
 
     async def send(self, message: str) -> None:
-        """Send a message to the peer; waits while the peer takes none."""
+        """Send a message to the peer. Waits while the peer accepts no message."""
 
     async def receive(self) -> str:
-        """The next message. Raises `ProtocolError` if the peer sends too many invalid messages."""
+        """Receive and return the next message. Raises `ProtocolError` if the peer sends too many invalid messages."""
 
     async def close(self, reason: str = "") -> None:
-        """End the connection. If the peer caused it and the carrier supports it, the peer gets the reason.
+        """Close the connection. If the peer is the cause and the transport supports it, the peer gets `reason`.
         Idempotent."""
 
 
 class ServerConnection:
-    """Serves one client until it leaves. `echo` is called with its messages, `trace` names the trace of its
-    requests."""
+    """Serves one client until it disconnects. `echo` is called with the client's messages. `trace` has the headers that
+    name the distributed trace of the client's requests."""
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class ServerConnection:
         self._outbox: list[Answer] = []
         self._news = asyncio.Event()
         self._is_ending = False
-        self._reason = ""  # to end the connection, if the client is to blame
+        self._reason = ""  # reason for closing, if the client caused it
         self._rejected = RateBudget()
-        self._num_replies = 0  # answers in the outbox that are no stream's
+        self._num_replies = 0  # answers in the outbox that do not belong to a stream
 
     async def serve(self) -> None:
-        """Read and write until either side ends the connection; then everything of it is freed."""
+        """Read and write until either side closes the connection; then release everything that the connection uses."""
         sides = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
@@ -91,16 +90,16 @@ class ServerConnection:
                 raise result
 
     def drain(self, seconds: float) -> None:
-        """Refuse new streams; open streams have `seconds` to finish."""
+        """Refuse new streams. Open streams have `seconds` to finish."""
         self._do_all(self._session.drain(seconds))
 
     def end(self, error: BridleError) -> None:
-        """End every stream with an error, and then the connection."""
+        """End every stream with an error, then close the connection."""
         self._do_all(self._session.fail_all(error))
         self._is_ending = True
         self._news.set()
 
-    # -- in --------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
         turns = self._home.host.turns
@@ -119,7 +118,7 @@ class ServerConnection:
             await self._blame(error)
 
     def _take(self, message: Request | Rejected) -> None:
-        """Carry out a message. Its immediate answers count for the client, because they are written at once."""
+        """Execute a message. Its immediate answers are charged to the client, because they are written at once."""
         num_before = len(self._outbox)
         self._do_all(self._session.receive(message))
         self._num_replies += len(self._outbox) - num_before
@@ -127,7 +126,7 @@ class ServerConnection:
             self._rejected.charge("messages that are no requests")
 
     async def _blame(self, error: ProtocolError) -> None:
-        """End the connection because of an invalid message from its client, after an error to the client. Does not
+        """Send an error to the client, and close the connection because of the client's invalid message. Does not
         return."""
         self._reason = str(error)
         self._send(Msg(stream_id=None, error=error_text(error), code=error.code))
@@ -165,7 +164,7 @@ class ServerConnection:
         except BridleError as error:
             self._do_all(self._session.fail(stream, error))
 
-    # -- out -------------------------------------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------------------------------
 
     def _send(self, answer: Answer) -> None:
         self._outbox.append(answer)
@@ -184,7 +183,7 @@ class ServerConnection:
             for message in encode_answers(answers):
                 await self._link.send(message)
             if num_replies:
-                took = min(time.monotonic() - began, BURST)  # others may have run while the client took nothing
+                took = min(time.monotonic() - began, BURST)  # other tasks may have run during a slow send
                 self._home.host.turns.charge(took * num_replies / len(answers))
             if self._is_ending and not self._outbox:
                 return

@@ -1,4 +1,4 @@
-"""The server's description of its models and of itself: the answer to MODEL_INFO."""
+"""The server's description of its models and extensions: the answer to MODEL_INFO."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from bridle.lmtp.failures import error_text
 from bridle.lmtp.messages import FEATURES, UNAVAILABLE, ModelInfo, Msg
 from bridle.serving import LoadedModel, ModelRegistry, ModelState
 
-#: The name that clients use for the server's first model if they do not know its name.
+#: The name with which clients ask for the server's default model.
 AUTO = "auto"
 
 
 def served_name(registry: ModelRegistry, name: str) -> str | None:
-    """The name to resolve; None for the default."""
+    """Return the name to search for in the registry; None for the default model."""
     return None if name == AUTO and AUTO not in registry.names else name
 
 
 def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
-    """Answer a MODEL_INFO without waiting. For a model that is not loaded, the answer has no more than that."""
+    """Answer a MODEL_INFO without waiting. For a model that is not loaded, the answer says only that it is
+    unavailable."""
     try:
         name, adapter = registry.choose(served_name(registry, asked.model))
         if registry.state_of(name) is ModelState.LOADED:
@@ -34,8 +35,8 @@ def describe(registry: ModelRegistry, asked: ModelInfo) -> Msg:
 
 
 def facts(model: LoadedModel) -> dict[str, Any]:
-    """Return the facts about a model: those that certificates record, those about tokens that a client needs, and
-    the extensions."""
+    """Return the facts about a model: facts for certificates, facts about tokens that a client needs, and the
+    extensions."""
     info = model.info
     return {
         "model": model.name,

@@ -1,7 +1,6 @@
-"""LMTP over byte streams: one message a line, for parent, child and other processes on the same machine, in any
-language.
+"""LMTP over byte streams, with one message per line, for processes on the same machine in any language.
 
-A child process uses its standard input and output; two processes use a socket pair or a Unix-domain socket.
+A child process uses its standard input and output; other processes use a socket pair or a Unix-domain socket.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ _CHUNK = 1 << 16
 
 
 class LineChannel:
-    """A link with one message a line. A line beyond the limit, or a line that is not UTF-8, is read as an invalid
-    message, so that the client gets an error and may continue."""
+    """A channel with one message per line. A line that is too long or not UTF-8 becomes an invalid message, so that the
+    client gets an error and may continue."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -49,7 +48,7 @@ class LineChannel:
                 self._rest.clear()
             begin = len(self._rest)
             data = await self._read()
-            if not data:  # a line that the peer had not finished when it ended is no message
+            if not data:  # an incomplete line at the end of the stream is not a message
                 raise ConnectionLost("the client has closed the connection")
             self._rest += data
         line = bytes(self._rest[:end])
@@ -69,7 +68,8 @@ class LineChannel:
 
 
 async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = None) -> LineChannel:
-    """A link over this process's standard input and output. The process must print nothing else from then on."""
+    """Return a channel over this process's standard input and output. From then on, the process must print nothing
+    else."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source or sys.stdin.buffer)
@@ -80,12 +80,12 @@ async def stdio_link(source: BinaryIO | None = None, sink: BinaryIO | None = Non
 
 
 async def socket_link(sock: socket.socket) -> LineChannel:
-    """A link over a connected socket, such as one end of `socket.socketpair()`."""
+    """Return a channel over a connected socket, such as one end of `socket.socketpair()`."""
     return LineChannel(*await asyncio.open_connection(sock=sock))
 
 
 async def serve_unix(server: LmtpServer, path: str) -> asyncio.Server:
-    """Serve every client that connects to a Unix-domain socket, until the result is closed."""
+    """Serve every client that connects to a Unix-domain socket, until the returned server is closed."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.serve(LineChannel(reader, writer))

@@ -1,7 +1,7 @@
-"""Builds engine requests from GENERATE and SCORE: defaults, names, and clamped values.
+"""Builds engine requests from GENERATE and SCORE: fills in defaults and names, and clamps values.
 
-LMQL asks for more than fits (128 tokens at the end of the context, mask entries beyond the vocabulary). Such values are
-reduced. All other invalid values are refused by name.
+LMQL requests more than is possible, such as 128 tokens at the end of the context, or mask entries beyond the
+vocabulary. Such values are reduced. Other invalid values are refused; the error names the field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridle.serving.requests.prompts import process_multimodal_async
 from bridle.serving.requests.sampling_defaults import filled
 from bridle.serving.requests.steering import ignores_eos
 
-#: What a field of GENERATE may hold, by what the sampling parameter is.
+#: The JSON types that a field of GENERATE accepts, by the type of the sampling parameter.
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -38,7 +38,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 
 def options_of(params: type[SamplingParams]) -> Mapping[str, tuple[type, ...]]:
-    """Return the further fields of GENERATE, which are sampling parameters, with their types."""
+    """Return the fields of GENERATE that are sampling parameters, with their types."""
     own = {each.name for each in fields(Generate)}
     return {
         each.name: _KINDS[str(each.type).removesuffix(" | None")]
@@ -48,14 +48,15 @@ def options_of(params: type[SamplingParams]) -> Mapping[str, tuple[type, ...]]:
 
 
 OPTIONS = options_of(SamplingParams)
-#: Fields that have a meaning only in beam search. LMQL does that by itself, but sends the field all the same.
+#: Fields for beam search only. LMQL does beam search itself, but still sends them.
 _IGNORED = ("length_penalty",)
-#: Requests with more entries in their bias are built in a thread.
+#: The maximum number of logit biases of a request that is built without a thread.
 _MAX_INLINE_BIASES = 4_096
 
 
 async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tuple[int, ...]) -> Generation:
-    """Prepare the generation of a GENERATE request, after the content of its buffer. `serving` has its model."""
+    """Prepare the generation of a GENERATE request. `prefix` has the tokens of its buffer, and `serving` has its
+    model."""
     model = serving.model
     context = await context_of(serving, asked.prompt, prefix) or (_first_token(model),)
     context, sights = await _seen(model, asked, context)
@@ -72,7 +73,7 @@ async def generation_of(serving: RequestLifecycle, asked: Generate, prefix: tupl
 async def _seen(
     model: LoadedModel, asked: Generate, context: tuple[int, ...]
 ) -> tuple[tuple[int, ...], MultiModalInputs]:
-    """Return the context with its images, sounds and videos in their places."""
+    """Return the context, with images, audio and videos at their placeholders."""
     if not (asked.images or asked.audio or asked.video):
         return context, NO_SIGHTS
     if asked.save is not None:
@@ -91,7 +92,7 @@ def _sources(urls: Sequence[Any], field: str, modality: str) -> list[Source]:
 
 
 async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int, ...]) -> tuple[Generation, int]:
-    """Prepare a SCORE request; return it with the number of last tokens to score."""
+    """Prepare a SCORE request. Returns the generation, and the number of tokens at the end of its prompt to score."""
     if not asked.scored:
         raise InvalidRequest("'scored' is empty; it must hold at least one token", "scored")
     context = await context_of(serving, asked.prompt, prefix)
@@ -101,7 +102,7 @@ async def scoring_of(serving: RequestLifecycle, asked: Score, prefix: tuple[int,
 
 
 async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[int, ...]) -> tuple[int, ...]:
-    """Return prefix and prompt as tokens. Only the beginning of a context gets the tokens that begin a text."""
+    """Return prefix and prompt as tokens. Tokens that begin a text are added only at the beginning of a context."""
     if not prompt:
         return prefix
     (tokens,) = await serving.tokens([prompt], add_special_tokens=not prefix)
@@ -109,12 +110,12 @@ async def context_of(serving: RequestLifecycle, prompt: Prompt, prefix: tuple[in
 
 
 def wants_text(asked: Generate) -> bool:
-    """Return whether answers carry text: as the client says, by default if it sent text itself."""
+    """Return whether answers have text: as the client requests, by default if the prompt is text."""
     return isinstance(asked.prompt, str) if asked.text is None else asked.text
 
 
 def _first_token(model: LoadedModel) -> int:
-    """The token with which an empty context begins."""
+    """Return the token with which an empty context begins. Raises `InvalidRequest` if the model has no such token."""
     bos = model.tokenizer.bos_token_id
     if bos is not None:
         return bos
@@ -124,7 +125,7 @@ def _first_token(model: LoadedModel) -> int:
 
 
 def _limit(serving: RequestLifecycle, asked: Generate, num_context: int) -> int | None:
-    """Return the maximum number of tokens that has room; None if the operator's limit applies."""
+    """Return the maximum number of tokens that fits into the context; None if only the operator's limit applies."""
     if asked.max_tokens is not None and asked.max_tokens < 1:
         raise InvalidRequest(f"max_tokens is {asked.max_tokens}; must be at least 1", "max_tokens")
     most = serving.limit(DEFAULT_MAX_TOKENS) if asked.max_tokens is None else asked.max_tokens
@@ -147,7 +148,7 @@ def _sampling(model: LoadedModel, asked: Generate, max_tokens: int | None) -> Sa
 
 
 def _options(asked: Generate) -> dict[str, Any]:
-    """The sampling parameters among the further fields. Other fields cannot occur here."""
+    """Return the sampling parameters among the further fields. Raises `InvalidRequest` for any other field."""
     given = asked.options
     for name, value in given.items():
         kinds = (int, float) if name in _IGNORED else OPTIONS.get(name)
@@ -159,12 +160,13 @@ def _options(asked: Generate) -> dict[str, Any]:
             expected = " or ".join(kind.__name__ for kind in kinds)
             raise InvalidRequest(f"{name} is a {type(value).__name__}; must be {expected}", name)
     options = {name: value for name, value in given.items() if name not in _IGNORED}
-    # A seed at once: to add one later would look at all biases again.
+    # The seed is set here, because setting it later would validate all biases again.
     return {"seed": new_seed()} | options | {"ignore_eos": ignores_eos(asked, options.get("ignore_eos"))}
 
 
 def _bias(bias: Mapping[int, float], info: ExecutorInfo) -> Mapping[int, float]:
-    """Return the entries for tokens that can be sampled. LMQL uses ids beyond the tokenizer's for its own tags."""
+    """Return the biases of tokens that can be sampled. LMQL uses ids beyond the tokenizer's vocabulary for its own
+    tags."""
     num_drawable, unnamed = info.num_drawable, info.unnamed.among(bias)
     if not bias or (min(bias) >= 0 and max(bias) < num_drawable and not unnamed):
         return bias

@@ -1,11 +1,11 @@
 """Converts an engine's events to the answers of one stream.
 
-A stream has one answer for each token, and at least one answer. The finish reason is on the last answer. The last token
-of an output and its finish usually come together, so a token waits at most for the end of its batch of events. A token
-waits for its successor in two cases. First, a controller can stop without a token. Second, LMQL loses an error that
-comes after the fourth token, but not an error that is the first answer.
+A stream has one answer for each token, and at least one answer. The last answer has the finish reason. The last token
+of an output and its finish usually arrive together, so a token is held at most until the end of its batch of events. In
+two cases, a token is held until the next token. First, a controller can stop without a token. Second, LMQL loses an
+error that comes after the fourth token, but not an error that is the first answer.
 
-This module knows only events of engines, and no connections.
+This module knows only engine events, and no connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bridle.outputs import Finished, FinishReason, Forked, Log, PromptEvent, Rew
 from bridle.serving import DeltaReader, OutputCollector
 from bridle.serving.lifecycle.generation import error_of
 
-#: How many tokens of a stream LMQL reads before it uses the first. The query sees a failure among these.
+#: The number of tokens that LMQL reads before it uses the first one. The query sees a failure only among these tokens.
 _NUM_READ_AHEAD = 4
 _MAX_LOG_CHARS = 4_096
 _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishReason.LENGTH: "length"}
@@ -35,9 +35,9 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.CONTROLLER: "stop", FinishRe
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """Options of a stream's answers: with or without text, and with or without rewinds and forks. For a client that
-    does not know the extensions, late errors become an early end. `eos` marks an output that ended before its first
-    token."""
+    """Options of a stream's answers. `with_text` adds text, and `shows_events` adds rewinds and forks. If the client
+    does not know the extensions (`is_extended`), late errors become an early end. `eos` is the token that ends an
+    output without any token."""
 
     stream_id: StreamId
     eos: int
@@ -47,20 +47,21 @@ class EncodingOptions:
 
 
 class AnswerEncoder(Protocol):
-    """Makes the answers of one stream. Once it `is_over` there are no further answers; the stream may have failed."""
+    """Makes the answers of one stream. Once `is_over` is set, there are no further answers. `has_failed`: the stream
+    ended with an error."""
 
     is_over: bool
     has_failed: bool
 
     def encode(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """The answers for a batch of events."""
+        """Yield the answers for a batch of events."""
 
     def fail(self, error: BridleError) -> Iterator[StreamAnswer]:
-        """The answers that end the stream with an error."""
+        """Yield the answers that end the stream with an error."""
 
 
 class GenerateTeller:
-    """Creates the answers of one GENERATE. `num_told` counts tokens sent."""
+    """Makes the answers of one GENERATE. `num_told` counts the tokens that were sent."""
 
     def __init__(self, how: EncodingOptions, request: Request) -> None:
         self._how = how
@@ -116,7 +117,8 @@ class GenerateTeller:
                 yield self._event("log", event.index, text=event.text[-_MAX_LOG_CHARS:])
 
     def _calls(self, events: list[EngineEvent]) -> Iterator[StreamAnswer]:
-        """Return the tool calls that the client is to answer, even if it asked for final tokens only."""
+        """Yield events for the tool calls that the client must answer, even if the client requested only final
+        tokens."""
         for event in events:
             if isinstance(event, Stored) and event.name.startswith(CALL_VARIABLE):
                 call = {"id": event.name.removeprefix(CALL_VARIABLE), **msgspec.json.decode(event.value)}
@@ -134,7 +136,7 @@ class GenerateTeller:
         if self._how.is_extended:
             token.usage, token.seed = event.usage.fields(), self._seed
         self.num_told += 1
-        self.is_over = self._finals is not None  # this client gets no further outputs
+        self.is_over = self._finals is not None  # clients without events get only the first output
         yield token
 
     def _token(self, event: TokenEvent) -> Token:
@@ -149,7 +151,7 @@ class GenerateTeller:
         )
 
     def _last_resort(self, index: int) -> Token:
-        """The answer that ends an output without a token to carry the finish reason."""
+        """Return the answer that ends an output without a token for the finish reason."""
         if self._how.is_extended:
             return Token(stream_id=self._how.stream_id, token=None, branch=index)
         eos = self._how.eos
@@ -167,7 +169,7 @@ class GenerateTeller:
 
 
 class ScoreTeller:
-    """Creates the answers of one SCORE: the last `num_scored` tokens of the prompt."""
+    """Makes the answers of one SCORE: the log-probabilities of the last `num_scored` tokens of the prompt."""
 
     def __init__(self, stream_id: StreamId, num_scored: int) -> None:
         self._stream_id = stream_id
@@ -191,21 +193,21 @@ class ScoreTeller:
             yield Token(
                 stream_id=self._stream_id,
                 token=token,
-                logprob=score.logprob if score is not None else 0.0,  # nothing comes before it
+                logprob=score.logprob if score is not None else 0.0,  # the first token has no predecessor
                 finish_reason=None if left else "stop",
             )
 
 
 class FinalEvents:
-    """Passes on the part of the first output that can no longer change, as events, for clients that know no rewinds."""
+    """Selects the events of the first output that cannot change any more, for clients that do not know rewinds."""
 
     def __init__(self, request: Request) -> None:
         self._collector = OutputCollector(request)
         self._reader = DeltaReader(self._collector)
 
     def settled(self, events: list[EngineEvent]) -> Iterable[EngineEvent]:
-        """The events that are final now. Raises `ControllerError` if a controller took back more than it
-        had announced."""
+        """Return the events that are final now. Raises `ControllerError` if a controller rolled back more than it had
+        announced."""
         self._collector.add(events)
         growing = self._collector.growing[0]
         for delta in self._reader.read():

@@ -1,7 +1,8 @@
-"""Passes the answers of a stream to its connection, and stores those of a stream with a key.
+"""Relays the answers of a stream to its connection, and stores the answers of a stream with a key.
 
-A `ResumableStream` outlives connections. Without a connection, its stream continues for a while and its answers are
-stored. A client that connects again gets each missed answer once. Streams, answers and time are bounded.
+A `ResumableStream` outlives connections. Without a connection, the stream continues for a limited time, and its answers
+are stored. A client that connects again gets each missed answer once. The number of streams and stored answers is
+limited.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from bridle.lmtp.messages import EventMessage, Failure, Generate, StreamAnswer, 
 from bridle.lmtp.server.settings import LmtpSettings
 from bridle.lmtp.session import Stream
 
-#: The owner of a stream: a user, and the key that the user's client chose.
+#: The key of a stream: the user's name, and the key that the user's client chose.
 Key = tuple[str, str]
 
 
 class StreamOwner(Protocol):
-    """The streams of one connection, as their relays see them."""
+    """The streams of one connection, as relays use them."""
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None: ...
     def release(self, stream: Stream) -> None: ...
@@ -33,8 +34,8 @@ class StreamOwner(Protocol):
 
 
 class StreamRelay:
-    """Relay of one stream's answers to `stream` of the connection that `streams` has, or None while no
-    connection is attached. `stop` ends the stream's task."""
+    """Relays one stream's answers to `stream` of a connection. `streams` is the connection's streams, or None without a
+    connection. `stop` ends the stream's task."""
 
     def __init__(self, streams: StreamOwner, stream: Stream) -> None:
         self.streams: StreamOwner | None = streams
@@ -42,31 +43,31 @@ class StreamRelay:
         self.stop: Callable[[], object] = lambda: None
 
     def put(self, answer: StreamAnswer) -> None:
-        """Pass on the next answer."""
+        """Relay the next answer."""
         if self.streams is not None:
             self.streams.put(self.stream, answer)
 
     def end(self) -> None:
-        """Record that the last answer has come."""
+        """Record that the last answer was relayed."""
 
     @property
     def is_writable(self) -> bool:
-        """Return whether the client reads fast enough. A disconnected client holds up nothing."""
+        """Return whether the client reads fast enough; True for a disconnected client."""
         return self.streams is None or self.streams.room.is_set()
 
     async def wait_writable(self) -> None:
-        """Wait while the client reads too slowly. There is no wait for a disconnected client."""
+        """Wait while the client reads too slowly. For a disconnected client, return at once."""
         if self.streams is not None:
             await self.streams.room.wait()
 
     def detach(self) -> None:
-        """Record that the connection is lost."""
+        """Record that the connection is lost, and stop the stream's task."""
         self.streams = None
         self.stop()
 
 
 class ResumableStream(StreamRelay):
-    """A relay that remembers its answers and can be attached again."""
+    """A relay that stores its answers, and that another connection can be attached to."""
 
     def __init__(self, streams: StreamOwner, stream: Stream, key: Key, content: bytes, memory: ReplayBuffer) -> None:
         super().__init__(streams, stream)
@@ -80,12 +81,12 @@ class ResumableStream(StreamRelay):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the stream has ended or is detached, so that only a returning client needs it."""
+        """Return whether the stream has ended or has no connection, so that only a returning client needs it."""
         return self.is_over or self.streams is None
 
     def put(self, answer: StreamAnswer) -> None:
         answer.position = self.num_forgotten + len(self.log)
-        if self.streams is not None:  # it may be attached to another stream than at first
+        if self.streams is not None:  # the relay may be attached to a stream with another id
             answer.stream_id = self.stream.id
         self.log.append(answer)
         self._memory.note_answer(self)
@@ -95,7 +96,7 @@ class ResumableStream(StreamRelay):
         self.is_over = True
         last = self.log[-1] if self.log else None
         if isinstance(last, Failure) and (last.retryable or last.position == 0):
-            self._memory.drop(self)  # the client may ask again, and must not get the same error
+            self._memory.drop(self)  # the client may retry, and must not get the stored error
         else:
             self._memory.note_idle(self)
 
@@ -105,8 +106,8 @@ class ResumableStream(StreamRelay):
             self._memory.note_idle(self)
 
     def attach(self, streams: StreamOwner, stream: Stream, position: int) -> None:
-        """Continue on another stream of a connection, from answer `position` on. Raises `UnknownStream` if that answer
-        is forgotten."""
+        """Continue on a stream of another connection, from answer `position` on. Raises `UnknownStream` if that answer
+        was dropped."""
         end = self.num_forgotten + len(self.log)
         if not self.num_forgotten <= position <= end:
             raise UnknownStream(
@@ -122,14 +123,14 @@ class ResumableStream(StreamRelay):
             self._memory.note_busy(self)
 
     def forget(self) -> int:
-        """Forget the oldest answer; returns its size."""
+        """Drop the oldest answer. Returns its size."""
         self.num_forgotten += 1
         return _size(self.log.popleft())
 
 
 @dataclass(slots=True)
 class ReplayBuffer:
-    """The keyed streams of a server. Used on one event loop."""
+    """The streams with keys of one server, used in one event loop."""
 
     settings: LmtpSettings
     _relays: dict[Key, ResumableStream] = field(default_factory=dict)
@@ -139,11 +140,11 @@ class ReplayBuffer:
         return len(self._relays)
 
     def find(self, key: Key) -> ResumableStream | None:
-        """The stream of that key, running or over."""
+        """Return the running or ended stream with that key; None if there is none."""
         return self._relays.get(key)
 
     def get(self, key: Key) -> ResumableStream:
-        """The stream of that key. Raises `UnknownStream`."""
+        """Return the stream with that key. Raises `UnknownStream`."""
         relay = self._relays.get(key)
         if relay is None:
             raise UnknownStream(f"no stream with key {key[1]!r} is known here; it may have expired", "key")
@@ -160,18 +161,18 @@ class ReplayBuffer:
         return relay
 
     def add(self, streams: StreamOwner, stream: Stream, key: Key, asked: Generate) -> ResumableStream:
-        """Remember a new stream."""
+        """Store a new stream, and return its relay."""
         relay = self._relays[key] = ResumableStream(streams, stream, key, _content(asked), self)
         return relay
 
     def note_answer(self, relay: ResumableStream) -> None:
-        """Note a new answer. If all answers exceed the budget, this stream forgets its oldest ones first."""
+        """Record a new answer. If all stored answers exceed the limit, this stream drops its oldest answers."""
         self._size += _size(relay.log[-1])
         while self._size > self.settings.max_replay_size and relay.log:
             self._size -= relay.forget()
 
     def note_idle(self, relay: ResumableStream) -> None:
-        """Record that the stream has no connection: it is kept for its client's return for a limited time."""
+        """Record that the stream has no connection. It is kept for a limited time, so that its client can return."""
         if self._relays.get(relay.key) is not relay:
             return
         self.note_busy(relay)
@@ -187,7 +188,7 @@ class ReplayBuffer:
             relay.timer = None
 
     def drop(self, relay: ResumableStream) -> None:
-        """Forget a stream; it ends if it still runs and no connection is attached."""
+        """Remove a stream. If it still runs and has no connection, its task is stopped."""
         if self._relays.get(relay.key) is relay:
             del self._relays[relay.key]
         self.note_busy(relay)
@@ -197,20 +198,20 @@ class ReplayBuffer:
             relay.stop()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all streams."""
         for relay in list(self._relays.values()):
             self.drop(relay)
 
 
 def _size(answer: StreamAnswer) -> int:
-    """The size of an answer in memory: one, and one for each alternative that it names. A record of a trace is about as
-    large as eight of these."""
+    """Return the size of an answer in memory: one, plus one for each of its alternatives. A trace record counts as
+    eight alternatives."""
     if isinstance(answer, Token):
         return 1 + len(answer.top_logprobs or ())
     return 1 + 8 * len(answer.data.get("records", ())) if isinstance(answer, EventMessage) else 1
 
 
 def _content(asked: Generate) -> bytes:
-    """Return a digest that identifies a request. Prompts can be long, so the request itself is not kept."""
+    """Return a digest that identifies a request. The request itself is not stored, because prompts can be long."""
     text = repr(replace(asked, stream_id=0, position=0))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""The LMTP front-end: serves links of any carrier over the models of one registry."""
+"""The LMTP front-end: serves channels of any transport with the models of one registry."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 _END_SECONDS = 2.0
 
 
-#: A host for servers that stand alone, without HTTP.
+#: The host of a server that runs without HTTP.
 LocalHost = AppState
 
 
 class LmtpServer:
-    """Serves any number of connections. `host` provides the models and the admission, and says whether new requests are
-    accepted. `echo` is called with each message of a client.
+    """Serves any number of connections. `host` provides the models and the admission control, and says whether new
+    requests are accepted. `echo` is called with each message of a client.
 
         server = LmtpServer(LocalHost(registry, Admission()))
         await server.serve(link)
@@ -40,19 +40,19 @@ class LmtpServer:
 
     @property
     def num_connections(self) -> int:
-        """The number of clients that are connected."""
+        """Return the number of connected clients."""
         return len(self._connections)
 
     @property
     def num_kept(self) -> int:
-        """The number of streams with a key, running or remembered."""
+        """Return the number of stored streams with a key."""
         return len(self.home.memory)
 
     async def serve(
         self, link: ServerChannel, identity: Identity = LOCAL_USER, trace: Mapping[str, str] | None = None
     ) -> None:
-        """Serve one client until it leaves, or the server ends. `trace` holds the headers that name the trace of its
-        requests, if the carrier brought any."""
+        """Serve one client until it disconnects, or the server ends. `trace` has the headers that name the distributed
+        trace of the client's requests, if the transport has any."""
         connection = ServerConnection(self.home, link, identity, self._echo, trace)
         self._connections.add(connection)
         try:
@@ -63,12 +63,12 @@ class LmtpServer:
                 self._ended.set()
 
     def drain(self, seconds: float) -> None:
-        """Refuse new streams; open streams have `seconds` to finish."""
+        """Refuse new streams. Open streams have `seconds` to finish."""
         for connection in self._connections:
             connection.drain(seconds)
 
     async def close(self) -> None:
-        """End every stream with an error, tell the clients, and free everything kept for them."""
+        """End every stream with an error, report the shutdown to the clients, and release all resources."""
         self._ended.clear()
         for connection in list(self._connections):
             connection.end(EngineClosed("the server was shut down"))
@@ -78,6 +78,6 @@ class LmtpServer:
                 if self._connections:
                     await self._ended.wait()
                 await asyncio.gather(*self.home.tasks, return_exceptions=True)
-        except TimeoutError:  # clients that do not read; their carriers cut them
+        except TimeoutError:  # some clients do not read; their transports close the connections
             for task in list(self.home.tasks):
                 task.cancel()

@@ -1,6 +1,6 @@
-"""The task of a stream: get the model, build and admit a request, and send the engine's events as answers.
+"""The task of a stream: acquires the model, builds and admits a request, and sends the engine's events as answers.
 
-If it fails in any way, the stream gets exactly one last answer, and all reservations are released.
+If the task fails, the stream gets exactly one last answer, and all reservations are released.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from bridle.serving.lifecycle.request_record import RequestRecord
 from bridle.serving.tenancy.keys import Identity
 from bridle.serving.tracing.trace_store import wish_of
 
-#: A request that has not begun after this many seconds is reported as queued.
+#: The seconds after which a request that has not begun is reported as queued.
 _LONG_WAIT = 0.2
 _log: structlog.stdlib.BoundLogger = structlog.get_logger("bridle.lmtp")
 
 
 @dataclass(slots=True)
 class StreamTask:
-    """One GENERATE or SCORE, with the prefix before its prompt and the buffer that will hold its context. `is_extended`
-    says whether its client knows the extensions, `trace` names the trace that it belongs to."""
+    """The task of one GENERATE or SCORE. `prefix` is the buffer before its prompt, and `save` the buffer that will have
+    its context. `is_extended`: the client knows the extensions. `trace` has the headers that name the request's
+    distributed trace."""
 
     host: AppState
     settings: LmtpSettings
@@ -142,7 +143,7 @@ class StreamTask:
 
         try:
             await generation.run(sink, tells_failures=True)
-        except BridleError as error:  # the engine is gone, or a controller broke its word
+        except BridleError as error:  # the engine was lost, or a controller violated its announcement
             self.story.error = error
             for answer in teller.fail(error):
                 self.relay.put(answer)
@@ -159,10 +160,10 @@ class StreamTask:
         self._say(what, **({"model": self.request.model} if adapter is None else {"adapter": adapter}))
 
     def _say(self, event: str, **data: Any) -> None:
-        """Send a notice to a client that knows the extensions."""
+        """Send a notice, if the client knows the extensions."""
         if self.is_extended:
             self._tell_event(event, **data)
 
     def _tell_event(self, event: str, **data: Any) -> None:
-        """Send an event that the client understands."""
+        """Send an event to the client."""
         self.relay.put(EventMessage(event=event, stream_id=self.request.stream_id, data=data))

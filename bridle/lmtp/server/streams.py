@@ -1,6 +1,6 @@
-"""The streams of one connection: begun, resumed and cancelled as its session decides.
+"""The streams of one connection: begins, resumes and cancels them as the session decides.
 
-Each stream is a task. It survives the connection only if its client gave it a key for resuming.
+Each stream is a task. The task outlives the connection only if the client's request had a key.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from bridle.serving.tenancy.keys import Identity
 
 @dataclass(slots=True)
 class ServerContext:
-    """State shared by the connections of one server. `tasks` are all running tasks. Large messages are parsed one
-    at a time, under `reading`, since a parser lets no other task run until it is done."""
+    """State that the connections of one server share. `tasks` are all running tasks. Large messages are parsed one at a
+    time, under the lock `reading`, because a parser blocks all other tasks."""
 
     host: AppState
     settings: LmtpSettings
@@ -42,7 +42,7 @@ class ServerContext:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task concurrently with the others."""
+        """Start a task, and keep it in `tasks` until it is done."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -51,8 +51,9 @@ class ServerContext:
 
 @dataclass(eq=False, repr=False)
 class Streams:
-    """Carries out a session's actions on streams and buffers. `send` leads to the client, which has `room` unless
-    it reads too slowly; `trace` names the trace of its requests."""
+    """Executes a session's actions on streams and buffers. `send` sends an answer to the client. The event `room` is
+    set unless the client reads too slowly. `trace` has the headers that name the distributed trace of the client's
+    requests."""
 
     _home: ServerContext
     _identity: Identity
@@ -67,20 +68,20 @@ class Streams:
         self._buffers = Buffers(self._home.settings.max_buffers, self._home.settings.max_buffer_tokens)
 
     def put(self, stream: Stream, answer: StreamAnswer) -> None:
-        """Send an answer, unless the stream has ended."""
+        """Send an answer, unless its stream has ended."""
         if self._session.put(stream, answer):
             self._send(answer)
         if not stream.is_open:
             self._relays.pop(stream, None)
 
     def release(self, stream: Stream) -> None:
-        """Free a stream without telling the client: no more answers come here."""
+        """Free a stream without informing the client, because another connection gets its further answers."""
         self._session.release(stream)
         self._relays.pop(stream, None)
 
     def start(self, action: Start) -> None:
-        """Begin a stream, or continue one that the same request began before. Without a free place, a stream is
-        refused here, before any work."""
+        """Begin a stream, or continue the stream that the same request began before. If the server is full, the stream
+        is refused before any work."""
         asked, stream = action.request, action.stream
         if isinstance(asked, Generate) and asked.key is not None:
             key = self._key(asked.key)
@@ -114,7 +115,7 @@ class Streams:
         relay.stop = self._home.spawn(work.run()).cancel
 
     def reattach(self, action: Reattach) -> None:
-        """Continue a stream that was begun before."""
+        """Continue a stream that was begun on another connection."""
         asked = action.request
         self._attach(action.stream, self._home.memory.get(self._key(asked.key)), asked.position)
 
@@ -128,7 +129,7 @@ class Streams:
             self._home.memory.drop(relay)
 
     def keep(self, asked: BufferRequest) -> None:
-        """Name a buffer, or forget it, and answer the client."""
+        """Create or delete a buffer, and answer the client."""
         if asked.drop:
             self._buffers.drop(asked.name)
             self._send(Msg(stream_id=asked.stream_id, buffer=asked.name, num_tokens=0))
@@ -145,7 +146,7 @@ class Streams:
         self._home.spawn(self._fill(asked, parent, buffer))
 
     def answer_call(self, asked: ToolResult) -> None:
-        """Answer a tool call of this user, and notify the client."""
+        """Answer a tool call of this user, and confirm that to the client."""
         try:
             answer_call(self._home.host.registry, self._identity.user, asked.id, asked.result, asked.error)
         except BridleError as error:

@@ -1,7 +1,8 @@
-"""LMTP over WebSockets, as an ASGI application to be mounted next to the HTTP routes of the same port.
+"""LMTP over WebSockets, as an ASGI application next to the HTTP routes on the same port.
 
-Text frames are messages; binary ones are ignored, as the original does. The scope holds the client's identity, which
-was checked before. A web page of another origin is refused, since a browser would connect it with its user's rights.
+Text frames are messages; binary frames are ignored, as in the original server. The ASGI scope has the client's
+identity, which was checked before. Pages of other origins are refused, because a browser would connect them with its
+user's rights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bridle.serving.tenancy.allowed_origins import may_connect
 from bridle.serving.tenancy.keys import LOCAL_USER, Identity
 from bridle.serving.tenancy.loop_throttle import RateBudget
 
-_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # what a close frame says
+_GOING_AWAY, _POLICY_VIOLATION = 1001, 1008  # close codes of WebSockets
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,7 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class LmtpEndpoint:
-    """The ASGI application of a server, for the WebSockets at `paths`."""
+    """The ASGI application of an LMTP server, for the WebSockets at `paths`."""
 
     def __init__(self, server: LmtpServer) -> None:
         self.server = server
@@ -37,11 +38,11 @@ class LmtpEndpoint:
         return "/", self.server.settings.path
 
     def drain(self, seconds: float) -> None:
-        """Refuse new streams; open streams have `seconds` to finish."""
+        """Refuse new streams. Open streams have `seconds` to finish."""
         self.server.drain(seconds)
 
     async def close(self) -> None:
-        """End everything that is open, and tell the clients."""
+        """End all streams and connections, and report the shutdown to the clients."""
         await self.server.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +51,7 @@ class LmtpEndpoint:
         if not may_connect(scope["headers"], self.server.settings.allowed_origins):
             await send({"type": "websocket.close", "code": 1008, "reason": "pages of this origin may not connect"})
             return
-        await receive()  # websocket.connect
+        await receive()  # receives `websocket.connect`
         await send({"type": "websocket.accept"})
         identity = scope.get("state", {}).get("identity")
         link = WebSocketLink(receive, send)
@@ -61,12 +62,12 @@ class LmtpEndpoint:
 def websocket_front(
     settings: LmtpSettings | None = None, echo: Callable[[str], None] | None = None
 ) -> Callable[[AppState], LmtpEndpoint]:
-    """A function with which an HTTP application makes its LMTP endpoint."""
+    """Return a function by which an HTTP application creates its LMTP endpoint."""
     return lambda host: LmtpEndpoint(LmtpServer(host, settings, echo))
 
 
 class WebSocketLink:
-    """An accepted WebSocket as a link."""
+    """An accepted WebSocket as a channel."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -79,7 +80,7 @@ class WebSocketLink:
             raise ConnectionLost("the connection is closed")
         try:
             await self._send({"type": "websocket.send", "text": message})
-        except (OSError, RuntimeError) as error:  # how ASGI servers report that the peer is gone
+        except (OSError, RuntimeError) as error:  # the error of ASGI servers for a closed connection
             raise ConnectionLost(f"the client is gone: {error or type(error).__name__}") from error
 
     async def receive(self) -> str:
