@@ -76,7 +76,7 @@ class WriterLink:
         if len(self._descriptors) == MAX_DESCRIPTORS:
             self._flush()
         number = next(self._numbers)
-        self._descriptors.append(os.dup(descriptor))  # the number of a closed one would soon be another's
+        self._descriptors.append(os.dup(descriptor))  # numbers of closed descriptors are soon reused
         self._orders.opened.append(number)
         self._transports[number] = transport
         self._schedule()
