@@ -1,8 +1,8 @@
-"""State of a server that outlives it: stored responses, batches, traces, prompt caches and more, in one SQLite file.
+"""State of a server that survives a restart: responses, batches, traces, prompt caches and more, in one SQLite file.
 
-The stores keep their entries in memory, within their bounds, and log each change here. One thread writes the changes,
-several in one transaction, so no request waits for a disk. A process that is killed loses the changes that wait; the
-file stays whole. The file belongs to one process, and only the system's user can read it.
+The stores keep their entries in memory, within their limits, and write each change to this file. One thread writes the
+changes, several in one transaction, so no request waits for a disk. A process that is killed loses the changes that
+were not written yet; the file stays intact. The file belongs to one process, and only the system's user can read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridle.threads import start_thread
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of changes that wait to be written. Further ones are dropped.
+#: Maximum number of bytes of changes that wait to be written. Further changes are dropped.
 MAX_WAITING_BYTES = 64 << 20
 _SCHEMA = """
 PRAGMA locking_mode = EXCLUSIVE;
@@ -40,7 +40,7 @@ _DROP = "DELETE FROM entries WHERE kind = ? AND user = ? AND name = ?"
 
 
 class SavedEntry(NamedTuple):
-    """An entry as it was found: its user and name, the seconds that it has left, and its value."""
+    """A saved entry: its user and name, the seconds until it expires, and its value."""
 
     user: str
     name: str
@@ -49,7 +49,7 @@ class SavedEntry(NamedTuple):
 
 
 class StateDb:
-    """The file at `path`. Raises `InvalidRequest` if it cannot be used. Any thread may call its methods."""
+    """The state file at `path`. Raises `InvalidRequest` if the file cannot be used. Safe from any thread."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self.clock = path, clock
@@ -73,18 +73,18 @@ class StateDb:
         self._thread = start_thread(self._run, "bridle-state")
 
     def table(self, kind: str) -> StateTable:
-        """The entries of one store."""
+        """Return the entries of one store."""
         return StateTable(self, kind)
 
     def rows(self, kind: str) -> Iterator[SavedEntry]:
-        """Yield the entries of a store, the next to expire first. Call it before anything is written."""
+        """Yield the entries of a store, the next one to expire first. Call this before anything is written."""
         query = "SELECT user, name, until, value FROM entries WHERE kind = ? ORDER BY until"
         now = self.clock()
         for user, name, until, value in self._connection.execute(query, (kind,)).fetchall():
             yield SavedEntry(user, name, until - now, value)
 
     def change(self, sql: str, values: tuple[object, ...], num_bytes: int = 0) -> None:
-        """Write a change soon. It is dropped if too many bytes wait."""
+        """Queue a change to be written soon. The change is dropped if too many bytes wait."""
         with self._changed:
             if self._is_closed or self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
                 self.num_dropped += 1
@@ -114,7 +114,7 @@ class StateDb:
                 cursor.execute(sql, values)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Write all changes that wait, and close the file. Idempotent."""
+        """Write all waiting changes, and close the file. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -130,11 +130,11 @@ class StateTable:
     kind: str
 
     def rows(self) -> Iterator[SavedEntry]:
-        """Yield the saved rows, the next to expire first."""
+        """Yield the saved entries, the next one to expire first."""
         return self.db.rows(self.kind)
 
     def put(self, user: str, name: str, seconds: float, value: bytes) -> None:
-        """Save an entry, in place of one of the same name."""
+        """Save an entry. It replaces an entry with the same name."""
         self.db.change(_PUT, (self.kind, user, name, self.db.clock() + seconds, value), len(value))
 
     def drop(self, user: str, name: str) -> None:

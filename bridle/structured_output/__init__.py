@@ -2,8 +2,8 @@
 
     LLM("demo").generate("A random digit: ", constraint=Regex("[0-9]"))
 
-Masks come from llguidance, which is imported when the first constraint is compiled, as other modules are when one of
-their names is first used.
+Masks come from llguidance, which is imported when the first constraint is compiled. Modules of this package are
+imported when one of their names is first used.
 """
 
 from typing import TYPE_CHECKING

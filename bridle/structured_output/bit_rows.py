@@ -1,4 +1,4 @@
-"""Bit rows of masks that allow few tokens of many: almost all of their words are zero."""
+"""Masks as rows of bits, if few of many tokens are allowed: almost all words of such a row are zero."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from numpy.typing import NDArray
 
 
 def is_empty(mask: bytes) -> bool:
-    """Return whether no bit is set. To compare is many times faster than to strip zeros from both ends."""
+    """Return whether no bit is set. Comparing is many times faster than stripping zeros from both ends."""
     return mask == bytes(len(mask))
 
 
 def few_tokens(mask: bytes, most: int) -> list[int] | None:
-    """The tokens whose bits are set, in order; None if there are more than `most`."""
-    if np.count_nonzero(_row(mask)) > most:  # words, which takes a fraction of the time
+    """Return the tokens whose bits are set, in order; None if there are more than `most`."""
+    if np.count_nonzero(_row(mask)) > most:  # counts words, which is much faster than counting bits
         return None
     tokens = allowed_tokens(mask)
     return tokens if len(tokens) <= most else None
 
 
 def allowed_tokens(mask: bytes) -> list[int]:
-    """The tokens whose bits are set, in order."""
+    """Return the tokens whose bits are set, in order."""
     row = _row(mask)
     places = (row != 0).nonzero()[0]
     words = row[places]

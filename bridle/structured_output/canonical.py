@@ -1,7 +1,8 @@
-"""Canonical tokenization: tokens that the tokenizer itself would write one after the other.
+"""Canonical tokenization: sequences of tokens that the tokenizer itself would produce.
 
-A mask allows every way to put a text into tokens. Most of them never occur in training, so a model that is pushed into
-one continues badly. `canonical_pairs` knows which tokens may follow one another; this file restricts masks by them.
+A mask allows every way to split a text into tokens. Most of these ways never occur in training, so a model that is
+forced into one of them continues badly. `canonical_pairs` knows which tokens may follow one another; this module
+restricts masks to such tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from bridle.structured_output.canonical_pairs import CanonicalPairs, SmallMask
 from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: Of at most so many tokens it is found out what the grammar forces after each.
+#: Maximum number of allowed tokens for which the text forced after each is computed.
 _MAX_FOLLOWED = 16
 
 
 @dataclass(frozen=True)
 class Uncanonical(Outside):
-    """The tokens that the tokenizer would not write after `last`."""
+    """The set of tokens that the tokenizer would not produce after `last`."""
 
     pairs: CanonicalPairs
     last: int
@@ -33,36 +34,36 @@ class Uncanonical(Outside):
 
 @dataclass(slots=True, eq=False)
 class CanonicalDraws:
-    """Restricts the draws of one output. With `is_strict`, a token that is not canonical is never sampled. Otherwise
-    only small masks are filtered, and a mask that would become empty stays unchanged. `refused` are tokens that were
-    taken back."""
+    """Restricts the sampled tokens of one output. With `is_strict`, a token that is not canonical is never sampled.
+    Otherwise only small masks are filtered, and a mask that would become empty stays unchanged. `refused` are tokens
+    that were sampled at this position and rolled back."""
 
     is_strict: bool
     refused: set[int] = field(default_factory=set)
 
     def copy(self) -> CanonicalDraws:
-        """An independent one in the same state."""
+        """Return an independent copy."""
         return CanonicalDraws(self.is_strict, self.refused.copy())
 
     def note(self, ask: Ask) -> None:
-        """Note what became of the last draw."""
+        """Note whether the last sampled token was accepted or rolled back."""
         if ask.sampled is None or ask.tokens:
             self.refused.clear()
         else:
             self.refused.add(ask.sampled)
 
     def forced(self, tokens: tuple[int, ...], matcher: Matcher, vocabulary: GrammarVocabulary) -> tuple[int, ...]:
-        """The forced `tokens`, or none if the tokenizer would not write them here: their text may have another
-        spelling, which is drawn."""
+        """Return the forced `tokens`. Return an empty tuple if the tokenizer would not produce them here, because the
+        text may have another spelling, which is then sampled."""
         last = matcher.last_token
         return tokens if last is None or vocabulary.pairs.has(last, tokens[0]) else ()
 
     def restrict(self, decision: Decision, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision:
-        """`decision`, a draw where the grammar allows `mask`, without the tokens that are not canonical."""
+        """Return `decision`, which samples under the grammar's `mask`, without tokens that are not canonical."""
         last, splices = matcher.last_token, decision.branches[0].splices
         if last is None:
             return decision
-        is_open = decision.branches[0].mask is None and not self.refused  # the model may leave the pattern
+        is_open = decision.branches[0].mask is None and not self.refused  # the model may leave the pattern here
         kept = self._filtered(mask, last, matcher, vocabulary)
         if kept is not None and not is_open:
             return _drawn(kept.branches[0].mask, splices) if splices else kept
@@ -72,7 +73,8 @@ class CanonicalDraws:
         return _drawn(None if is_open else _without(self.refused, mask), (*splices, refusing))
 
     def _filtered(self, mask: bytes, last: int, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision | None:
-        """A draw under `mask` without what was refused and what is not canonical; None if the mask is not small."""
+        """Return a decision to sample under `mask` without refused tokens and without tokens that are not canonical.
+        None if the mask is not small."""
         draws, state = vocabulary.pairs.draws, None if self.refused else matcher.state
         known = None if state is None else draws.get(state)
         if known is not None:
@@ -99,7 +101,7 @@ def _drawn(mask: bytes | None, splices: tuple[Splice, ...]) -> Decision:
 
 
 def _without(tokens: Collection[int], mask: bytes) -> bytes:
-    """`mask` without `tokens`."""
+    """Return `mask` without `tokens`."""
     if not tokens:
         return mask
     row = bytearray(mask)
@@ -109,19 +111,20 @@ def _without(tokens: Collection[int], mask: bytes) -> bytes:
 
 
 def _going(small: SmallMask, matcher: Matcher, vocabulary: GrammarVocabulary) -> Decision:
-    """A draw without the tokens after which the grammar forces what belongs into one token with them; of all, if
-    nothing else is left."""
+    """Return a decision to sample without tokens that the tokenizer would join with the text that the grammar forces
+    after them. If no token would be left, all are allowed."""
     if not small.doubtful or not 1 < len(small.tokens) <= _MAX_FOLLOWED:
         return small.draw
     chains = list[tuple[bytes, bool]]()
-    for text, token in small.doubtful:  # in order, so that those of a chain are neighbours
+    for text, token in small.doubtful:  # in order, so that the tokens of a chain are adjacent
         if not (chains and chains[-1][0].startswith(text)):
             chains.append(_chain(token, text, matcher.copy(), vocabulary))
     return vocabulary.pairs.going(small, tuple(chains))
 
 
 def _chain(token: int, text: bytes, walk: Matcher, vocabulary: GrammarVocabulary) -> tuple[bytes, bool]:
-    """Return the text that must come with a token, and whether it is whole. `walk` takes the token."""
+    """Return the text that a token and the forced text after it form, and whether that text is complete. `walk` commits
+    the token."""
     walk.commit((token,))
     forced = b"" if walk.is_complete else walk.forced_bytes()
     is_whole = bool(forced) and vocabulary.text_of(walk.forced()) == forced

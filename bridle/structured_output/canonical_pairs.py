@@ -1,7 +1,8 @@
-"""Pairs of tokens that a tokenizer writes one after the other.
+"""Pairs of tokens that a tokenizer may produce one after the other.
 
-A tokenizer of merges writes a sequence of tokens if it writes each neighbouring pair so. A pair is tried alone, then in
-contexts in which tokenizers split texts before they merge. Pairs and masks are computed when they are first needed.
+A tokenizer with merges produces a sequence of tokens if it produces each pair of neighbours. A pair is tested alone,
+then in contexts in which tokenizers split texts before they merge. Pairs and masks are computed when they are first
+needed.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from bridle.engine.control.decision import Decision, mask_of
 from bridle.structured_output.bit_rows import few_tokens
 from bridle.structured_output.remembered import Remembered, State
 
-#: A mask of more tokens is not filtered: a token that is sampled is tried instead.
+#: Maximum number of tokens of a mask that is filtered. Under a larger mask, the sampled token is checked instead.
 MAX_FILTERED = 128
-#: The most pairs that are remembered.
+#: Maximum number of remembered pairs.
 _MAX_PAIRS = 1 << 17
-#: The most draws of each kind that are remembered, each with a mask of up to 32 kB.
+#: Maximum number of remembered decisions of each kind, each with a mask of up to 32 kB.
 _MAX_MASKS = 256
-#: The most tokens, and the most masks after each, that are remembered. Masks are compared, since to hash one takes
-#: many times as long.
+#: Maximum number of remembered last tokens, and of masks after each. Masks are compared, because hashing one takes many
+#: times as long.
 _MAX_LAST = 128
 _MAX_RECENT = 4
-#: So many bytes of a text say which token it begins with.
+#: Number of bytes of a text that determine its first token.
 _HEAD = 32
-#: Texts that must come if one of their beginnings does, each with whether what follows does not change its tokens.
+#: Forced texts, each with whether it is complete, so that later text does not change its tokens.
 Chains = tuple[tuple[bytes, bool], ...]
-#: Texts around a pair between whose tokens a tokenizer may split before it merges.
+#: Texts before and after a pair: contexts in which a tokenizer may split between the two tokens before it merges.
 AROUND = (
     *((left, "") for left in ("", "`", "~", "*", "=", "(", " ", "a")),
     ("", "a"),
@@ -36,13 +37,13 @@ AROUND = (
     ("", " a"),
     ("", "-" * 28),
 )
-#: These do where two tokens meet inside a word, since nothing but letters changes where a word is split.
+#: Contexts for two tokens that meet inside a word, where only letters change where a word is split.
 IN_WORDS = (("", ""), ("a", ""), ("", "a"))
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
 class Spelling(Protocol):
-    """The part of a vocabulary that spells texts."""
+    """The part of a vocabulary that tokenizes texts."""
 
     @property
     def special(self) -> Collection[int]: ...
@@ -53,9 +54,9 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmallMask:
-    """The part of a `mask` that may come after a token, as `tokens` and as a draw of them. Some are `doubtful`, with
-    their texts, shorter ones first: if the grammar forces more after one of these, the tokenizer may write a longer
-    token that the mask allows, too."""
+    """The part of a `mask` that may come after a token, as `tokens` and as a decision `draw` that samples them.
+    `doubtful` are those of them, with their texts, shorter ones first, that begin longer allowed tokens. If the grammar
+    forces more text after one of these, the tokenizer may produce the longer token instead."""
 
     mask: bytes
     draw: Decision
@@ -64,7 +65,7 @@ class SmallMask:
 
 
 class CanonicalPairs:
-    """Pairs of tokens of a vocabulary that may follow one another."""
+    """Pairs of tokens of a vocabulary that may follow one another in canonical text."""
 
     def __init__(self, vocabulary: Spelling) -> None:
         self._vocabulary = vocabulary
@@ -72,18 +73,18 @@ class CanonicalPairs:
         self._recent = Remembered[int, tuple[SmallMask, ...]](_MAX_LAST)
         self._going = Remembered[tuple[SmallMask, Chains], Decision](_MAX_MASKS)
         self._heads = Remembered[bytes, tuple[int, ...]](_MAX_PAIRS)
-        #: The draws of small masks after texts that came before.
+        #: Decisions for small masks, by the forced texts.
         self.draws = Remembered[State, Decision](_MAX_MASKS)
 
     def has(self, first: int, second: int) -> bool:
-        """Return whether the tokenizer may write `second` after `first`."""
+        """Return whether the tokenizer may produce `second` after `first`."""
         known = self._known.get((first, second))
         if known is None:
             known = self._known[first, second] = self._is_pair(first, second)
         return known
 
     def filtered(self, last: int, mask: bytes) -> SmallMask | None:
-        """The part of a small mask that may come after `last`; None for a large mask."""
+        """Return the part of a small mask that may come after `last`; None for a large mask."""
         recent = self._recent.get(last, ())
         for known in recent:
             if known.mask == mask:
@@ -102,8 +103,8 @@ class CanonicalPairs:
         return SmallMask(mask, _draw_of(tokens, mask), tokens, tuple(sorted(doubtful)))
 
     def going(self, small: SmallMask, chains: Chains) -> Decision:
-        """A draw of the tokens that may come where each of these texts must come if one of its beginnings does. Those
-        after which the rest belongs into one token with them are left out, but not all tokens."""
+        """Return a decision that samples the tokens of `small` that may come, given the forced texts `chains`. Tokens
+        that the tokenizer would join with the forced text after them are left out, unless no token would remain."""
         key = small, chains
         known = self._going.get(key)
         if known is None:
@@ -113,15 +114,15 @@ class CanonicalPairs:
         return known
 
     def _goes_on(self, token: int, text: bytes, chains: Chains) -> bool:
-        """Return whether the rest after `text` does not belong into one token with `token`, which spells it."""
+        """Return whether the tokenizer keeps `token`, whose text is `text`, separate from the forced text after it."""
         chain, is_whole = next(each for each in chains if each[0].startswith(text))
         rest = chain[len(text) :]
         first = self._first_of(rest, is_whole) if rest else None
         return first is None or self.has(token, first)
 
     def _first_of(self, text: bytes, is_whole: bool) -> int | None:
-        """The first token of a text that must come; None if it depends on what follows, because the text has one token
-        and is not a whole one."""
+        """Return the first token of a forced text. None if it depends on later text, because the text is incomplete and
+        has a single token."""
         head = text[:_HEAD]
         tokens = self._heads.get(head)
         if tokens is None:
@@ -135,19 +136,19 @@ class CanonicalPairs:
         try:
             head, tail = (self._vocabulary.text_of((token,)).decode() for token in (first, second))
         except UnicodeDecodeError:
-            return True  # a part of a character has no text of its own
+            return True  # a part of a character has no text
         around = IN_WORDS if _is_inside_word(head, tail) else AROUND
         return any(self._is_written(first, second, left + head, tail + right) for left, right in around)
 
     def _is_written(self, first: int, second: int, head: str, tail: str) -> bool:
-        """Return whether the tokens of two joined texts are `first` and `second` where these meet."""
+        """Return whether the tokens on both sides of the boundary between two joined texts are `first` and `second`."""
         tokens = self._vocabulary.written(head + tail)
         meeting, size = len(head.encode()), 0
         for place, token in enumerate(tokens):
             if size == meeting:
                 return place > 0 and (tokens[place - 1], token) == (first, second)
             size += len(self._vocabulary.text_of((token,)))
-        return size != len((head + tail).encode())  # it changes the text, so nothing is known
+        return size != len((head + tail).encode())  # the tokenizer changes the text, so nothing is known
 
 
 def _draw_of(tokens: Iterable[int], mask: bytes) -> Decision:
@@ -155,13 +156,13 @@ def _draw_of(tokens: Iterable[int], mask: bytes) -> Decision:
 
 
 def _may_have_to_go_on(text: bytes, others: Iterable[bytes]) -> bool:
-    """Return whether some of the `others` are longer than `text`, begin with it, and have the same byte after it. If
-    that byte differs, nothing is forced after `text`."""
+    """Return whether there are `others` that are longer than `text` and begin with it, and all of them have the same
+    next byte. If their next bytes differ, no text is forced after `text`."""
     size = len(text)
     return bool(text) and len({other[size] for other in others if len(other) > size and other.startswith(text)}) == 1
 
 
 def _is_inside_word(head: str, tail: str) -> bool:
-    """Return whether the texts meet between two letters, or after the space before a word. After an apostrophe these
+    """Return whether the texts meet between two letters, or after the space before a word. Texts around an apostrophe
     may be parts of two words."""
     return (head == " " or (head[-1:] in _LETTERS and "'" not in head)) and tail[:1] in _LETTERS

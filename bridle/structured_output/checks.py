@@ -1,4 +1,4 @@
-"""Checks of a constraint's parts. Each raises `InvalidRequest` with the value and the limit."""
+"""Checks of a constraint's parts. Each check raises `InvalidRequest` with the value and the limit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bridle.errors import InvalidRequest
 from bridle.safe_repr import short_repr
 from bridle.structured_output import limits
 
-#: The field of a request that errors point at.
+#: The field of a request that the errors name.
 PARAM = "constraint"
 
 
 def schema_text(schema: Any) -> str:
-    """The JSON text of a schema."""
+    """Return the JSON text of a schema."""
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     if isinstance(schema, str):
@@ -37,7 +37,8 @@ def schema_text(schema: Any) -> str:
 
 
 def check_depth(value: Any) -> None:
-    """Refuse a schema that nests too deeply, or holds more than its text may have bytes for."""
+    """Raise `InvalidRequest` for a schema that is nested too deeply, or has more values than a text of `MAX_BYTES` can
+    have."""
     level: list[Any] = [value]
     depth = num_values = 0
     while level:
@@ -68,20 +69,20 @@ def check_text(text: Any, name: str) -> str:
 
 
 def check_total(size: int, name: str) -> None:
-    """Refuse a size above the limit."""
+    """Raise `InvalidRequest` for a size above the limit."""
     if size > limits.MAX_BYTES:
         raise InvalidRequest(f"{name} has {size} bytes; at most {limits.MAX_BYTES}", PARAM)
 
 
 def check_count(count: int, limit: int, name: str, what: str) -> None:
-    """Refuse an empty list, or one that is too long."""
+    """Raise `InvalidRequest` for a list that is empty or too long."""
     if not 1 <= count <= limit:
         raise InvalidRequest(f"{name} has {count} {what}; must have 1 to {limit}", PARAM)
 
 
 def check_brackets(text: str, name: str) -> None:
-    """Refuse brackets that nest too deeply. Escaped brackets do not count; quoted ones do, which is harmless if they
-    match."""
+    """Raise `InvalidRequest` for brackets that are nested too deeply. Escaped brackets do not count. Quoted brackets
+    count, which is harmless if they match."""
     depth = deepest = 0
     skip = False
     for char in text:
@@ -99,6 +100,6 @@ def check_brackets(text: str, name: str) -> None:
 
 
 def check_one_of(value: Any, known: tuple[Any, ...], name: str) -> None:
-    """Refuse a value that is not one of the known ones."""
+    """Raise `InvalidRequest` for a value that is not one of the known values."""
     if value not in known:
         raise InvalidRequest(f"{name} is {short_repr(value)}; must be {' or '.join(map(repr, known))}", PARAM)

@@ -1,7 +1,7 @@
-"""Children that try grammars: started when needed, reused, replaced when they die of one.
+"""Child processes that test grammars. They start when needed, are reused, and are replaced when a grammar kills them.
 
-A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, and is
-made again where it is needed. Any thread may call, and waits for its answer.
+A child process proves that a grammar compiles within the limits. The compiled grammar cannot leave the child, so the
+server compiles it again. Any thread may call this module, and waits for the answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from bridle.structured_output.limits import PARSER_LIMITS, ConstraintLimits
 
 _PROGRAM = Path(__file__).with_name("compile_worker.py")
 _KEPT_ENVIRONMENT = (os_sandbox.VARIABLE, "PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "LANG")
-#: After this many grammars a child process is replaced, so that its memory stays small.
+#: Number of grammars after which a child process is replaced, so that its memory stays small.
 _MAX_JOBS = 500
-#: How much longer than its processor time a grammar may take by the clock, on a busy machine.
+#: Seconds of wall-clock time that a grammar may take beyond its processor time, on a busy machine.
 _PATIENCE = 10.0
 
 NOT_USABLE = "the constraint's grammar is not usable: "
 
 
 class GrammarRefused(InvalidRequest):
-    """llguidance refuses the grammar for its content, not for its cost."""
+    """llguidance refuses the grammar because of its content, not because of its cost."""
 
 
 class CompileSandbox:
-    """At most `limits.num_compilers` children. `try_grammar` gives a compiled grammar's memory in bytes."""
+    """A pool of at most `limits.num_compilers` child processes. `try_grammar` returns a compiled grammar's memory in
+    bytes."""
 
     def __init__(self, limits: ConstraintLimits) -> None:
         self._limits = limits
@@ -47,8 +48,8 @@ class CompileSandbox:
             self._idle.put(None)
 
     def try_grammar(self, grammar: str) -> int:
-        """About how many bytes the compiled grammar takes. Raises `InvalidRequest` with what is wrong with it,
-        or `Overloaded` if the machine was too busy to find out."""
+        """Return about how many bytes the compiled grammar takes. Raises `InvalidRequest` with the problem of the
+        grammar, or `Overloaded` if the machine was too busy for the test."""
         child = self._idle.get()
         kept: _Child | None = None
         try:
@@ -77,7 +78,7 @@ class CompileSandbox:
             self._running.discard(child)
 
     def close(self) -> None:
-        """End the children. Idempotent."""
+        """End the child processes. Idempotent."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -86,7 +87,7 @@ class CompileSandbox:
 
 
 class _Child:
-    """One process and the pipes to it."""
+    """One child process and the pipes to it."""
 
     def __init__(self) -> None:
         environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
@@ -99,7 +100,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal must not reach it
+            start_new_session=True,  # the terminal's Ctrl-C must not reach the child
         )
 
     @property
@@ -107,7 +108,8 @@ class _Child:
         return self._num_jobs < _MAX_JOBS
 
     def ask(self, grammar: str, limits: ConstraintLimits) -> dict[str, Any]:
-        """Ask the process to try a grammar; returns its answer. Raises `InvalidRequest` if the grammar killed it."""
+        """Ask the child to test a grammar. Returns its answer. Raises `InvalidRequest` if the grammar killed the
+        child."""
         self._num_jobs += 1
         job = {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory, "limits": PARSER_LIMITS}
         timer = threading.Timer(limits.seconds + _PATIENCE, self._give_up)
@@ -150,7 +152,7 @@ class _Child:
         return InvalidRequest(f"the constraint's grammar cannot be compiled: {why}", "constraint")
 
     def kill(self) -> None:
-        """End the process and its pipes."""
+        """End the child process and close its pipes."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:

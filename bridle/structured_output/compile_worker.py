@@ -1,8 +1,8 @@
-"""The process that tries a grammar first: it may run out of time, memory or stack without harm to the server.
+"""The process that tests a grammar first: it may run out of time, memory or stack without harm to the server.
 
-Run as a program: reads one JSON line per grammar and answers with one. It compiles the grammar over single bytes
-instead of a model's vocabulary, and computes the first mask. Its thread has a smaller stack than any in the calling
-process. It therefore imports nothing but the standard library, llguidance and the sandbox.
+Run as a program, it reads one JSON line per grammar and answers with one line. It compiles the grammar over single
+bytes instead of a model's vocabulary, and computes the first mask. Its thread has a smaller stack than any in the
+calling process. For this reason it imports only the standard library, llguidance and the sandbox.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EOS = 256
 
 
 class ByteVocabulary:
-    """A vocabulary of one token for each byte, and one that ends a text, as `llguidance.TokenizerWrapper` takes it."""
+    """A vocabulary with one token for each byte, and one token that ends a text, for `llguidance.TokenizerWrapper`."""
 
     eos_token_id = _EOS
     bos_token_id = None
@@ -38,14 +38,15 @@ class ByteVocabulary:
 
 
 def byte_tokenizer() -> Any:
-    """A tokenizer of single bytes."""
+    """Return a tokenizer of single bytes."""
     import llguidance
 
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()))
 
 
 def first_line(message: str) -> str:
-    """The part of llguidance's error that people need: not its state, not the whole grammar."""
+    """Return the part of llguidance's error message that helps users: without its state, and without the whole
+    grammar."""
     lines = [line.strip() for line in message.split("<state>")[0].strip().splitlines()]
     detail = next((line.removeprefix("error:").strip() for line in lines if line.startswith("error:")), "")
     text = lines[0] if lines else "unknown error"
@@ -55,7 +56,7 @@ def first_line(message: str) -> str:
 
 
 def try_grammar(tokenizer: Any, grammar: str, limits: dict[str, Any]) -> dict[str, Any]:
-    """`{"bytes": n}`, about how much memory the compiled grammar takes, or `{"error": why}`."""
+    """Return `{"bytes": n}` with the approximate memory of the compiled grammar, or `{"error": why}`."""
     import llguidance
 
     before = allocated()
@@ -68,20 +69,20 @@ def try_grammar(tokenizer: Any, grammar: str, limits: dict[str, Any]) -> dict[st
 
 
 def reason(matcher: Any) -> str:
-    """Why a matcher failed."""
+    """Return the reason why a matcher failed."""
     if matcher.stop_reason() == "NoExtensionBias" or matcher.get_error().startswith("NoExtensionBias"):
         return "it allows no text at all"
     return first_line(matcher.get_error())
 
 
 def main() -> None:
-    """Serve grammars until standard input ends, in the operating system's sandbox."""
+    """Test grammars from standard input until it ends, in the operating system's sandbox."""
     import llguidance  # noqa: F401 -- before files are out of reach
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from bridle import os_sandbox
 
-    _statm(0)  # opens what it reads
+    _statm(0)  # opens the file that it reads
     os_sandbox.enter()
     worker = threading.Thread(target=serve)
     worker.start()
@@ -100,10 +101,10 @@ def serve() -> None:
 
 
 def _bound(seconds: float, memory: int) -> None:
-    """Let the operating system end this process from now on when it takes too much time or memory."""
+    """Let the operating system end this process if it takes too much time or memory from now on."""
     try:
         import resource
-    except ImportError:  # not on Windows: the parent's time-out is left
+    except ImportError:  # on Windows: only the parent's time-out remains
         return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -117,18 +118,18 @@ def _unbound() -> None:
 
 
 class _HeapNumbers(ctypes.Structure):
-    """glibc's `struct mallinfo2`: `hblkhd` bytes are in blocks of their own, `uordblks` in the rest."""
+    """glibc's `struct mallinfo2`: `hblkhd` bytes are in blocks of their own, `uordblks` in other blocks."""
 
     _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
 
 
 def allocated() -> int:
-    """The bytes that are in use. The size of the process says little: a grammar reuses memory that an earlier one left
-    free, so that it would seem to need none."""
+    """Return the number of bytes in use. The size of the process says little: a grammar may reuse memory that an
+    earlier one left free, so that it would seem to need none."""
     try:
         numbers = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError):  # no glibc, or one of before 2021
+    except (OSError, AttributeError):  # without glibc, or with one from before 2021
         return _statm(1)
     numbers.restype = _HeapNumbers
     found = numbers()
@@ -141,14 +142,14 @@ def _virtual() -> int:
 
 @cache
 def _open_statm() -> int:
-    """Open the kernel's account of this process's memory, and keep it open."""
+    """Open the kernel's file about this process's memory, and keep it open."""
     return os.open("/proc/self/statm", os.O_RDONLY)
 
 
 def _statm(column: int) -> int:
     try:
         return int(os.pread(_open_statm(), 256, 0).split()[column]) * _PAGE
-    except OSError:  # only Linux tells
+    except OSError:  # only Linux has this file
         return 0 if column else 1 << 40
 
 

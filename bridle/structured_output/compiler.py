@@ -1,10 +1,11 @@
-"""Compiles constraints to matchers, off the engine's thread: a child process tries a grammar first, then it is compiled
-here and kept.
+"""Compiles constraints to matchers, outside of the engine's thread. A child process tests a grammar first; then the
+grammar is compiled in this process and kept.
 
-A grammar that a child process survived compiles here as well, since llguidance does the same work twice: it has no
-state between grammars. What is kept is the compiled matcher at its start; each request works on a copy, which takes
-microseconds. Grammars that are not usable are remembered too, so that asking again costs nothing. What is kept is
-bounded in bytes that are really in use, and what building and dropping leaves free goes back to the system.
+A grammar that compiled in a child process compiles in this process as well, because llguidance does the same work
+twice: it has no state between grammars. The compiled matcher is kept in its initial state; each request works on a
+copy, which takes microseconds. Unusable grammars are remembered too, so that repeated requests for them cost nothing.
+Kept matchers are limited by the bytes that are really in use. Memory that compiling and dropping leaves free is
+returned to the system.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from bridle.structured_output.spec import Constraint
 from bridle.structured_output.validation import usable
 from bridle.structured_output.vocabulary import GrammarVocabulary, load_llguidance
 
-#: The least size that a kept grammar, or a refusal, counts for, in bytes.
+#: Minimum number of bytes for which a kept grammar counts, and number of bytes for a refusal.
 _MIN_WEIGHT = 160 * 1024
 _REFUSAL_WEIGHT = 1024
-#: A grammar that needs more than the room divided by this is not kept, since it would drive out all others.
+#: A grammar that needs more than this fraction of the room is not kept, because it would evict all others. The number
+#: is the denominator.
 _MAX_PART = 4
-#: After this many bytes of grammars were built and dropped, free memory goes back to the system.
+#: Number of bytes of built and dropped grammars after which free memory is returned to the system.
 _LOOSE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A compiled grammar, or why there is none: kind of error, message and field. The error object itself is not kept,
-    since each raise would attach more data to it."""
+    """A compiled grammar, or the error of a refused one as its type, message and field. The error object itself is not
+    kept, because each raise would attach more data to it."""
 
     result: Matcher | tuple[type[InvalidRequest], str, str | None]
     weight: int
 
     def future(self) -> Future[Matcher]:
-        """The result as a future, for one caller."""
+        """Return the result as a future, for one caller."""
         if isinstance(self.result, Matcher):
             return _done(self.result)
         kind, message, param = self.result
@@ -51,7 +53,7 @@ class _Entry:
 
 
 class Compiler:
-    """Makes matchers for one vocabulary, which is built when first needed. Safe to use from several threads."""
+    """Makes matchers for one vocabulary, which is built when it is first needed. Safe from any thread."""
 
     def __init__(
         self, make_vocabulary: Callable[[], GrammarVocabulary], limits: ConstraintLimits | None = None
@@ -71,7 +73,7 @@ class Compiler:
 
     @property
     def vocabulary(self) -> GrammarVocabulary:
-        """Vocabulary of the tokenizer, built on first use."""
+        """Return the grammar vocabulary of the tokenizer; it is built on first use."""
         with self._building:
             if self._vocabulary is None:
                 self._vocabulary = self._make_vocabulary()
@@ -79,18 +81,18 @@ class Compiler:
 
     @property
     def num_cached(self) -> int:
-        """Grammars kept, refused ones included."""
+        """Return the number of kept grammars, refused ones included."""
         return len(self._entries)
 
     @property
     def cached_bytes(self) -> int:
-        """About how many bytes the kept grammars take."""
+        """Return the approximate number of bytes of the kept grammars."""
         return self._weight
 
     def compile(self, constraint: Constraint) -> Future[Matcher]:
-        """Return the compiled grammar. Callers copy it, and never advance it itself. The future raises `InvalidRequest`
-        for a grammar that cannot be used, `Overloaded` if the compiler is shut down. Do not cancel it: it may be
-        shared."""
+        """Return the compiled grammar as a future. Callers must copy the matcher and never advance it itself. The
+        future raises `InvalidRequest` for a grammar that cannot be used, and `Overloaded` if the compiler is shut down.
+        Do not cancel the future, because other callers may share it."""
         key = constraint.key
         with self._lock:
             entry = self._entries.get(key)
@@ -125,10 +127,10 @@ class Compiler:
                 self._pending.pop(key, None)
 
     def _keep(self, key: str, entry: _Entry) -> None:
-        """Keep an entry, and drop those that were not used for the longest time."""
+        """Keep an entry, and drop the least recently used entries."""
         limits = self._limits
         with self._lock:
-            self._loose += entry.weight  # building takes about as much again
+            self._loose += entry.weight  # building takes about as much memory again
             if entry.weight <= limits.cache_bytes // _MAX_PART:
                 self._entries[key] = entry
                 self._weight += entry.weight
@@ -142,7 +144,7 @@ class Compiler:
             return_free_memory()
 
     def close(self) -> None:
-        """End the children and forget everything. Idempotent."""
+        """End the child processes and drop all kept grammars. Idempotent."""
         with self._lock:
             self._closed = True
             threads, self._threads = self._threads, None

@@ -1,8 +1,8 @@
-"""The complement of a JSON schema as another schema: valid under it is exactly what is not valid under the first.
+"""The complement of a JSON schema as another schema: exactly the values that are invalid under the first are valid.
 
-Needed for `not`, `if` and overlapping `oneOf`, which llguidance does not know. Not every schema has a complement that
-can be written without `not` (one with a regex has none); `NoEquivalent` says so. What a keyword says holds for one type
-of values alone, so its complement names that type.
+A complement is needed for `not`, `if` and overlapping `oneOf`, which llguidance does not support. Not every schema has
+a complement that can be written without `not` (a schema with a regex has none); `NoEquivalent` is raised for such a
+schema. A keyword restricts only values of one type, so its complement names that type.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ANNOTATIONS = frozenset(
 
 
 class NoEquivalent(BridleError):
-    """There is no equivalent in the keywords that llguidance understands, or none was looked for."""
+    """The schema has no equivalent in the keywords that llguidance supports, or none was searched."""
 
 
 def complement(schema: Schema) -> Schema:
-    """Raises `NoEquivalent`."""
+    """Return the complement of a schema. Raises `NoEquivalent`."""
     if isinstance(schema, bool):
         return not schema
     if not isinstance(schema, Mapping):
@@ -47,7 +47,7 @@ def complement(schema: Schema) -> Schema:
 
 
 def any_of(parts: Iterable[Schema]) -> Schema:
-    """A schema that allows what any of these allows."""
+    """Return a schema that allows the values that any of `parts` allows."""
     found = [part for part in parts if part is not False]
     if any(part is True or part == {} for part in found):
         return True
@@ -57,7 +57,7 @@ def any_of(parts: Iterable[Schema]) -> Schema:
 
 
 def all_of(parts: Iterable[Schema]) -> Schema:
-    """A schema that allows only what all of these allow."""
+    """Return a schema that allows only the values that all of `parts` allow."""
     found = [part for part in parts if part is not True and part != {}]
     if any(part is False for part in found):
         return False
@@ -67,7 +67,7 @@ def all_of(parts: Iterable[Schema]) -> Schema:
 
 
 def absent(names: Sequence[str]) -> Schema:
-    """A schema that allows no object with one of these properties."""
+    """Return a schema that allows no object with one of these properties."""
     return {"properties": dict.fromkeys(names, False)}
 
 
@@ -89,7 +89,7 @@ def _only(kind: str, **keywords: Any) -> Schema:
 
 
 def _at_least(kind: str, name: str) -> Callable[[int], Schema]:
-    """Of `minX: n`, that is at most n - 1."""
+    """Return the complement of the keyword `minX: n`, which is a maximum of n - 1."""
     return lambda number: _only(kind, **{name: int(number) - 1}) if number > 0 else False
 
 
@@ -124,7 +124,7 @@ def _const(value: Any) -> Schema:
 
 
 def _enum(values: Sequence[Any]) -> Schema:
-    """Values of other types, and of each type those that are not listed."""
+    """Return the schemas of the values of other types, and of the values of each type that are not listed."""
     if any(isinstance(value, (list, Mapping)) for value in values):
         raise NoEquivalent("values other than an object or a list cannot be distinguished")
     texts = [value for value in values if isinstance(value, str)]
@@ -149,7 +149,7 @@ def _between(numbers: Sequence[float]) -> list[Schema]:
 
 
 def other_than(texts: Iterable[str]) -> str:
-    """A regex, to be anchored, of every text but these."""
+    """Return a regex, to be anchored, that matches every text except these."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie
@@ -160,9 +160,10 @@ def other_than(texts: Iterable[str]) -> str:
 
 
 def _other_than(node: Mapping[str, Any]) -> str:
-    """Texts that leave the trie, or end in it where no text does. Deep as the longest text, which is bounded."""
+    """Return a regex of the texts that leave the trie, or end in it where no text ends. Recurses as deep as the longest
+    text, which is bounded."""
     children = {char: child for char, child in node.items() if char}
-    if not children:  # it ends here, and must not
+    if not children:  # a text ends here, and must not match
         return r"[\s\S]+"
     first = "".join(map(_in_class, sorted(children)))
     ways = [f"[^{first}][\\s\\S]*", *(_plain(char) + _other_than(child) for char, child in children.items())]

@@ -1,7 +1,7 @@
-"""One output under its constraint: what it answers the engine after reported tokens, and what it knows of tokens that
-might come.
+"""One output under its constraint: its answers to the engine after reported tokens, and its predictions for tokens that
+may come.
 
-One thread at a time. `ConstraintPool` decides which.
+An object is used by one thread at a time; `ConstraintPool` decides by which.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.structured_output.pattern_end import PatternEnd
 from bridle.structured_output.scored_texts import NOTHING_SCORED, ScoredTexts
 from bridle.structured_output.spec import Constraint
 
-#: A sequence whose commit or mask took more processor time than this, in seconds, is no longer handled on the engine's
+#: Seconds of processor time of a commit, or of a mask, above which a sequence is no longer handled on the engine's
 #: thread.
 SLOW_SECONDS = 0.002
 SLOW_MASK_SECONDS = 0.01
@@ -26,8 +26,8 @@ SLOW_MASK_SECONDS = 0.01
 
 @dataclass(slots=True, eq=False)
 class ConstrainedSequence:
-    """One output under its constraint. `ahead` is a copy that may run ahead of it, made as long as it `is_led`:
-    threads use the matcher itself between a question and its answer. `masks` are those after draft tokens, which took
+    """One output under its constraint. `ahead` is a copy that may run ahead of it, made while `is_led` is true: other
+    threads use the matcher itself between an ask and its answer. `masks` are the answers after draft tokens, which took
     `seconds_ahead` seconds."""
 
     matcher: Matcher
@@ -48,17 +48,17 @@ class ConstrainedSequence:
         return twin
 
     def leading(self, ahead: Matcher) -> ConstrainedSequence:
-        """Return a sequence that answers about tokens that might come, with `ahead` for its matcher."""
+        """Return a sequence that answers about tokens that may come, with `ahead` as its matcher."""
         canonical = self.canonical and self.canonical.copy()
         return ConstrainedSequence(ahead, end=self.end.copy(), scored=self.scored, canonical=canonical)
 
     def forget_ahead(self) -> None:
-        """Drop what was known of tokens that might have come."""
+        """Drop the predictions for tokens that did not come."""
         self.ahead, self.seconds_ahead = None, 0.0
         self.masks.clear()
 
     def advance(self, ask: Ask) -> Answer | None:
-        """Commit the reported tokens. Returns the answer, or None if it needs a mask."""
+        """Commit the reported tokens. Returns the answer, or None if the answer needs a mask."""
         began = time.thread_time()
         try:
             if ask.request is None:
@@ -97,7 +97,7 @@ class ConstrainedSequence:
         return forced
 
     def masked(self) -> Answer:
-        """Return the answer that lets the engine draw what the grammar allows."""
+        """Return the answer that lets the engine sample what the grammar allows."""
         try:
             mask = self.matcher.mask()
             if self.matcher.must_end(mask):
@@ -107,7 +107,8 @@ class ConstrainedSequence:
             return Answer(error=as_controller_error(error))
 
     def _draw(self, mask: bytes) -> Decision:
-        """The next draw, of which the grammar allows `mask`: of a whole text, or of a token."""
+        """Return the next decision, for which the grammar allows `mask`: to sample one of several whole texts, or a
+        token."""
         matcher, vocabulary = self.matcher, self.matcher.vocabulary
         chosen = self.scored.decision(matcher, mask, vocabulary)
         if chosen is not None:
@@ -116,7 +117,7 @@ class ConstrainedSequence:
         return decision if self.canonical is None else self.canonical.restrict(decision, matcher, mask, vocabulary)
 
     def forced_on(self, token: int, limit: int) -> tuple[int, ...]:
-        """Take `token`, and return at most `limit` tokens that must follow it."""
+        """Commit `token`, and return at most `limit` tokens that are forced after it."""
         forced: tuple[int, ...] = ()
         answer = self.advance(Ask(-1, (token,), sampled=token))
         while len(forced) < limit and answer is not None and answer.decision is not None and answer.decision.is_forced:
@@ -127,7 +128,7 @@ class ConstrainedSequence:
 
 
 def next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
-    """Commit a token, and those that are forced after it. Returns nothing if no draw follows."""
+    """Commit a token and the tokens that are forced after it. Returns nothing if the output then does not sample."""
     ahead.commit((token,))
     forced = () if ahead.is_complete else ahead.forced()
     ahead.commit(forced)
@@ -135,14 +136,14 @@ def next_part(ahead: Matcher, token: int) -> tuple[int, ...]:
 
 
 def as_controller_error(error: BaseException) -> ControllerError:
-    """Return the error as one of the controller."""
+    """Return an error as a controller's error."""
     if isinstance(error, ControllerError):
         return error
     return ControllerError(f"the constraint failed: {error!r}")
 
 
 def _last_words(matcher: Matcher) -> str:
-    """A note to the client about a text that ended before its grammar did."""
+    """Return a note to the client if a text ended before its grammar was complete, else an empty string."""
     if matcher.is_failed or matcher.is_complete or matcher.is_accepting:
         return ""
     return f"the output ended after {matcher.num_tokens} tokens, before its constraint was satisfied\n"

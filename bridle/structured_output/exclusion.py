@@ -1,8 +1,9 @@
-"""Check whether two JSON schemas exclude each other: no value fits both. So the branches of a `oneOf` can be joined.
+"""Decides whether two JSON schemas exclude each other: no value fits both. If so, the branches of a `oneOf` can be
+joined.
 
-It is decided by what is quickly seen: types, listed values, bounds, and properties that both need and that exclude each
-other, through references within the document. What is not seen counts as "they may overlap", so an answer of yes is
-always right. The work is bounded for the whole document, since alternatives multiply.
+The decision uses what is easy to check: types, listed values, bounds, and properties that both schemas need and that
+exclude each other, through references within the document. In any other case the schemas count as overlapping, so a
+result of True is always right. The work is limited for the whole document, because alternatives multiply.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from bridle.structured_output.complement import Schema
 from bridle.structured_output.work_budget import WorkBudget
 
 _ANY = ("object", "array", "string", "number", "boolean", "null")
-_MAX_FACTS = 32  # schemas that are looked at because all of them hold
-_MAX_DEPTH = 12  # of alternatives and properties within one another
+_MAX_FACTS = 32  # maximum number of schemas that all apply to a value
+_MAX_DEPTH = 12  # maximum depth of nested alternatives and properties
 #: The keywords that bound values of a type from below and from above.
 _BOUNDS: Mapping[str, tuple[str, str]] = {
     "number": ("minimum", "maximum"),
@@ -26,33 +27,34 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
     "object": ("minProperties", "maxProperties"),
 }
 
-#: Looks up a reference: the schema that it means, or None.
+#: Resolves a reference: returns the schema that it means, or None.
 Find = Callable[[str], Schema | None]
 _Node = Mapping[str, Any]
 
 
 def exclude(one: Schema, other: Schema, find: Find, work: WorkBudget) -> bool:
-    """Return whether no value fits both, as far as the rest of the `work` for their document allows to find out."""
+    """Return whether no value fits both schemas, as far as the remaining `work` for their document is enough to
+    decide."""
     return _Question(find, work).exclude(one, other, 0)
 
 
 def listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that a schema lists, if it lists any."""
+    """Return the values that a schema lists, or None."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return values if isinstance(values, list) else None
 
 
 def types(schema: Mapping[str, Any]) -> set[str]:
-    """The types of values that a schema allows by name; `number` stands beside `integer`."""
+    """Return the types of values that a schema allows; `number` is included with `integer`."""
     given = schema.get("type", _ANY)
     names = {given} if isinstance(given, str) else set(given)
     if not names <= {*_ANY, "integer"}:
-        return set(_ANY)  # a name that some other draft may know
+        return set(_ANY)  # another draft may know the type's name
     return names | {"number"} if "integer" in names else names
 
 
 class _Question:
-    """One question."""
+    """The check of one pair of schemas."""
 
     def __init__(self, find: Find, work: WorkBudget) -> None:
         self._find = find
@@ -72,7 +74,8 @@ class _Question:
         )
 
     def _facts(self, schema: Schema) -> list[_Node]:
-        """Schemas that hold for every value of this one. What stands beside a reference counts in some drafts only."""
+        """Return the schemas that apply to every value of `schema`. Keywords next to a reference count only in some
+        drafts."""
         found: list[_Node] = []
         rest, seen = [schema], set()
         while rest and len(found) < _MAX_FACTS:
@@ -89,7 +92,7 @@ class _Question:
         return found
 
     def _properties_clash(self, ours: Sequence[_Node], theirs: Sequence[_Node], depth: int) -> bool:
-        """Return whether an object would need a property that it cannot have."""
+        """Return whether an object would need a property that it must not have."""
         if not any(types(node) == {"object"} for node in (*ours, *theirs)):
             return False
         lists = [node.get("required") for node in (*ours, *theirs)]
@@ -99,7 +102,7 @@ class _Question:
         )
 
     def _alternatives_clash(self, facts: Sequence[_Node], other: Schema, depth: int) -> bool:
-        """Return whether the other schema excludes each of several alternatives."""
+        """Return whether `other` excludes each of several alternatives of the facts."""
         ways = [node[name] for node in facts for name in ("anyOf", "oneOf") if node.get(name)]
         return any(all(self.exclude(way, other, depth) for way in each) for each in ways)
 
@@ -128,7 +131,7 @@ class _Question:
 
 
 def _property(node: _Node, name: str) -> Schema:
-    """Return the schema of the property of that name."""
+    """Return the schema of the property with this name."""
     own = node.get("properties", {})
     if name in own:
         return own[name]
@@ -136,7 +139,7 @@ def _property(node: _Node, name: str) -> Schema:
 
 
 def _are_beyond(one: _Node, other: _Node, kind: str) -> bool:
-    """Return whether the least value of that type is more than the other one's largest."""
+    """Return whether the minimum of values of a type in one schema exceeds the maximum in the other."""
     low, high = _BOUNDS.get(kind, ("", ""))
     return _number(one.get(low), -inf) > _number(other.get(high), inf)
 
@@ -146,7 +149,7 @@ def _number(value: Any, otherwise: float) -> float:
 
 
 def _keys(values: Iterable[Any]) -> set[str]:
-    """JSON values, each as a text of its own: true is not 1 (unlike in Python), and 1.0 is."""
+    """Return JSON values as distinct texts: true differs from 1 (unlike in Python), and 1.0 does not."""
     whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in values)
     return {json.dumps(value, sort_keys=True) for value in whole}
 

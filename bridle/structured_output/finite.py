@@ -1,6 +1,6 @@
-"""The texts of a constraint that allows only a few, so that all of them can be scored.
+"""The texts of a constraint that allows only a few texts, so that all of them can be scored.
 
-A constraint is finite if it is a choice, or a schema whose whole answer is an enum, a constant or a boolean.
+A constraint is finite if it is a choice, or a schema whose whole value is an enum, a constant or a boolean.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def finite_texts(constraint: Constraint) -> tuple[str, ...]:
-    """All texts that the constraint allows, none twice; nothing if it is not known to be finite."""
+    """Return all texts that the constraint allows, without duplicates; empty if the constraint is not known to be
+    finite."""
     if isinstance(constraint, Choice):
         return tuple(dict.fromkeys(constraint.options))
     if not isinstance(constraint, JsonSchema) or constraint.whitespace != "fixed":
@@ -36,7 +37,8 @@ def finite_texts(constraint: Constraint) -> tuple[str, ...]:
 
 
 def _values(schema: dict[str, Any]) -> Sequence[Any]:
-    """The values of a schema that lists them. Objects and lists may be spelled in several ways."""
+    """Return the values of a schema that lists them. Objects and lists are left out, because they may be spelled in
+    several ways."""
     kinds = set(schema) - _IGNORED
     if kinds == {"type"} and schema["type"] == "boolean":
         return (True, False)
@@ -50,8 +52,8 @@ def _values(schema: dict[str, Any]) -> Sequence[Any]:
 def scored_options(
     constraint: Constraint, request: Request, vocabulary: Callable[[], GrammarVocabulary], start: Matcher
 ) -> Tokens:
-    """The canonical tokens of the texts among which the request chooses as a whole; none if masks must do. Raises
-    `UnsupportedFeature` or `InvalidRequest` if the request insists on scores that it cannot have."""
+    """Return the canonical tokens of the texts among which the request chooses as a whole; empty if masks must be used.
+    Raises `UnsupportedFeature` or `InvalidRequest` if the request requires scores that cannot be computed."""
     asked = constraint.scored if isinstance(constraint, (Choice, JsonSchema)) else None
     texts = () if asked is False else finite_texts(constraint)
     if len(texts) < 2 and asked is not True:
@@ -72,7 +74,7 @@ def scored_options(
 
 
 def can_score(request: Request) -> bool:
-    """Return whether the request lets options be scored at all."""
+    """Return whether the request's parameters allow options to be scored."""
     return _reason(request, ()) is None
 
 
@@ -94,12 +96,12 @@ def _reason(request: Request, texts: Sequence[str]) -> InvalidRequest | None:
 
 
 def _is_allowed(constraint: Constraint, options: Tokens, start: Matcher) -> bool:
-    """Return whether a schema's grammar has these spellings; a choice has, by itself."""
+    """Return whether a schema's grammar allows these spellings. A choice always allows its options."""
     return isinstance(constraint, Choice) or all(start.num_allowed(each) == len(each) for each in options)
 
 
 def _misfit(options: Tokens, sampling: SamplingParams) -> InvalidRequest | None:
-    """The reason why options with these tokens cannot be scored."""
+    """Return the reason why options with these tokens cannot be scored, or None."""
     if sum(map(len, options)) > MAX_OPTION_TOKENS:
         return InvalidRequest(f"choice: the options have more than {MAX_OPTION_TOKENS} tokens. Shorten them.", "choice")
     if len(set(options)) < len(options) or not all(options):

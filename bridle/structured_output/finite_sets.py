@@ -1,10 +1,10 @@
-"""The finite sets of texts inside a constraint, such as the enums of an object's properties, and the place where one of
-them comes next.
+"""The finite sets of texts inside a constraint, such as the enums of an object's properties, and the detection of the
+position where a set comes next.
 
-Sets are collected from the constraint without their places. The grammar shows where a set comes next. Where a text may
-continue in several ways, a set comes next if the grammar allows all of its texts, and nothing else until one of them is
-complete. So references, alternatives and combined keywords need no rules of their own. An option ends before its
-closing quote, because tokens often join that with what follows.
+Sets are collected from the constraint without their positions. The grammar shows where a set comes next. If a text may
+continue in several ways, a set comes next if the grammar allows all texts of the set, and nothing else until one of
+them is complete. So references, alternatives and combined keywords need no rules of their own. An option ends before
+its closing quote, because tokens often join the quote with later text.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bridle.structured_output.matcher import Matcher
 from bridle.structured_output.spec import Choice, Concat, Constraint, JsonSchema, OneOf
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: The most sets of a constraint, options of a set, and bytes of all of its options.
+#: Maximum number of sets of a constraint, of options of a set, and of bytes of all options of a set.
 MAX_SETS = 64
 MAX_SET_OPTIONS = 256
 MAX_SET_BYTES = 8_192
-#: A mask with more tokens than this allows more than a set.
+#: Maximum number of tokens in a mask that may be the beginning of a set.
 _MAX_ALLOWED = 4_096
-#: How often the texts of a set may branch one after the other.
+#: Maximum number of successive branchings of the texts of a set.
 _MAX_BRANCHINGS = 128
-#: How deep anyOf and references may nest in one set.
+#: Maximum nesting of anyOf and references in one set.
 _MAX_DEPTH = 8
 
 _Tokens = tuple[tuple[int, ...], ...]
@@ -36,24 +36,24 @@ _Tokens = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class FiniteSet:
-    """Texts of which exactly one comes, none of them the beginning of another."""
+    """Texts exactly one of which comes next. None of them is the beginning of another."""
 
     texts: tuple[bytes, ...]
 
     @cached_property
     def prefix(self) -> bytes:
-        """The bytes with which all texts begin: a grammar forces them."""
+        """Return the bytes with which all texts begin; a grammar forces these."""
         return _common(self.texts)
 
     @cached_property
     def following(self) -> frozenset[int]:
-        """The bytes that may come after the prefix."""
+        """Return the bytes that may come after the prefix."""
         return frozenset(text[len(self.prefix)] for text in self.texts)
 
 
 @lru_cache(maxsize=128)
 def finite_sets(constraint: Constraint) -> tuple[FiniteSet, ...]:
-    """The finite sets inside a constraint, as far as they are few and small."""
+    """Return the finite sets inside a constraint, as far as they are few and small."""
     found: dict[FiniteSet, None] = {}
     for texts in _sets_in(constraint):
         made = _made(texts)
@@ -65,7 +65,8 @@ def finite_sets(constraint: Constraint) -> tuple[FiniteSet, ...]:
 
 
 def _made(texts: Sequence[str]) -> FiniteSet | None:
-    """The set of some texts: JSON strings without their closing quote, unless one would begin another then."""
+    """Return the set of some texts: JSON strings without their closing quote, unless one string would then begin
+    another."""
     whole = sorted({text.encode() for text in texts})
     opened = sorted({text[:-1] if text[:1] == text[-1:] == b'"' else text for text in whole})
     fitting = next((each for each in (opened, whole) if not _is_any_begun(each)), None)
@@ -75,14 +76,14 @@ def _made(texts: Sequence[str]) -> FiniteSet | None:
 
 
 def _common(texts: Sequence[bytes]) -> bytes:
-    """The bytes with which all texts begin."""
+    """Return the bytes with which all texts begin."""
     first, last = min(texts), max(texts)
     size = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return first[: min(size, len(last))]
 
 
 def _is_any_begun(texts: Sequence[bytes]) -> bool:
-    """Return whether one of the sorted texts begins another."""
+    """Return whether one of the sorted texts is the beginning of the next one."""
     return any(following.startswith(text) for text, following in pairwise(texts))
 
 
@@ -98,7 +99,7 @@ def _sets_in(constraint: Constraint) -> Iterator[Sequence[str]]:
 
 
 def _sets_of(node: Any, root: Any) -> Iterator[Sequence[str]]:
-    """The texts of each finite part of a schema, the outer ones first."""
+    """Yield the texts of each finite part of a schema, the outer parts first."""
     if isinstance(node, dict):
         values = _values(node, root, _MAX_DEPTH)
         if values is not None:
@@ -108,7 +109,8 @@ def _sets_of(node: Any, root: Any) -> Iterator[Sequence[str]]:
 
 
 def _values(node: Any, root: Any, depth: int) -> list[Any] | None:
-    """The values of a schema that lists them; None if it does not. What it does not say of them, the grammar does."""
+    """Return the values of a schema that lists them; None if it does not. The grammar enforces further restrictions of
+    the values."""
     if not isinstance(node, dict) or not depth:
         return None
     if isinstance(node.get("enum"), list):
@@ -132,18 +134,19 @@ _NAMED: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
 
 
 def _resolved(reference: str, root: Any) -> Any:
-    """The part of a schema that a reference inside of it names."""
+    """Return the part of a schema that a reference inside the schema names."""
     node = root
     for name in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
         node = node.get(name) if isinstance(node, dict) else None
     return node
 
 
-# -- the place ---------------------------------------------------------------------------------------------
+# -- the position ------------------------------------------------------------------------------------------
 
 
 def next_options(sets: Sequence[FiniteSet], matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> _Tokens:
-    """The tokens of the options that come next, where the matcher allows `mask`; none if no set comes next."""
+    """Return the tokens of the options that come next, at a position where the matcher allows `mask`. Empty if no set
+    comes next."""
     if int.from_bytes(mask, "little").bit_count() > _MAX_ALLOWED:
         return ()
     forced = matcher.forced_bytes()
@@ -161,8 +164,8 @@ def next_options(sets: Sequence[FiniteSet], matcher: Matcher, mask: bytes, vocab
 
 
 def _is_next(walk: Matcher, rests: list[bytes], depth: int) -> bool:
-    """Return whether the matcher allows each of the texts, and only them until one is complete. The matcher is left as
-    it was. Texts that branch more than `depth` times one after the other are not followed."""
+    """Return whether the matcher allows each of the texts, and only these until one is complete. The matcher's state is
+    restored. Texts that branch more than `depth` times in succession are not followed."""
     if any(not rest for rest in rests):
         return len(rests) == 1
     if not depth:
@@ -181,7 +184,7 @@ def _is_next(walk: Matcher, rests: list[bytes], depth: int) -> bool:
 
 
 def _follows(walk: Matcher, data: bytes, rests: list[bytes], depth: int) -> bool:
-    """`_is_next` after some bytes."""
+    """Do the check of `_is_next` after the bytes `data`."""
     num_before = walk.num_tokens
     is_right = walk.take(data) and _is_next(walk, rests, depth)
     walk.rollback(walk.num_tokens - num_before)
@@ -189,7 +192,8 @@ def _follows(walk: Matcher, data: bytes, rests: list[bytes], depth: int) -> bool
 
 
 def _spelled(texts: Sequence[bytes], matcher: Matcher, vocabulary: GrammarVocabulary) -> _Tokens:
-    """The tokens of the texts as the tokenizer writes them; nothing if the grammar does not take one."""
+    """Return the tokens of the texts as the tokenizer produces them; empty if the grammar does not allow one of
+    them."""
     options = tuple(tuple(vocabulary.encode(text)) for text in texts)
     is_whole = all(vocabulary.text_of(each) == text for each, text in zip(options, texts, strict=True))
     if not is_whole or len(set(options)) < len(options):

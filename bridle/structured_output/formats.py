@@ -1,4 +1,4 @@
-"""Formats of texts in JSON schemas that llguidance does not know, and what stands in their place."""
+"""Formats of strings in JSON schemas that llguidance does not support, and their replacements."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _RELATIVE = f"(?:{_AUTHORITY}(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_NO_CO
 _ABSOLUTE = (
     f"[A-Za-z][A-Za-z0-9+.-]*:(?:{_AUTHORITY}(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_CHAR}+(?:/{_CHAR}*)*|)"
 )
-#: What llguidance does not know as a format, and what replaces it: formats of the standard, of which the international
-#: ones allow all that their ASCII forms allow, and other names that say what one of them says.
+#: Replacements of formats that llguidance does not support. International formats of the standard allow all that their
+#: ASCII forms allow; the others are further names of a supported format.
 FORMATS: Mapping[str, Schema] = {
     "json-pointer": {"pattern": f"^{_POINTER}$"},
     "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
@@ -31,7 +31,7 @@ FORMATS: Mapping[str, Schema] = {
     "url": {"format": "uri"},
     "byte": {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"},
 }
-#: The formats that say something, from draft 4 on. Any other is a note for people, by every draft.
+#: Formats that restrict values, from draft 4 on. According to every draft, any other format is a note for people.
 _STANDARD = frozenset(
     {
         *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
@@ -42,5 +42,5 @@ _STANDARD = frozenset(
 
 
 def is_known(name: Any) -> bool:
-    """Return whether a format is for llguidance to enforce or to refuse."""
+    """Return whether llguidance must enforce or refuse a format."""
     return name in _STANDARD and name not in FORMATS

@@ -1,8 +1,8 @@
-"""Translates GBNF, llama.cpp's notation of grammars, to Lark's. SGLang's EBNF is the same notation.
+"""Translates GBNF, llama.cpp's notation of grammars, to Lark's notation. SGLang's EBNF is the same notation as GBNF.
 
 A rule is `name ::= ...`, and the text is derived from `root`. Every character becomes a terminal of its own, so that no
-terminal takes what another one needs: the grammar means here exactly what it means there. Names the line of what cannot
-be translated.
+terminal consumes characters that another one needs, and the grammar keeps its exact meaning. If a part cannot be
+translated, the error names its line.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _IS_GBNF = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Return whether a grammar is in this notation: its rules are unique to it."""
+    """Return whether a grammar is in GBNF, which its form of rules shows."""
     return _IS_GBNF.search(grammar) is not None
 
 
 def gbnf_to_lark(grammar: str) -> str:
-    """The same grammar in Lark's notation. Raises `InvalidRequest` that names the line."""
+    """Return the same grammar in Lark's notation. Raises `InvalidRequest` that names the line at fault."""
     tokens = _tokens(grammar)
     rules = _Rules()
     position = 0
@@ -52,7 +52,7 @@ class _Token:
 
 @dataclass(slots=True)
 class _Rules:
-    """The rules so far, by numbers in place of names, and the first line that uses each name."""
+    """The rules so far, with numbers in place of names, and the first line that uses each name."""
 
     bodies: dict[str, str] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=lambda: {"root": 1})
@@ -92,7 +92,7 @@ def _tokens(grammar: str) -> list[_Token]:
 
 
 def _rule(tokens: list[_Token], position: int, rules: _Rules) -> int:
-    """Read one rule; returns where the next one begins."""
+    """Read one rule. Returns the position where the next rule begins."""
     name = tokens[position]
     if name.kind != "name" or position + 1 >= len(tokens) or tokens[position + 1].kind != "defines":
         raise _refusal(f"line {name.line} has {short_repr(name.text)} where a rule must begin: NAME ::= ...")
@@ -114,14 +114,14 @@ def _begins_rule(tokens: list[_Token], position: int) -> bool:
 
 @dataclass(slots=True)
 class _Body:
-    """The right side of a rule in Lark's notation. `last` is where its last element begins, which a repetition is
-    about; `opened` are the groups around."""
+    """The right side of a rule in Lark's notation. `last` is where its last element begins, to which a repetition
+    applies; `opened` are the groups that are open."""
 
     words: list[str] = field(default_factory=list)
     last: int | None = None
     opened: list[tuple[int, int]] = field(default_factory=list)
-    is_empty: bool = True  # the alternative that is being read
-    is_repeated: bool = False  # the last element
+    is_empty: bool = True  # whether the current alternative is empty
+    is_repeated: bool = False  # whether the last element is repeated
 
     def add(self, word: str) -> None:
         self.last, self.is_empty, self.is_repeated = len(self.words), False, False
@@ -197,13 +197,13 @@ def _repeat(body: _Body, token: _Token) -> None:
 
 
 def _text(token: _Token) -> str:
-    """A text, character by character."""
+    """Return a text as single characters."""
     chars = [json.dumps(char) if char.isascii() else json.dumps(char, ensure_ascii=False) for char in _plain(token)]
     return f"({' '.join(chars)})" if len(chars) > 1 else chars[0] if chars else '""'
 
 
 def _chars(token: _Token) -> str:
-    """A class of characters as a regex, each by its number."""
+    """Return a class of characters as a regex, each character by its number."""
     inner = token.text[1:-1]
     negated = inner.startswith("^")
     points = _points(token, inner.removeprefix("^"))
@@ -231,7 +231,7 @@ def _plain(token: _Token) -> str:
 
 
 def _points(token: _Token, text: str) -> list[tuple[str, bool]]:
-    """The characters of a text, each with whether it was escaped."""
+    """Return the characters of a text, each with whether it was escaped."""
     found: list[tuple[str, bool]] = []
     position = 0
     while position < len(text):

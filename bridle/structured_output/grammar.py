@@ -1,7 +1,7 @@
-"""Converts a constraint to the grammar that llguidance reads: a list of small grammars that name each other.
+"""Converts a constraint to the grammar that llguidance reads: a list of small grammars that refer to each other.
 
-The text begins with the first grammar. Each leaf of a combination gets a grammar, and with it a lexer, of its own, so
-that their terminals cannot get into each other's way. Nothing is compiled here.
+The text begins with the first grammar. Each leaf of a combination gets a grammar of its own, and with it a lexer, so
+that the terminals of different leaves cannot conflict. Nothing is compiled here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bridle.structured_output.yacc import yacc_to_lark
 Grammar = dict[str, Any]
 
 _SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-#: No space, then anything that does not end in one.
+#: A text without spaces at its beginning and end.
 _NO_OUTER_SPACE = r"/\S((?s:.)*\S)?/"
 
 
 def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> str:
-    """The grammar as llguidance's JSON text; with schemas `in_other_words`, those that it refuses may be known to it.
-    Raises `InvalidRequest` for what cannot be translated."""
+    """Return the grammar as llguidance's JSON text. With `in_other_words`, schemas that llguidance refuses are
+    rewritten to supported keywords. Raises `InvalidRequest` for a constraint that cannot be translated."""
     grammars: list[Grammar] = []
     _add(constraint, grammars)
     if in_other_words:
@@ -36,18 +36,18 @@ def grammar_of(constraint: spec.Constraint, *, in_other_words: bool = False) -> 
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
-#: A special token in a grammar's text, and what stands for it where there is no vocabulary: a character of no text.
+#: A special token in a grammar's text, and its replacement without a vocabulary: a character that no text contains.
 _SPECIAL = re.compile(r"<\[\d+\]>")
 _STAND_IN = r"\"\uf8ff\""
 
 
 def without_tokens(grammar: str) -> str:
-    """A grammar's JSON text with a character in place of each special token, for a trial without a vocabulary."""
+    """Return a grammar's JSON text with a character in place of each special token, for a test without a vocabulary."""
     return _SPECIAL.sub(lambda _: _STAND_IN, grammar)
 
 
 def has_tokens(constraint: spec.Constraint) -> bool:
-    """True if a grammar that the server wrote names special tokens."""
+    """Return whether a grammar that the server wrote names special tokens."""
     parts: tuple[object, ...] = getattr(constraint, "parts", ())
     return isinstance(constraint, spec.TokenLark) or any(
         isinstance(part, spec.Constraint) and has_tokens(part) for part in parts
@@ -55,7 +55,8 @@ def has_tokens(constraint: spec.Constraint) -> bool:
 
 
 def _add(constraint: spec.Constraint, grammars: list[Grammar]) -> str:
-    """Add the constraint's grammar and those it needs; returns the name by which others refer to it."""
+    """Add the constraint's grammar and the grammars that it needs. Returns the name by which other grammars refer to
+    it."""
     name = f"g{len(grammars)}"
     grammars.append({"name": name})
     if isinstance(constraint, spec.Concat):
@@ -120,7 +121,7 @@ def _lark(text: str) -> Grammar:
 
 
 def quoted(text: str) -> str:
-    """A literal of Lark's notation."""
+    """Return a literal in Lark's notation."""
     return json.dumps(text, ensure_ascii=False)
 
 

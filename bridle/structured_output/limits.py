@@ -1,6 +1,6 @@
-"""Limits on a constraint: sizes, time and memory of its compilation, and of every mask afterwards. Sizes bound what
-a client can send, and are checked before anything is compiled. The other numbers bound the cost that a text of an
-allowed size can still cause."""
+"""Limits of a constraint: sizes, time and memory of its compilation, and of every later mask. Sizes limit what a client
+can send, and are checked before compilation. The other numbers limit the cost that a constraint of an allowed size can
+still cause."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from bridle.cgroups import num_cores
 
-#: Bytes of a whole constraint, written as JSON.
+#: Maximum number of bytes of a whole constraint, written as JSON.
 MAX_BYTES = 512 * 1024
-#: Nesting of a JSON schema's values, and of brackets in a regex or grammar.
+#: Maximum nesting of a JSON schema's values, and of brackets in a regex or grammar.
 MAX_JSON_DEPTH = 100
 MAX_BRACKETS = 200
-#: Options of a choice, parts of a combination, and combinations within one another.
+#: Maximum number of options of a choice, of parts of a combination, and of nested combinations.
 MAX_OPTIONS = 20_000
 MAX_PARTS = 64
 MAX_NESTING = 8
-#: Characters of a text that may be quoted from.
+#: Maximum number of characters of a text from which the output may quote.
 MAX_SUBSTRING_CHARS = 64 * 1024
 
-#: Bounds of llguidance itself. A step's fuel lets no mask take longer than some tens of milliseconds; the number
-#: of lexer states (1 to 2 kB each) is what an output can make grow while it runs.
+#: Limits of llguidance itself. The fuel of a step limits each mask to some tens of milliseconds. The number of lexer
+#: states (1 to 2 kB each) limits the memory that grows during an output.
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
@@ -36,9 +36,9 @@ PARSER_LIMITS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ConstraintLimits:
-    """`seconds` of processor time and `memory` bytes for one compilation, `num_compilers` of them at a time; at
-    most `cache_entries` compiled grammars of about `cache_bytes` together are kept; `num_threads` compute
-    masks."""
+    """Limits of the compiler. One compilation may take `seconds` of processor time and `memory` bytes; `num_compilers`
+    run at a time. At most `cache_entries` compiled grammars of together about `cache_bytes` are kept. `num_threads`
+    threads compute masks."""
 
     seconds: float = 0.75
     memory: int = 256 * 1024 * 1024

@@ -1,7 +1,7 @@
 """Threads that compute masks while the device computes logits.
 
 Free threads take the work piece by piece; llguidance releases the interpreter lock while it computes. Threads start
-with the first piece of work.
+when the first work is submitted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Work = Callable[[], None]
 
 
 class Workers:
-    """At most `num_threads` threads; `submit` never blocks."""
+    """A pool of at most `num_threads` threads. `submit` never blocks."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
@@ -25,7 +25,7 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Iterable[Work]) -> None:
-        """Queue work; with one thread it is done in this order. The work must catch its own errors."""
+        """Queue work; a single thread does it in this order. The work must catch its own errors."""
         with self._changed:
             self._queue.extend(work)
             waiting = len(self._queue)
@@ -52,7 +52,7 @@ class Workers:
             work()
 
     def close(self) -> None:
-        """Let the threads end after what they are doing. Idempotent."""
+        """Let each thread end after its current work. Idempotent."""
         with self._changed:
             self._closed = True
             self._queue.clear()

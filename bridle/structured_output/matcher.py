@@ -1,6 +1,7 @@
-"""A constraint at work on one output: which tokens may come next, which must, whether the text may end.
+"""A constraint applied to one output: which tokens may come next, which are forced, and whether the text may end.
 
-Copying and taking back cost microseconds. One thread at a time; different matchers are independent.
+Copying a matcher and rolling it back cost microseconds. A matcher is used by one thread at a time; different matchers
+are independent.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from bridle.structured_output.remembered import State
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: How much of a text, and how many of the characters that might follow, an explanation shows.
+#: Maximum number of characters of a text, and of characters that may follow, in an explanation.
 _MAX_SHOWN = 120
-#: How llguidance says that one of its limits was reached; the text could go on if that were higher.
+#: Words of llguidance's errors about its limits. The text could continue if the limit were higher.
 _LIMIT_WORDS = re.compile(r"\bmax is\b|\btoo many\b|\blimit\b", re.IGNORECASE)
-#: The masks after at most so many tokens are remembered. Longer texts seldom come again.
+#: Maximum number of tokens after which masks are remembered, because longer texts seldom recur.
 _MAX_REMEMBERED = 48
-#: The masks of grammars of at most so many characters are remembered, because their texts are kept with them.
+#: Maximum number of characters of a grammar whose masks are remembered, because the grammar's text is kept with them.
 MAX_GRAMMAR = 1 << 16
 
 
 class Matcher:
-    """The state of a constraint on one output; it starts before the first token. Raises `InvalidRequest` for a grammar
-    that llguidance refuses; whether it is harmless must have been tried before, see `trial`."""
+    """The state of a constraint on one output, initially before the first token. Raises `InvalidRequest` for a grammar
+    that llguidance refuses. `compile_sandbox` must have tested before that compiling the grammar is harmless."""
 
     def __init__(self, vocabulary: GrammarVocabulary, grammar: str) -> None:
         import llguidance
@@ -45,17 +46,17 @@ class Matcher:
             raise InvalidRequest(message, "constraint")
 
     def copy(self) -> Matcher:
-        """An independent matcher in the same state."""
+        """Return an independent matcher in the same state."""
         twin: Matcher = object.__new__(Matcher)
         twin.vocabulary, twin._grammar = self.vocabulary, self._grammar
         twin._tokens, twin.backend = self._tokens.copy(), self.backend.deep_copy()
         return twin
 
-    # -- moving --------------------------------------------------------------------------------------------
+    # -- advancing and rolling back ------------------------------------------------------------------------
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Advance by tokens that followed. Raises `ControllerError` at the first token that the grammar does not allow,
-        or that takes more than its limits; after that the matcher is of no use."""
+        """Advance by tokens that were appended. Raises `ControllerError` at the first token that the grammar does not
+        allow, or that exceeds its limits; the matcher is unusable after that."""
         if not tokens:
             return
         count = self.backend.try_consume_tokens(list(tokens))
@@ -68,7 +69,7 @@ class Matcher:
             )
 
     def rollback(self, num_tokens: int) -> None:
-        """Take the last tokens back. Raises `ControllerError` if there are not as many."""
+        """Roll back the last tokens. Raises `ControllerError` if the matcher has fewer tokens."""
         if num_tokens == 0:
             return
         if num_tokens > len(self._tokens) or not self.backend.rollback(num_tokens):
@@ -82,7 +83,7 @@ class Matcher:
         return int(self.backend.validate_tokens(list(tokens)))
 
     def take(self, data: bytes) -> bool:
-        """Advance by bytes; returns whether each of them is a token that the grammar allows."""
+        """Advance by bytes. Returns whether each byte is a token that the grammar allows."""
         known = self.vocabulary.byte_tokens
         tokens = [known[byte] for byte in data if byte in known]
         if len(tokens) < len(data):
@@ -91,30 +92,30 @@ class Matcher:
         self._tokens.extend(tokens[:count])
         return count == len(tokens)
 
-    # -- looking -------------------------------------------------------------------------------------------
+    # -- inspecting ----------------------------------------------------------------------------------------
 
     def forced_bytes(self) -> bytes:
-        """The bytes that must come next."""
+        """Return the bytes that must come next."""
         return bytes(self.backend.compute_ff_bytes())
 
     def next_bytes(self, mask: bytes) -> frozenset[int]:
-        """The bytes that may come next under `mask`."""
+        """Return the bytes that may come next under `mask`."""
         known = self.vocabulary.byte_tokens
         return frozenset(byte for byte, token in known.items() if mask[token >> 3] >> (token & 7) & 1)
 
     def tail(self, size: int) -> bytes:
-        """The last bytes of the text, at least `size` if there are as many."""
+        """Return the last bytes of the text: at least `size`, or the whole text if it is shorter."""
         return self.vocabulary.text_of(self._tokens[-size:]) if size else b""
 
     @property
     def state(self) -> State | None:
-        """Everything that masks depend on; None for a state that is not worth remembering."""
+        """Return the state that masks depend on, as a key; None for a state that is not worth remembering."""
         is_short = len(self._tokens) <= _MAX_REMEMBERED and len(self._grammar) <= MAX_GRAMMAR
         return (self._grammar, tuple(self._tokens)) if is_short else None
 
     def mask(self) -> bytes:
-        """The bit row of the tokens that may come next, end tokens included where the text may end. Raises
-        `ControllerError` with an explanation if there are none."""
+        """Return the bit row of the tokens that may come next. End tokens are included where the text may end. If no
+        token may come, raises `ControllerError` with an explanation."""
         state = self.state
         if state is None or self.is_failed:
             return self.compute_mask()
@@ -124,7 +125,7 @@ class Matcher:
         return known
 
     def compute_mask(self) -> bytes:
-        """Do as `mask`, without what is remembered."""
+        """Compute the result of `mask` without using remembered masks."""
         row: bytes = self.backend.compute_bitmask()
         if not self.vocabulary.spells_every_byte:
             row = self._spellable(row)
@@ -152,7 +153,7 @@ class Matcher:
         return bytes(spelled)
 
     def _fitted(self, row: bytes, size: int) -> bytes:
-        """Exactly `size` bytes, without bits beyond the vocabulary."""
+        """Return exactly `size` bytes of the row, without bits beyond the vocabulary."""
         fitted = bytearray(row[:size].ljust(size, b"\0"))
         whole, rest = divmod(self.vocabulary.size, 8)
         if rest:
@@ -162,7 +163,8 @@ class Matcher:
         return bytes(fitted)
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must come next, spelled as the tokenizer would spell them; none if there is a choice."""
+        """Return the tokens that must come next, spelled as the tokenizer would spell them; empty if there is a
+        choice."""
         tokens: list[int] = self.backend.compute_ff_tokens()
         if not tokens or self.backend.validate_tokens(tokens) < len(tokens):
             return ()
@@ -180,7 +182,8 @@ class Matcher:
 
     @property
     def is_failed(self) -> bool:
-        """Return whether the grammar has failed: a limit was reached, or a token came that it does not allow."""
+        """Return whether the grammar has failed: a limit was reached, or a token was committed that the grammar does
+        not allow."""
         return bool(self.backend.is_error())
 
     @property
@@ -190,18 +193,18 @@ class Matcher:
 
     @property
     def last_token(self) -> int | None:
-        """The last committed token."""
+        """Return the last committed token, or None."""
         return self._tokens[-1] if self._tokens else None
 
     @property
     def num_tokens(self) -> int:
-        """Number of committed tokens."""
+        """Return the number of committed tokens."""
         return len(self._tokens)
 
     # -- explaining ----------------------------------------------------------------------------------------
 
     def _check_limits(self) -> None:
-        """Raise the error that names the limit, if the matcher failed because it reached one."""
+        """If the matcher failed because it reached a limit, raise the error that names the limit."""
         if self.backend.is_error() and _LIMIT_WORDS.search(self.failure):
             text = _shown(self.vocabulary.text_of(self._tokens))
             why = self.failure.partition("; consider")[0]
@@ -211,7 +214,7 @@ class Matcher:
             )
 
     def explain(self) -> str:
-        """Text for an error message: what was generated so far, what the grammar allowed next, and what went wrong."""
+        """Return text for an error message: the text so far, what the grammar allowed next, and the problem."""
         text = self.vocabulary.text_of(self._tokens)
         parts = [f"after {_shown(text)} the grammar allows {_allowed_after(self._grammar, text)}"]
         if self.backend.is_error() and self.backend.stop_reason() not in ("NoExtensionBias", "NotStopped"):
@@ -223,8 +226,8 @@ class Matcher:
 
 @contextmanager
 def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
-    """Say who is at odds, if what a policy has put in the place of another text does not continue a constrained one.
-    The constraint's own messages may contain what the policy forbids, so only its kind is reported."""
+    """If a policy's replacement text does not continue a constrained text, raise an error that names both. The
+    constraint's own messages may contain what the policy forbids, so only its kind is reported."""
     try:
         yield
     except ControllerError as error:
@@ -237,7 +240,7 @@ def fitting(policy: str, constraint: Constraint | None) -> Iterator[None]:
 
 
 def _allowed_after(grammar: str, text: bytes) -> str:
-    """The bytes that may follow `text`, for people."""
+    """Return the bytes that may follow `text`, in readable form."""
     import llguidance
 
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
@@ -253,7 +256,7 @@ def _allowed_after(grammar: str, text: bytes) -> str:
 
 
 def _ranges(values: Sequence[int]) -> str:
-    """Byte values as runs of characters, such as `'0'-'9', '}'`."""
+    """Return byte values as ranges of characters, such as `'0'-'9', '}'`."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][1] + 1:
@@ -268,7 +271,7 @@ def _char(value: int) -> str:
 
 
 def _shown(data: bytes | Iterable[int]) -> str:
-    """The end of a text, quoted."""
+    """Return the end of a text, quoted."""
     text = repr(bytes(data).decode("utf-8", "replace"))
     return text if len(text) <= _MAX_SHOWN else "'..." + text[-_MAX_SHOWN:]
 

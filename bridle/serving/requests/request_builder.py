@@ -182,7 +182,8 @@ def check_text(model: LoadedModel, text: str, param: str) -> None:
 
 
 def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
-    """Refuse texts of `num_chars` characters if their tokens cannot fit into the context, whatever they are."""
+    """Raise `ContextOverflow` for texts of `num_chars` characters that cannot fit into the context whatever their
+    tokens are."""
     limit = model.max_prompt_chars
     if num_chars > limit:
         raise ContextOverflow(
@@ -191,7 +192,8 @@ def check_length(model: LoadedModel, num_chars: int, param: str) -> None:
 
 
 def check_unicode(text: str, param: str) -> None:
-    """Refuse text with half of a surrogate pair: it has no UTF-8 form, so no token can stand for it."""
+    """Raise `InvalidRequest` for text with half of a surrogate pair. Such text has no UTF-8 form, so no token spells
+    it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -202,7 +204,7 @@ def check_unicode(text: str, param: str) -> None:
 
 
 def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> None:
-    """Refuse a prompt that leaves no room for `max_tokens` more (None: for one more)."""
+    """Raise `ContextOverflow` for a prompt that leaves no room for `max_tokens` output tokens (None: for one)."""
     most, limit = model.batching.max_input_tokens, model.max_sequence_tokens
     if num_prompt > most and most < limit:
         raise ContextOverflow(f"the prompt has {num_prompt} tokens; max_input_tokens is {most}", "prompt")
@@ -218,19 +220,20 @@ def check_fits(model: LoadedModel, num_prompt: int, max_tokens: int | None) -> N
 
 
 def check_num_tokens(model: LoadedModel, num_prompt: int) -> None:
-    """Refuse more tokens than the model can hold."""
+    """Raise `ContextOverflow` if a prompt has more tokens than the model can hold."""
     limit = model.max_sequence_tokens
     if num_prompt > limit:
         raise ContextOverflow(f"{_context(model)}; the prompt has {num_prompt} tokens", "prompt")
 
 
 def _context(model: LoadedModel) -> str:
-    """Return the length of the context in the wording of OpenAI's error, by which clients recognize it."""
+    """Return the context length in the words of OpenAI's error message, by which clients recognize the error."""
     return f"This model's maximum context length is {model.max_sequence_tokens} tokens"
 
 
 def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
-    """Refuse tokens that the model does not have, and stop strings that cannot occur in a text."""
+    """Raise `InvalidRequest` for tokens that the model does not have, and for stop strings that cannot occur in a
+    text."""
     vocab_size, bias = model.info.vocab_size, sampling.logit_bias
     if bias:
         check_ids("logit_bias", (max(bias),) if isinstance(bias, LogitBias) else bias, model.info.num_drawable)
@@ -252,7 +255,7 @@ def check_sampling(model: LoadedModel, sampling: SamplingParams) -> None:
 
 
 def check_ids(param: str, tokens: Collection[int], vocab_size: int) -> None:
-    """Refuse ids outside of the vocabulary."""
+    """Raise `InvalidRequest` for ids outside of the vocabulary."""
     if tokens and set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size:
         return
     for token in tokens:

@@ -1,7 +1,7 @@
 """Priority and deadline of a request.
 
-Every front-end creates its `RequestLimits` here, so that the fields have the same meaning and errors everywhere. Only a
-key with that right may raise its priority; every key may lower it. This module knows no wire format.
+Every front end creates its `RequestLimits` here, so that the fields have the same meaning and errors everywhere. A user
+may raise the priority only up to the user's limit, but may always lower it. This module knows no wire format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEADLINE = 86_400.0  # seconds
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """`priority` orders the requests that wait for room, smaller numbers first. `deadline` is the number of seconds
-    after `since`, a point of the monotonic clock, after which the request ends (None: no deadline). Raises
+    after `since`, a point of the monotonic clock, at which the request ends (None: no deadline). Raises
     `InvalidRequest` for values out of range."""
 
     priority: int = 0
@@ -44,15 +44,15 @@ class RequestLimits:
         _check_deadline(self.deadline)
 
     def end(self, timeout: float | None = None) -> float | None:
-        """The deadline as a point of the monotonic clock, or the end of the server's `timeout` from now, if that comes
-        first."""
+        """Return the deadline as a point of the monotonic clock. If the server's `timeout`, counted from now, ends
+        earlier, return its end."""
         ends = [] if self.deadline is None else [self.since + self.deadline]
         if timeout is not None:
             ends.append(time.monotonic() + timeout)
         return min(ends, default=None)
 
     def check_allowed(self, identity: Identity) -> None:
-        """Raise `InvalidRequest` if this user may not have that priority."""
+        """Raise `InvalidRequest` if this user may not use this priority."""
         limit = identity.limits.most_urgent
         if self.priority < limit and not identity.is_admin:
             raise InvalidRequest(
@@ -95,8 +95,8 @@ DEFAULT_TERMS = RequestLimits()
 def make_terms(
     priority: int | None, deadline: float | None, identity: Identity, since: float | None = None
 ) -> RequestLimits:
-    """Return the limits that a client asks for. The default priority is 0, or the user's most urgent one if that is
-    less urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
+    """Return the limits that a client asks for. Without a priority it is 0, or the user's most urgent permitted one if
+    0 is more urgent. Raises `InvalidRequest` for a value that is out of range or not allowed to this user."""
     if priority is None:
         priority = 0 if identity.is_admin else max(identity.limits.most_urgent, 0)
         if not priority and deadline is None:

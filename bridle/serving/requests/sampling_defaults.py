@@ -1,6 +1,6 @@
 """Sampling defaults of a checkpoint, from its `generation_config.json`: values for fields that a request leaves out.
-Only fields that choose tokens are read, and a length; `do_sample` is ignored, as in vLLM. A value that a request could
-not have is dropped with a warning, since it must not prevent serving."""
+Only sampling fields and a length are read; `do_sample` is ignored, as in vLLM. A value that a request could not have is
+dropped with a warning, because it must not prevent serving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridle.sampling import DEFAULT_SAMPLING, SamplingParams
 
 _log = logging.getLogger(__name__)
 
-#: Fields by their names in the file.
+#: Fields of sampling parameters, by their names in the file.
 _NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -28,15 +28,15 @@ _NAMES = {
 
 
 def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
-    """The sampling parameters that a checkpoint's folder recommends, those that differ from the usual ones; none of
-    them if `mode` is `none`."""
+    """Return the sampling parameters that a checkpoint's folder recommends, as far as they differ from the usual
+    defaults. Empty if `mode` is `none`."""
     path = folder / "generation_config.json"
     if mode == "none" or not path.is_file():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        content = None  # the tokenizer tells of it
+        content = None  # the tokenizer reports this error
     found: dict[str, Any] = {}
     for theirs, ours in _NAMES.items() if isinstance(content, dict) else ():
         value = content.get(theirs)
@@ -53,7 +53,7 @@ def read_defaults(folder: Path, mode: str = "auto") -> dict[str, Any]:
 
 
 def filled(sampling: SamplingParams, defaults: Mapping[str, Any], given: Collection[str]) -> SamplingParams:
-    """Return `sampling` with the model's defaults for fields that are not `given`, except the length, which
+    """Return `sampling` with the model's defaults for fields that are not `given`, except for the length, which
     `limited` sets."""
     missing = {name: value for name, value in defaults.items() if name not in given and name != "max_tokens"}
     return sampling.with_(**missing) if missing else sampling

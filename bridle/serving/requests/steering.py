@@ -1,8 +1,8 @@
-"""Selection of the controllers of a request, by the same rules for every API: controllers by name, their arguments, and
+"""Selection of a request's controllers, by the same rules for every API: controllers by name, their arguments, and
 related options.
 
-This module knows no wire format: a front-end passes the values of its fields. The optional packages of the control
-runtime are imported only when a model has one.
+This module knows no wire format: a front end passes the values of its fields. The optional packages of the control
+runtime are imported only when a model has a control runtime.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from bridle.aici.client import RuntimePool, WasmController
     from bridle.controllers.python import Controller
 
-#: The controller that does nothing: plain generation.
+#: Name of the controller that does nothing: plain generation.
 NO_CONTROLLER = "none"
 MAX_NAME_CHARS = 200
 NO_CLASSES: Mapping[str, type[Controller]] = {}
 
 
 class Named(Protocol):
-    """Controller fields of a request, in every API. One controller has its own field, with its argument. Further ones
-    are in a list, each a name or an object with the same two fields. There are also the tools that they may call, and
-    those that the client answers."""
+    """The controller fields of a request, in every API. One controller has its own field, with its argument. Further
+    controllers are in a list; each is a name or an object with the same two fields. There are also the tools that
+    controllers may call, and the tools whose calls the client answers."""
 
     @property
     def controller(self) -> str | None: ...
@@ -64,8 +64,8 @@ class Controllers:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """The controller of a request (perhaps composed of several), its constraint, both, or nothing. `rewind` is the
-    policy for text that a controller may roll back, `client_tools` are those that the client answers."""
+    """The controller of a request (perhaps composed of several), its constraint, both, or neither. `rewind` is the
+    policy for text that a controller may roll back; `client_tools` are the tools whose calls the client answers."""
 
     controller: object | None = None
     constraint: Constraint | None = None
@@ -77,19 +77,19 @@ PLAIN = Steering()
 
 
 def is_controlled(named: Named) -> bool:
-    """Return whether any controller that has an effect is named. Raises `InvalidRequest` for malformed fields."""
+    """Return whether a controller other than `none` is named. Raises `InvalidRequest` for malformed fields."""
     return any(True for _ in _each(named))
 
 
 def ignores_eos(named: Named, given: bool | None) -> bool:
-    """Return whether the end-of-text token is ignored: as `given` by the client, else only under a sandboxed
-    controller, which decides by itself when its output ends."""
+    """Return whether the end-of-text token is ignored. Without a `given` value of the client, it is ignored only under
+    a sandboxed controller, which decides by itself when its output ends."""
     return any(not is_class(name) for name, _ in _each(named)) if given is None else given
 
 
 class SteersRequests:
-    """Base of classes that serve requests: selects their controllers for `identity`. `classes` are the operator's
-    classes of controllers, by name."""
+    """Base of classes that serve requests: selects the controllers of requests for `identity`. `classes` are the
+    operator's classes of controllers, by name."""
 
     __slots__ = ()
     model: LoadedModel
@@ -118,7 +118,7 @@ class SteersRequests:
 
 
 def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
-    """The tools that the client answers."""
+    """Return the tools whose calls the client answers."""
     if not named.client_tools:
         return ()
     if model.tools is None:
@@ -127,7 +127,7 @@ def _client_tools(named: Named, model: LoadedModel) -> tuple[str, ...]:
 
 
 def _each(named: Named) -> Iterator[tuple[str, Any]]:
-    """Name and argument of each controller, the outer one first."""
+    """Yield name and argument of each controller, the outer one first."""
     if named.controller is not None and named.controller != NO_CONTROLLER:
         yield named.controller, "" if named.controller_arg is None else named.controller_arg
     elif named.controller_arg is not None:
@@ -144,7 +144,7 @@ def _each(named: Named) -> Iterator[tuple[str, Any]]:
 
 
 def _entry(where: str, entry: Any) -> tuple[str, Any]:
-    """One of a list of controllers."""
+    """Return name and argument of one entry of a list of controllers."""
     fields = {"controller": entry} if isinstance(entry, str) else entry
     if not isinstance(fields, Mapping) or not isinstance(fields.get("controller"), str):
         raise InvalidRequest(
@@ -160,8 +160,8 @@ def _entry(where: str, entry: Any) -> tuple[str, Any]:
 
 
 def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Identity) -> WasmController:
-    """The controller of a module id, tag or `gh:` name. An argument that is a string is passed unchanged, any other as
-    JSON text."""
+    """Return the controller of a module id, tag or `gh:` name. A string argument is passed unchanged; any other
+    argument is passed as JSON text."""
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"controller has {len(name)} characters; must be 1 to {MAX_NAME_CHARS}", "controller")
     control_of(model)
@@ -172,12 +172,12 @@ def wasm_controller(model: LoadedModel, name: str, argument: Any, identity: Iden
 
 
 def control_of(model: LoadedModel) -> RuntimePool:
-    """The control runtime of a model. Raises `UnsupportedFeature` if it has none."""
+    """Return the control runtime of a model. Raises `UnsupportedFeature` if the model has none."""
     if model.control is None:
         raise UnsupportedFeature(f"{model.name!r} is served without a control runtime", "controller")
     return model.control
 
 
 def auth_of(identity: Identity) -> Auth:
-    """The identity of a client in the runtime's terms."""
+    """Return the identity of a client in the runtime's terms."""
     return Auth(identity.user, identity.is_admin)

@@ -1,7 +1,7 @@
 """Converts texts among the sampling parameters to tokens of a model: bad words and DRY's sequence breakers.
 
-A breaker means each token whose text contains it, and the last token of its own spelling, as in the original DRY. The
-search is one pass over the vocabulary's texts, which are joined once per tokenizer.
+A breaker stands for each token whose text contains it, and for the last token of its own spelling, as in the original
+DRY. The search is one pass over the vocabulary's texts, which are joined once per tokenizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bridle.tokenizer.tokenizer import Tokenizer
 
 _BETWEEN = "\0"
-_MAX_CACHED = 64  # answers for a tokenizer
+_MAX_CACHED = 64  # results per tokenizer
 
 
 class VocabIndex:
@@ -33,7 +33,7 @@ class VocabIndex:
         self._found: dict[str, tuple[int, ...]] = {}
 
     def containing(self, text: str) -> tuple[int, ...]:
-        """The tokens whose text contains `text`."""
+        """Return the tokens whose text contains `text`."""
         found = self._found.get(text)
         if found is None:
             found = tuple(dict.fromkeys(bisect_right(self._starts, place) - 1 for place in self._places(text)))
@@ -53,7 +53,7 @@ _texts: WeakKeyDictionary[Tokenizer, VocabIndex] = WeakKeyDictionary()
 
 
 def resolve_text_params(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
-    """The parameters with the tokens of their texts."""
+    """Return the sampling parameters with the tokens of their texts."""
     if sampling.has_dry and sampling.dry_sequence_breakers:
         sampling = sampling.with_(dry_breaker_ids=_breakers(model, sampling.dry_sequence_breakers))
     if sampling.bad_words:
@@ -72,7 +72,7 @@ def resolve_text_params(model: LoadedModel, sampling: SamplingParams) -> Samplin
 
 
 def _spellings(model: LoadedModel, word: str) -> list[tuple[int, ...]]:
-    """A word alone and after a space, as tokens."""
+    """Return the tokens of a word alone and of the word after a space."""
     bare = word.lstrip(" ")
     if not bare:
         raise InvalidRequest(f"bad_words holds {word!r}, which is only spaces", "bad_words")

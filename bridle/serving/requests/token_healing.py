@@ -11,7 +11,7 @@ from bridle.structured_output.spec import Concat, Constraint
 from bridle.tokenizer import Tokenizer
 from bridle.tokenizer.token_prefixes import TokenPrefixes
 
-#: The most tokens that are rolled back, and the most bytes of their text.
+#: Maximum number of tokens that are removed, and maximum number of bytes of their text.
 MAX_HEALED_TOKENS = 4
 MAX_HEALED_BYTES = 32
 
@@ -22,7 +22,7 @@ _PREFIXES: WeakKeyDictionary[Tokenizer, TokenPrefixes] = WeakKeyDictionary()
 
 
 def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
-    """The ordinary tokens of a model, sorted once."""
+    """Return the ordinary tokens of a model by their prefixes; they are sorted once."""
     found = _PREFIXES.get(tokenizer)
     if found is None:
         special = frozenset(tokenizer.special_token_ids) | frozenset(tokenizer.eos_token_ids)
@@ -34,9 +34,9 @@ def _prefixes(tokenizer: Tokenizer, vocab_size: int) -> TokenPrefixes:
 def heal(
     tokenizer: Tokenizer, vocab_size: int, prompt: Tokens, controller: object | None
 ) -> tuple[Tokens, object | None, TokenHealing | None]:
-    """Return the prompt without the tokens that are rolled back, and the options for the engine. The controller spells
-    the text of these tokens if it is a constraint. Nothing changes if no token extends the end of the prompt. Raises
-    `UnsupportedFeature` with any other controller."""
+    """Return the prompt without its removed last tokens, the controller, and the healing for the engine. If the
+    controller is a constraint, it spells the text of the removed tokens. Nothing changes if no token extends the end of
+    the prompt. Raises `UnsupportedFeature` for any other controller."""
     if not (controller is None or isinstance(controller, Constraint)):
         raise UnsupportedFeature(
             "token_healing: not supported with a controller, with tools or with reasoning. Leave it out.",
@@ -53,7 +53,8 @@ def heal(
 
 
 def _tail(pieces: TokenPrefixes, prompt: Tokens) -> tuple[int, bytes]:
-    """The most tokens at the end of a prompt whose text begins a longer token, and that text. One token stays."""
+    """Return the largest number of last tokens of a prompt whose text begins a longer token, and that text. At least
+    one token stays."""
     found, text = (0, b""), b""
     for number, token in enumerate(reversed(prompt[1:][-MAX_HEALED_TOKENS:]), 1):
         if token not in pieces.bytes_of or len(pieces.bytes_of[token] + text) > MAX_HEALED_BYTES:
@@ -65,7 +66,7 @@ def _tail(pieces: TokenPrefixes, prompt: Tokens) -> tuple[int, bytes]:
 
 
 def _is_whole(text: bytes) -> bool:
-    """Return whether bytes are whole characters."""
+    """Return whether the bytes are whole characters."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -74,7 +75,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 def _healing(pieces: TokenPrefixes, text: bytes, num_chars: int, vocab_size: int) -> TokenHealing:
-    """The masks at each place within `text`."""
+    """Return the healing, with the masks at each position within `text`."""
     masks, steps = list[bytes](), list[tuple[tuple[int, int], ...]]()
     for start in range(len(text)):
         rest = text[start:]

@@ -1,1 +1,1 @@
-"""Access and fair sharing among users: keys, rate limits, fairness, admission."""
+"""Access to a server and fair sharing among users: keys, rate limits, fairness, admission."""

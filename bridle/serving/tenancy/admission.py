@@ -1,17 +1,17 @@
-"""Limits the requests and tokens that a server has accepted at once, and refuses more.
+"""Limits the number of requests and tokens that a server has accepted at once, and refuses further requests.
 
-A bounded queue answers or refuses quickly; an unbounded one answers everybody late. A front-end takes a ticket before
-it spends work on a request, charges it with tokens once these are counted, and releases it at the end. This module
-knows nothing of engines: the bound covers everything that a process has accepted, waiting or running.
+A bounded queue answers or refuses quickly; an unbounded one answers every request late. A front end takes a ticket
+before it spends work on a request, charges the ticket with tokens once these are counted, and releases it at the end.
+This module does not know engines: the limits cover every request that a process has accepted, waiting or running.
 
 If several users share a server, no user can fill it alone. A user may have at most four times as many places as are
-still free, so there is always room for another user. `rate_limit` bounds how much a user may ask for in a minute.
+still free, so there is always room for another user. `rate_limit` limits how much a user may ask for in a minute.
 
-`FairQueue` decides whose request is served first: start-time fair queueing between tenants (Goyal et al., 1996). Every
+`FairQueue` decides which request is served first: start-time fair queueing between tenants (Goyal et al., 1996). Every
 request gets a place, and the engine takes waiting requests in order of their places. A tenant's next place comes after
 the work that its earlier requests asked for, divided by its weight. A tenant that was idle starts at the current place
-of service: it neither saves up places nor waits behind those of others. Work is counted in tokens. The length of an
-output is estimated from earlier ones, and corrected when the output has ended.
+of service: it neither saves up places nor waits behind others' places. Work is counted in tokens. The length of an
+output is estimated from earlier outputs, and corrected when the output has ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from bridle.errors import InvalidRequest, Overloaded
 from bridle.serving.tenancy.rate_limit import NO_LIMITS, RateLimiter, UserLimits
 
-_SMOOTHING = 0.1  # weight of the newest sample in the mean time that a ticket is held
+_SMOOTHING = 0.1  # weight of the newest sample in the mean time for which a ticket is held
 _MIN_RETRY = 1.0  # seconds
 _MAX_RETRY = 60.0
 _GREED = 4  # places that one user may hold for each free one
-_MAX_TENANTS = 4_096  # for these the end of the last place is remembered
-_FIRST_GUESS = 128.0  # tokens of output
+_MAX_TENANTS = 4_096  # number of tenants whose last place is remembered
+_FIRST_GUESS = 128.0  # first estimate of an output's length in tokens
 _GUESS_SMOOTHING = 0.05
 
 
@@ -45,13 +45,14 @@ class Admission:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared` says that users have separate identities, so that no user can crowd out the others."""
+        """Make an empty admission. `is_shared` says that users have separate identities, so that no user may crowd out
+        others."""
         for name, value in (("max_requests", max_requests), ("max_tokens", max_tokens)):
             if value < 1:
                 raise InvalidRequest(f"{name} is {value}; must be at least 1", name)
         self.max_requests = max_requests
         self._max_tokens = max_tokens
-        #: The tokens of the longest prompt that any model takes now, for which there is always room.
+        #: Returns the maximum prompt length of all loaded models; there is always room for one such prompt.
         self.longest_prompt: Callable[[], int] = lambda: 0
         self.num_requests = 0
         self.num_tokens = 0
@@ -65,13 +66,13 @@ class Admission:
 
     @property
     def max_tokens(self) -> int:
-        """Return the maximum number of prompt tokens in flight. A prompt that fits a model is always accepted, so
-        the limit is higher while a model with a longer context is loaded."""
+        """Return the maximum number of prompt tokens in flight. A prompt that fits a model is always accepted if
+        nothing else is in flight. So the limit is higher while a model with a longer context is loaded."""
         return max(self._max_tokens, self.longest_prompt())
 
     def admit(self, num_requests: int = 1, user: str = "", limits: UserLimits = NO_LIMITS) -> Ticket:
-        """Return a ticket for `num_requests` of `user`, which must be released. Raises `Overloaded` if there is no room
-        for them, or if the user's limits are used up."""
+        """Return a ticket for `num_requests` of `user`; the caller must release it. Raises `Overloaded` if there is no
+        room for the requests, or if the user's limits are used up."""
         self.check(user, limits, num_requests)
         if limits is not NO_LIMITS:
             self._rates.spend(user, "requests", limits.requests_per_minute, num_requests)
@@ -80,7 +81,7 @@ class Admission:
         return Ticket(self, num_requests, self._clock(), user, limits)
 
     def check(self, user: str = "", limits: UserLimits = NO_LIMITS, num_requests: int = 1) -> None:
-        """Raise the error that `admit` would raise, without taking anything. So a request can be refused before its
+        """Raise the error that `admit` would raise, without taking a ticket. So a request can be refused before its
         body is read."""
         self._check_room(num_requests, self.num_requests, self.max_requests, "requests", "max_requests")
         if self._is_shared:
@@ -89,7 +90,8 @@ class Admission:
             self._rates.look(user, limits, num_requests)
 
     def retry_after(self) -> float:
-        """Return the seconds until a place should be free: the mean holding time divided by the number in flight."""
+        """Return the seconds until a place should be free: the mean holding time divided by the number of requests in
+        flight."""
         expected = self._mean_held / max(self.num_requests, 1)
         return min(max(math.ceil(expected), _MIN_RETRY), _MAX_RETRY)
 
@@ -125,10 +127,10 @@ class Admission:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A place among the accepted requests. It must be released when the request has ended, on every path; `with` does
-    so.
+    """A place among the accepted requests. It must be released when the request has ended, on every path; a `with`
+    block releases it.
 
-    `places` has one place for each charge. Set `num_output` to the number of generated tokens once it is known.
+    `places` has one entry for each charge. Set `num_output` to the number of generated tokens once it is known.
     """
 
     admission: Admission
@@ -142,9 +144,9 @@ class Ticket:
     is_released: bool = False
 
     def charge(self, num_tokens: int, most: int | None = None) -> float:
-        """Charge a prompt's tokens to this ticket; returns its place in the order of service. The `most` output tokens
-        that it may ask for count for that place, too. Raises `Overloaded`, having charged nothing, if there is no room
-        for them."""
+        """Charge a prompt's tokens to this ticket. Returns the request's place in the order of service, for which its
+        maximum number of output tokens, `most`, counts too. If there is no room for the tokens, raises `Overloaded` and
+        charges nothing."""
         if self.is_released:
             return 0.0
         total = self.admission
@@ -159,7 +161,7 @@ class Ticket:
         return place.start
 
     def release(self) -> None:
-        """Release the ticket's place. Idempotent."""
+        """Release the places of the ticket. Idempotent."""
         if self.is_released:
             return
         self.is_released = True
@@ -184,7 +186,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A place in the order of service: requests with a smaller `start` are taken first."""
+    """A place in the order of service: requests with a smaller `start` are served first."""
 
     tenant: str
     start: float
@@ -193,7 +195,7 @@ class QueuePlace:
 
 
 class FairQueue:
-    """Hands out places. For use by one thread or event loop."""
+    """Assigns places in the order of service. For use by one thread or event loop."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[str, float] = OrderedDict()
@@ -202,11 +204,11 @@ class FairQueue:
         self._num_done = 0
 
     def enqueue(self, tenant: str, num_prompt: int, weight: float = 1.0, max_output: int | None = None) -> QueuePlace:
-        """The place of a request with `num_prompt` prompt tokens, which asks for at most `max_output` tokens. A tenant
-        of weight 2 gets twice the service.
+        """Return the place of a request with `num_prompt` prompt tokens, which asks for at most `max_output` tokens. A
+        tenant of weight 2 gets twice as much service as one of weight 1.
 
-        The output length is guessed first and corrected later. A guess that is too high delays the tenant's requests
-        that come before the correction. So the guess is at most `max_output`.
+        The output length is estimated first and corrected later. An estimate that is too high delays the tenant's
+        requests that come before the correction. So the estimate is at most `max_output`.
         """
         guess = self._guess if max_output is None else min(self._guess, max_output)
         place = QueuePlace(tenant, max(self._reached, self._ends.get(tenant, 0.0)), weight, guess)
@@ -215,7 +217,7 @@ class FairQueue:
 
     def done(self, place: QueuePlace, num_output: int | None) -> None:
         """Record that the request of this place has ended, after `num_output` tokens (None: it never ran, or the number
-        is not known)."""
+        is unknown)."""
         self._reached = max(self._reached, place.start)
         if num_output is None:
             return

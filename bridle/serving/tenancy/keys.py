@@ -1,8 +1,8 @@
-"""API keys: the users of the service, the admins among them, and the limits of each user. Kept in SQLite, hashed at
-rest.
+"""API keys: the users of the server, the admins among them, and the limits of each user. They are kept in SQLite, and
+only their hashes are stored.
 
-A key is 32 random bytes in text form, so one round of SHA-256 protects it as well as a slow hash. The text itself is
-shown once, when it is created. This module knows nothing of HTTP.
+A key is 32 random bytes in text form, so one round of SHA-256 protects it as well as a slow hash. The key itself is
+shown once, when it is created. This module does not know HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from bridle.errors import InvalidRequest
 from bridle.serving.tenancy.rate_limit import NO_LIMITS, UserLimits
 
-_MAX_FOUND = 4_096  # answers that are remembered, for known keys and unknown ones
+_MAX_FOUND = 4_096  # number of remembered lookups, of known and unknown keys
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS keys (
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS limits (
     most_urgent INTEGER NOT NULL DEFAULT 0
 ) STRICT
 """
-#: Columns that files of older versions lack.
+#: Columns that files of older versions do not have.
 _ADDED = (
     ("limits", "most_urgent", "INTEGER NOT NULL DEFAULT 0"),
     ("keys", "user_group", "TEXT NOT NULL DEFAULT ''"),
@@ -62,7 +62,7 @@ FROM keys LEFT JOIN limits USING (user) ORDER BY created
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """User that sent a request, and the group with which the user may share prompts; "" without one."""
+    """The user that sent a request, and the group with which the user may share prompts ("" for no group)."""
 
     user: str
     is_admin: bool
@@ -70,7 +70,7 @@ class Identity:
     group: str = ""
 
 
-#: The one user of a server without keys.
+#: The only user of a server without keys.
 LOCAL_USER = Identity("localhost", True)
 
 
@@ -88,8 +88,8 @@ class KeyInfo:
 
 
 class KeyStore:
-    """Keys in one file. Safe from any thread; several processes may share the file, and a change by one of them
-    counts at once for all. Raises `InvalidRequest` if the file cannot be used."""
+    """Keys in one file. Safe from any thread. Several processes may share the file; a change by one of them takes
+    effect at once in all. Raises `InvalidRequest` if the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
@@ -108,14 +108,14 @@ class KeyStore:
             raise InvalidRequest(f"{path} cannot hold API keys: {reason}", "keys") from None
 
     def _add_columns(self) -> None:
-        """Add the columns that an older version's file lacks; another process may do so at the same time."""
+        """Add the columns that an older version's file does not have. Another process may do this at the same time."""
         for table, column, kind in _ADDED:
             if column not in {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}:
                 with contextlib.suppress(sqlite3.OperationalError):
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
     def add(self, user: str, *, is_admin: bool = False, group: str = "") -> str:
-        """Make a key for `user`, in a group if one is given; returns its text, which cannot be read again later."""
+        """Make a key for `user`, in a group if one is given. Returns the key, which cannot be read again later."""
         for field, name in (("user", user), ("group", group or "none")):
             if not _NAME.fullmatch(name):
                 message = f"{field} is {name!r}; must be 1 to 40 letters, digits, '_' or '-', the first a letter"
@@ -127,7 +127,7 @@ class KeyStore:
         return key
 
     def find(self, key: str) -> Identity | None:
-        """The owner of this key; None if the key is not known."""
+        """Return the owner of this key; None if the key is unknown."""
         hashed = _hash(key)
         with self._lock:
             self._forget_old()
@@ -141,20 +141,21 @@ class KeyStore:
         return _identity(self._db.execute(_FIND, (hashed,)).fetchone())
 
     def of_user(self, user: str) -> Identity | None:
-        """A user with the fewest rights that any of their keys has; None for a user without a key."""
+        """Return a user with the fewest rights that any of the user's keys has; None for a user without a key."""
         with self._lock:
             return _identity(self._db.execute(_FIND_USER, (user,)).fetchone())
 
     def _forget_old(self) -> None:
-        """Forget remembered answers if the file has changed, by another process (which SQLite reports) or
-        by this one."""
+        """Forget remembered lookups if the file has changed, by another process (which SQLite reports) or by this
+        one."""
         version = self._db.total_changes, self._db.execute("PRAGMA data_version").fetchone()[0]
         if version != self._version:
             self._version = version
             self._found.clear()
 
     def set_limits(self, user: str, limits: UserLimits) -> None:
-        """Set the limits of a user from now on, for all keys. Raises `InvalidRequest` for a user without a key."""
+        """Set the limits of a user from now on, for all of the user's keys. Raises `InvalidRequest` for a user without
+        a key."""
         with self._lock:
             if self._db.execute("SELECT 1 FROM keys WHERE user = ? LIMIT 1", (user,)).fetchone() is None:
                 raise InvalidRequest(f"no key belongs to {user!r}", "user")
@@ -162,7 +163,7 @@ class KeyStore:
             self._db.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?, ?)", row)
 
     def list(self) -> list[KeyInfo]:
-        """All keys, oldest first."""
+        """Return all keys, the oldest first."""
         with self._lock:
             rows = self._db.execute(_LIST).fetchall()
         return [
@@ -171,7 +172,7 @@ class KeyStore:
         ]
 
     def remove(self, prefix_or_user: str) -> int:
-        """Remove the key with this prefix, or all keys of this user; returns how many were removed."""
+        """Remove the key with this prefix, or all keys of this user. Returns how many keys were removed."""
         with self._lock:
             cursor = self._db.execute("DELETE FROM keys WHERE prefix = ?1 OR user = ?1", (prefix_or_user,))
         return cursor.rowcount
@@ -195,7 +196,7 @@ def _identity(row: tuple[Any, ...] | None) -> Identity | None:
 
 
 def _limits(requests: int | None, tokens: int | None, weight: float | None, most_urgent: int) -> UserLimits:
-    """The limits in a row of the table; a user without a row has no limits."""
+    """Return the limits in a row of the table; a user without a row has no limits."""
     return NO_LIMITS if weight is None else UserLimits(requests, tokens, weight, most_urgent)
 
 

@@ -1,10 +1,10 @@
 """Shares an event loop's time for cheap messages among users, when clients send too many of them.
 
 A single refusal or empty frame costs almost nothing. Repeated many times, such messages take a whole processor from
-other users. So they get a share of the event loop's time. Within the share no message waits. Beyond it users take
-turns, independent of their number of connections, and so do the connections of one user. A turn is one message between
-other work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with the
-client.
+other users. So they get a share of the event loop's time. Within the share no message waits. When the share is used up,
+users take turns regardless of their number of connections, and so do the connections of one user. A turn is one message
+between other work of the loop, or a few if they are short. A waiting connection is not read, so its backlog stays with
+the client.
 
 `LoopThrottle` limits the time of such messages, and `RateBudget` their number on one connection.
 """
@@ -18,20 +18,21 @@ from collections.abc import Callable
 
 from bridle.errors import InvalidRequest, ProtocolError
 
-#: Seconds that may be spent at once before users have to wait.
+#: Seconds of cheap messages that may be spent at once before users have to wait.
 BURST = 0.005
 SHARE = 0.25
-#: Seconds of debt that are remembered. Refusals on new connections are charged before anybody waits, so without a bound
-#: a flood of them would keep everybody waiting for as long again as it lasted.
+#: Maximum debt in seconds. Refusals on new connections are charged before anyone waits. Without a limit, a flood of
+#: them would make all users wait, after its end, for as long as it lasted.
 MAX_DEBT = 0.1
-_MIN_PAUSE = 0.001  # seconds; timers are no finer
-#: Seconds that turns may take between other work of the loop, as far as the last charges tell, and the most turns.
+_MIN_PAUSE = 0.001  # seconds; timers have no finer resolution
+#: Seconds that turns may take between other work of the loop, estimated from the last charges, and maximum number of
+#: turns.
 SLICE, MAX_AT_ONCE = 0.001, 8
-_NEWS = 0.1  # the weight of one charge in their mean
+_NEWS = 0.1  # weight of one charge in the mean cost of a turn
 
 
-#: How many messages of no use a connection may send at once, and how many a second from then on. Far more than a client
-#: sends that has a mistake in it, and far less than a flood.
+#: Number of useless messages that a connection may send at once, and number per second after that. A client with a bug
+#: sends far fewer; a flood is far more.
 MAX_USELESS = 1_000
 USELESS_RATE = 10.0
 
@@ -49,8 +50,8 @@ class RateBudget:
         self._filled_at = clock()
 
     def charge(self, what: str, number: int = 1) -> None:
-        """Count `number` more. Raises `ProtocolError`, after which the connection is closed, if that is too many;
-        `what` names them."""
+        """Count `number` more useless messages. If there are too many, raise `ProtocolError`, after which the
+        connection is closed. `what` names the messages."""
         now = self._clock()
         self._left = min(self._left + self._rate * (now - self._filled_at), self._most) - number
         self._filled_at = now
@@ -61,7 +62,7 @@ class RateBudget:
 
 
 class LoopThrottle:
-    """A share of one event loop's time. `clock` measures time; `charge` counts the time that was spent."""
+    """A share of one event loop's time for cheap messages. `clock` measures time; `charge` counts spent time."""
 
     def __init__(self, share: float = SHARE, burst: float = BURST, clock: Callable[[], float] = time.monotonic) -> None:
         if not 0 < share <= 1:
@@ -72,12 +73,12 @@ class LoopThrottle:
         self._filled_at = clock()
         self._waiting: OrderedDict[str, OrderedDict[Callable[[], object], None]] = OrderedDict()
         self._timer: asyncio.Handle | None = None
-        self._is_giving = False  # somebody has a turn
-        self._usual = SLICE  # what a turn costs, in seconds
+        self._is_giving = False  # a turn is in progress
+        self._usual = SLICE  # mean cost of a turn, in seconds
 
     @property
     def num_waiting(self) -> int:
-        """Number of tasks that wait for a turn."""
+        """Return the number of tasks that wait for a turn."""
         return sum(map(len, self._waiting.values()))
 
     def charge(self, seconds: float) -> None:
@@ -87,7 +88,7 @@ class LoopThrottle:
         self._usual += _NEWS * (seconds - self._usual)
 
     def schedule(self, user: str, go_on: Callable[[], object]) -> None:
-        """Call `go_on` when it is this user's turn: at once, if time is left in the share and no message waits. A call
+        """Call `go_on` when it is this user's turn: at once, if the share has time left and no message waits. A call
         during a turn waits until the loop has done its other work, because otherwise turns could follow each other
         without end. Repeated calls before the turn have no effect."""
         if not self._waiting and not self._is_giving and self._has_time():
@@ -98,7 +99,7 @@ class LoopThrottle:
             self._timer = asyncio.get_running_loop().call_soon(self._next)
 
     def leave(self, user: str, go_on: Callable[[], object]) -> None:
-        """Cancel the wait, because the connection is closed. Idempotent, also after the turn."""
+        """Cancel a scheduled turn, because the connection is closed. Idempotent, also after the turn."""
         waiting = self._waiting.get(user)
         if waiting is not None:
             waiting.pop(go_on, None)
@@ -123,9 +124,9 @@ class LoopThrottle:
         return self._left > 0
 
     def _next(self, is_due: bool = False) -> None:
-        """Give a turn, more if they are cheap, and the next ones after the loop has done its other work. A turn that
-        `is_due` takes place even if more was charged meanwhile, so that a flood of new connections cannot delay it for
-        ever."""
+        """Run the next turn, or several if they are cheap; further turns run after the loop has done its other work. A
+        turn that `is_due` runs even if more time was charged meanwhile, so that a flood of new connections cannot delay
+        it for ever."""
         self._timer = None
         if not self._waiting:
             return

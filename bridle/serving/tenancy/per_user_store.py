@@ -1,7 +1,7 @@
-"""Values kept for users for a limited time, bounded in number and in bytes, per user and in total, and visible to
-their user alone. Above a user's limit the user's oldest entry is evicted. Above a total limit the oldest entry of
-the user with most entries (or bytes) is evicted. So no user can evict the entries of others by exceeding its own
-share. Times come from the given clock; the values are opaque."""
+"""Values kept for users for a limited time. They are limited in number and in bytes, per user and in total, and are
+visible only to their user. If a user exceeds a limit, the user's oldest entry is evicted. If a total limit is exceeded,
+the oldest entry of the user with most entries (or bytes) is evicted. So no user can evict the entries of others by
+exceeding the own share. Times come from the given clock; the values are opaque."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
-#: What an entry takes in addition to its value, in bytes.
+#: Bytes that an entry takes in addition to its value.
 OVERHEAD = 512
 
-Name = tuple[str, str]  # of a user and of an entry
+Name = tuple[str, str]  # name of a user, name of an entry
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBounds:
-    """Limits: seconds that an entry is kept; and entries and bytes in total and per user."""
+    """Limits: seconds for which an entry is kept; number of entries and bytes, in total and per user."""
 
     seconds: float
     max_entries: int
@@ -41,16 +41,16 @@ class _Entry(Generic[V]):
 class _Share:
     """Entries of one user."""
 
-    names: OrderedDict[Name, None] = field(default_factory=OrderedDict)  # the oldest first
+    names: OrderedDict[Name, None] = field(default_factory=OrderedDict)  # names of entries, the oldest first
     num_bytes: int = 0
 
 
 class PerUserStore(Generic[V]):
-    """Any thread may call it. Bytes count the overhead of entries."""
+    """A store of values by user and name. Safe from any thread. Byte counts include the overhead of entries."""
 
     def __init__(self, bounds: StoreBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self.bounds = bounds
-        self.num_bytes = self.num_dropped = 0  # dropped before their time, or never kept, for want of room
+        self.num_bytes = self.num_dropped = 0  # dropped before they expired, or not stored, for lack of room
         self.on_drop: Callable[[str, str], object] = lambda user, name: None
         self._clock = clock
         self._lock = threading.Lock()
@@ -61,9 +61,9 @@ class PerUserStore(Generic[V]):
         return len(self.entries)
 
     def keep(self, user: str, name: str, value: V, num_bytes: int, seconds: float | None = None) -> bool:
-        """Store a value, replacing one of the same name. Returns False, and stores nothing, if it is larger than one
-        user's limit or than the room that others leave. Entries with `seconds` left of their time come in the order in
-        which they expire, and before all others."""
+        """Store a value. It replaces a value with the same name. Returns False, and stores nothing, if the value is
+        larger than one user's limit or than the room that others leave. Entries with given `seconds` of remaining time
+        must come in the order in which they expire, and before all other entries."""
         bounds, size = self.bounds, num_bytes + OVERHEAD
         with self._lock:
             self._expire()
@@ -80,7 +80,7 @@ class PerUserStore(Generic[V]):
             return (user, name) in self.entries
 
     def find(self, user: str, name: str) -> V | None:
-        """Return a user's value under a name; None if it is absent or expired."""
+        """Return a user's value with this name; None if it is absent or expired."""
         with self._lock:
             self._expire()
             entry = self.entries.get((user, name))
@@ -95,13 +95,13 @@ class PerUserStore(Generic[V]):
             return [self.entries[name].value for name in names]
 
     def drop(self, user: str, name: str) -> None:
-        """Forget an entry; unknown ones are ignored."""
+        """Delete an entry; unknown ones are ignored."""
         with self._lock:
             self._drop((user, name))
 
     def resize(self, user: str, name: str, value: V, num_bytes: int) -> None:
-        """Count the real size of a value, which was an estimate when it was stored. Nothing happens if another value
-        has its name by now."""
+        """Count the real size of a value whose size was estimated when it was stored. Does nothing if the name has
+        another value by now."""
         with self._lock:
             entry = self.entries.get((user, name))
             if entry is not None and entry.value is value:

@@ -1,8 +1,8 @@
-"""Bounds how much a user may ask for in a minute: token buckets that fill as time passes.
+"""Limits how much a user may ask for in a minute, with token buckets that fill as time passes.
 
-A bucket holds the allowance of a minute. Requests are subtracted when they arrive. Tokens are subtracted when they are
-known: those of a prompt at once, those of an output at its end. So a bucket can be negative; then it refuses requests
-until it is positive again.
+A bucket holds the allowance of one minute. Requests are subtracted when they arrive. Tokens are subtracted when they
+are known: those of a prompt at once, those of an output at its end. So a bucket can be negative; it then refuses
+requests until it is positive again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from bridle.errors import InvalidRequest, Overloaded
 
-#: Requests have a priority between this, served last, and as much below zero.
+#: Priorities of requests are from -MAX_PRIORITY, served first, to MAX_PRIORITY, served last.
 MAX_PRIORITY = 100
 _MINUTE = 60.0
-_MAX_USERS = 4_096  # whose buckets are remembered; a user beyond that has a full bucket
+_MAX_USERS = 4_096  # number of users whose buckets are remembered; other users have full buckets
 
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """Limits of a user; None is no limit. `weight` is the share among users when the engine is busy, `most_urgent`
-    the smallest permitted priority (smaller ones are served first)."""
+    """Limits of a user; None means no limit. `weight` is the user's share when the engine is busy, `most_urgent` the
+    smallest permitted priority (smaller ones are served first)."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -55,7 +55,7 @@ class RateLimiter:
         self._buckets: OrderedDict[tuple[str, str], _Bucket] = OrderedDict()
 
     def look(self, user: str, limits: UserLimits, num_requests: int) -> None:
-        """Raise `Overloaded` if any bucket of the user holds too little for `num_requests`; nothing is taken out."""
+        """Raise `Overloaded` if a bucket of the user holds too little for `num_requests`. The buckets do not change."""
         self._wait_for(user, "tokens", limits.tokens_per_minute, 0)
         self._wait_for(user, "requests", limits.requests_per_minute, num_requests)
 

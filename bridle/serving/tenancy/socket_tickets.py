@@ -1,7 +1,7 @@
-"""Tickets that let a client open one connection where it cannot send its key, as web pages that open a WebSocket.
+"""Tickets that let a client open one connection if it cannot send its key, such as a web page that opens a WebSocket.
 
 Proxies log addresses, so an address must not contain a key. It may contain a ticket, which is valid for one use and for
-seconds only. This module knows nothing of HTTP. For use by one thread or event loop.
+a few seconds only. This module does not know HTTP. For use by one thread or event loop.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from bridle.errors import Overloaded
 from bridle.serving.tenancy.keys import Identity
 
-#: How long a ticket is good, in seconds.
+#: Number of seconds for which a ticket is valid.
 TICKET_SECONDS = 30.0
-#: How many tickets that were not used yet a user may have, and all users together.
+#: Maximum number of unused tickets, of one user and of all users.
 MAX_PER_USER = 32
 MAX_TICKETS = 8_192
 
@@ -28,7 +28,7 @@ class _Issued(NamedTuple):
 
 
 class SocketTickets:
-    """The tickets that were issued and not used. `clock` measures time."""
+    """The tickets that were issued and not yet used. `clock` measures time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,7 +39,7 @@ class SocketTickets:
         return len(self._issued)
 
     def issue(self, identity: Identity) -> str:
-        """Make a ticket for this user. Raises `Overloaded` if too many wait to be used."""
+        """Make a ticket for this user. Raises `Overloaded` if too many unused tickets exist."""
         self._forget_old()
         if self.held[identity.user] >= MAX_PER_USER:
             raise self._full(f"user {identity.user!r} has {MAX_PER_USER} tickets that were not used, the limit")
@@ -51,7 +51,7 @@ class SocketTickets:
         return ticket
 
     def redeem(self, ticket: str) -> Identity | None:
-        """Use up a ticket. Returns its user, or None if it is unknown, used or too old."""
+        """Use up a ticket. Returns its user, or None if the ticket is unknown, used or expired."""
         self._forget_old()
         issued = self._issued.pop(ticket, None)
         if issued is None:

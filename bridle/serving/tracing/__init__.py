@@ -1,1 +1,1 @@
-"""Traces of a server: stored, replayed, and used as regression tests."""
+"""Traces of a server: they are stored, replayed, and used as regression tests."""

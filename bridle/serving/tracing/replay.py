@@ -26,9 +26,9 @@ def replay(
     on_token: Callable[[], None] = lambda: None,
 ) -> Trace:
     """Run the request recorded in `trace` again, and return the trace of the new run. `controller` replaces the
-    recorded one, and `adapter` is the name of its adapter here. `on_token` is called for each token that the new run
-    has recorded. Raises `InvalidRequest` if the request cannot be repeated, for example because a module of it was
-    removed."""
+    recorded controller, and `adapter` is the name of the request's adapter in this model. `on_token` is called for each
+    token that the new run records. Raises `InvalidRequest` if the request cannot be repeated, for example because one
+    of its modules was removed."""
     header = trace.header
     if header.num_media:
         raise InvalidRequest(f"the request had {header.num_media} images, which a trace does not keep", "TRACE")
@@ -45,7 +45,7 @@ def replay(
             for event in events:
                 if isinstance(event, Traced) and isinstance(event.record, TokenRecord):
                     on_token()
-        (made,) = traces_of(model, [running.output])  # it was asked for
+        (made,) = traces_of(model, [running.output])  # exactly one trace, which the request asked for
     return made
 
 
@@ -53,7 +53,7 @@ def replay(
 
 
 def check_modules(model: LoadedModel, trace: Trace) -> None:
-    """Raise `InvalidRequest` unless the modules of a request still exist."""
+    """Raise `InvalidRequest` unless the modules of the request are still in the store."""
     for name, module in modules_of(trace):
         if _meaning(model, module) == "":
             raise InvalidRequest(

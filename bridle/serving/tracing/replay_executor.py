@@ -2,8 +2,8 @@
 
 A traced sample has the best tokens of its distribution, before and after the mask. That is enough to replay a run whose
 controller behaves the same, without a model: the engine, the controllers and the constraints are real, and only logits
-are missing. Any difference is reported as a `ReplayDivergence`, and the run continues only if the record determines the
-token.
+are missing. Any difference is reported as a `ReplayDivergence`. The run then continues only if the record determines
+the token.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class ReplayDivergence:
-    """First divergence of a run from the recorded one: another `mask`, or something that the record does not
-    `know`. `num_tokens` preceded the sample, including the prompt."""
+    """The first divergence of a run from the recorded one: another `mask`, or a request for data that the record does
+    not have (`unknown`). `num_tokens` preceded the sample, including the prompt."""
 
     kind: Literal["mask", "unknown"]
     num_tokens: int
@@ -55,12 +55,13 @@ class _Recorded:
     before: bytes
     token: int
     draw: Draw | None
-    biases: tuple[tuple[int, float | None], ...] | None = None  # None: they were not recorded
+    biases: tuple[tuple[int, float | None], ...] | None = None  # None: the biases were not recorded
     num_biases: int = 0
 
 
 class RecordedExecutor:
-    """An `Executor` that samples the tokens that `play` prescribes. It computes nothing and applies no adapter."""
+    """An `Executor` that samples the tokens recorded in the trace given to `play`. It computes nothing and applies no
+    adapter."""
 
     num_bytes = 0
 
@@ -71,7 +72,7 @@ class RecordedExecutor:
         self._draws: dict[tuple[int, int], _Recorded] = {}
 
     def play(self, trace: Trace) -> None:
-        """Follow this trace from now on."""
+        """Replay this trace from now on."""
         self._draws, self.notes = dict(_draws_of(trace)), []
 
     def forward(self, plan: StepPlan) -> None:
@@ -92,10 +93,10 @@ class RecordedExecutor:
     def close(self) -> None:
         self.reset()
 
-    # -- one draw ----------------------------------------------------------------------------------------
+    # -- one sample --------------------------------------------------------------------------------------
 
     def _draw(self, row: SampleRow) -> tuple[int, Draw | None]:
-        """Return the token and the distribution that it is sampled from now; no draw if it is unknown."""
+        """Return the recorded token and its distribution under the row's mask; no distribution if it is unknown."""
         history = row.history(self._mirrors[row.seq_id].tokens)
         recorded = self._draws.get((row.key, row.draw))
         if recorded is None or recorded.before != _digest(history) or recorded.draw is None:
@@ -120,7 +121,7 @@ class RecordedExecutor:
 
 
 class _Mask:
-    """Mask and biases of a row."""
+    """The mask and the biases of a row."""
 
     def __init__(self, row: SampleRow, vocab_size: int) -> None:
         bits = None if row.mask is None else int.from_bytes(row.mask, "little") & ((1 << vocab_size) - 1)
@@ -160,15 +161,15 @@ class _Mask:
         return None
 
     def best(self, draw: Draw) -> int | None:
-        """The most probable allowed token, if it is among the best ones that were recorded."""
+        """Return the most probable allowed token, if it is among the recorded best tokens; else None."""
         if self._asked or any(math.isfinite(addend) for addend in self.biases.values()):
             return None
         return next((token for token, _ in draw.before.top if self.allows(token)), None)
 
 
 def _forbidden(draw: Draw) -> Iterator[int]:
-    """Return tokens that were certainly forbidden: more probable than the least probable recorded one. Mask and
-    biases cannot be separated, so this needs a sample with only a mask."""
+    """Yield tokens that were certainly forbidden: they were more probable than the least probable recorded token. Mask
+    and biases cannot be separated, so this needs a sample with only a mask."""
     if draw.after is None or not draw.after.top:
         return
     left = dict(draw.after.top)
@@ -196,7 +197,7 @@ def _logprob(row: SampleRow, token: int, draw: Draw) -> Logprob | None:
 
 @dataclass(slots=True)
 class _Line:
-    """One output of the record, while it is replayed."""
+    """One output of the record during its replay."""
 
     key: int
     tokens: list[int] = field(default_factory=list)
@@ -204,11 +205,10 @@ class _Line:
 
 
 def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
-    """Return the recorded samples by random key and number, by which the engine requests them."""
+    """Yield the recorded samples with their random key and number, by which the engine requests them."""
     lines = {0: _Line(root_key(trace.header.sampling.get("seed") or 0), list(trace.header.prompt))}
     num_forks: dict[int, int] = defaultdict(int)
-    last_fork: dict[int, tuple[int, int]] = {}  # by parent: step and number of branches
-    num_own = _num_own(trace)
+    last_fork: dict[int, tuple[int, int]] = {}  # step and number of branches, by parent
     for record in trace.records:
         if isinstance(record, ForkRecord):
             parent = lines[record.parent]
@@ -239,7 +239,7 @@ def _num_own(trace: Trace) -> int:
 
 
 def _follow(line: _Line, record: Record) -> _Recorded | None:
-    """Apply a record to a line. Returns the sample, if it was one."""
+    """Apply a record to an output. Returns the sample if the record is one, else None."""
     match record:
         case PromptRecord() if not line.num_draws:
             line.tokens = list(record.tokens)
@@ -263,7 +263,7 @@ def _digest(tokens: Sequence[int]) -> bytes:
 
 
 def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[int]) -> ExecutorInfo:
-    """Return the info of the recorded model for an engine without weights; these traces fit."""
+    """Return the info of the recorded model for an engine without weights. It has room for all of these traces."""
     longest = max([_room(trace) for trace in traces], default=1)
     num_blocks = max([_num_blocks(trace) for trace in traces], default=1) + longest // _BLOCK_SIZE + 2
     return ExecutorInfo(
@@ -277,8 +277,8 @@ def info_of(traces: Sequence[Trace], vocab_size: int, eos_token_ids: Sequence[in
 
 
 def _room(trace: Trace) -> int:
-    """The longest sequence that the model supports: if the trace does not have it, the longest that the request could
-    become."""
+    """Return the longest sequence that the model supports. If the trace does not have it, return the longest sequence
+    that the request could become."""
     told = trace.header.engine.get("max_model_len")
     most = trace.header.sampling.get("max_tokens", DEFAULT_SAMPLING.max_tokens)
     least = prompt_length(trace) + max(most or 0, _num_tokens(trace) + 1)
@@ -286,13 +286,13 @@ def _room(trace: Trace) -> int:
 
 
 def _num_blocks(trace: Trace) -> int:
-    """Return the number of blocks for all outputs at once, if they share nothing."""
+    """Return the number of blocks for all outputs at once, if they share no blocks."""
     num_outputs = len({record.output for record in trace.records})
     return num_outputs * ((prompt_length(trace) + _num_tokens(trace)) // _BLOCK_SIZE + 2)
 
 
 def prompt_length(trace: Trace) -> int:
-    """Return the length of the prompt when it was computed: its controller may have rewritten it."""
+    """Return the length of the prompt when it was computed; a controller may have rewritten it."""
     return max([len(record.tokens) for record in trace.records if isinstance(record, PromptRecord)], default=0) or len(
         trace.header.prompt
     )

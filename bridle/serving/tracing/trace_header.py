@@ -1,7 +1,7 @@
 """The header of a trace: the request in a form that can be stored and repeated.
 
 Constraints and Wasm controllers have such a form. For other controllers, which are code of one process, only the name
-is stored, and a replay needs the code.
+is stored, and a replay needs the controller's code.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from bridle.outputs import RequestOutput
     from bridle.serving.models.loading import LoadedModel
 
-#: What of the engine bears on numbers, and on where a text ends.
+#: Fields of the engine's info that affect numbers, or where a text ends.
 _ENGINE = ("model", "dtype", "device", "vocab_size", "max_model_len", "eos_token_ids")
 
 
 def new_trace(request: Request, text: str | None = None, info: ExecutorInfo | None = None) -> Trace:
-    """An empty trace of a request, whose prompt came from `text`."""
+    """Return an empty trace of a request whose prompt came from `text`."""
     header = TraceHeader(
         request.id,
         prompt=list(request.prompt),
@@ -56,7 +56,7 @@ def name_engine(trace: Trace, model: str, info: ExecutorInfo) -> None:
 
 
 def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trace]:
-    """The traces of outputs that have ended, with the data of their run."""
+    """Return the traces of outputs that have ended, with the data of their engine."""
     traces = [output.trace for output in outputs if output.trace is not None]
     for trace in traces:
         name_engine(trace, model.name, model.info)
@@ -68,7 +68,7 @@ def traces_of(model: LoadedModel, outputs: Iterable[RequestOutput]) -> list[Trac
 
 
 def sampling_form(sampling: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not the default, as JSON has them."""
+    """Return the sampling parameters that differ from the defaults, as JSON values."""
     changed = {
         each.name: getattr(sampling, each.name)
         for each in fields(SamplingParams)
@@ -82,7 +82,7 @@ def sampling_form(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
-    """The parameters again. Raises `InvalidRequest`."""
+    """Return the sampling parameters from their JSON form. Raises `InvalidRequest`."""
     values = dict(form)
     if unknown := values.keys() - {each.name for each in fields(SamplingParams)}:
         raise InvalidRequest(f"the trace has an unknown sampling parameter {min(unknown)!r}", "TRACE")
@@ -100,8 +100,8 @@ def sampling_of(form: Mapping[str, Any]) -> SamplingParams:
 
 
 def controller_form(request: Request) -> dict[str, Any] | None:
-    """Return the plain form and the name of a request's controller, or its name alone if it has no plain form. On
-    whose behalf it ran is left out."""
+    """Return the plain form and the name of a request's controller, or only its name if it has no plain form. The user
+    for whom it ran is left out."""
     if request.controller is None:
         return None
     try:
@@ -117,7 +117,8 @@ def controller_form(request: Request) -> dict[str, Any] | None:
 
 
 def modules_of(trace: Trace) -> tuple[tuple[str, str], ...]:
-    """The names of Wasm controllers that steered a request, each with the hash of the module that it meant then."""
+    """Return the names of Wasm controllers that steered a request, each with the hash of the module that it meant at
+    that time."""
     return next((record.modules for record in trace.records if isinstance(record, EndRecord) and record.modules), ())
 
 
@@ -131,7 +132,7 @@ def ran_form(trace: Trace) -> dict[str, Any] | None:
 
 
 def _ran_part(part: dict[str, Any], meant: list[tuple[str, str]]) -> dict[str, Any]:
-    """One part; the meaning of its name is taken from the list, in which each part has an entry of its own."""
+    """Return one part with its module's hash. `meant` is a list with an entry for each part, in order."""
     name = part.get("wasm", {}).get("module")
     known = next((each for each in meant if each[0] == name), None)
     if known is None:

@@ -1,8 +1,8 @@
-"""Traces as tests of controllers: a request must still give the recorded result.
+"""Traces as regression tests of controllers: a request must still give the recorded result.
 
 With a model the request runs again. Without a model the recorded tokens are used instead of sampled ones (`recorded`).
 The engine, the controllers and the constraints are real. The test compares their actions: forced tokens, masks, forks,
-rewinds, logs and variables. If a record cannot determine the result, this is reported and is no success.
+rewinds, logs and variables. If a record cannot determine the result, this is reported as neither success nor failure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bridle.traces.compare import Comparison, TraceDifference, compare
 from bridle.traces.replay_text import rebuild
 
 Outcome = Literal["same", "different", "undecided"]
-#: Runs one trace again, steered by another controller if one is given.
+#: Runs one trace again. If a controller is given, it replaces the recorded one.
 Player = Callable[[Trace, object | None], "Played"]
-#: What only a model can tell.
+#: Sampling parameters whose results need a model.
 _NEEDS_LOGITS = ("logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Another run of a request, with its first divergence from the record."""
+    """A new run of a request, with its first divergences from the record."""
 
     trace: Trace
     notes: Sequence[ReplayDivergence] = ()
@@ -49,7 +49,7 @@ class TraceTestResult:
 
     @property
     def around(self) -> list[str]:
-        """The moves before the first difference, numbered."""
+        """Return the moves before the first difference, numbered."""
         return [
             f"{number}: {move}"
             for each in self.found.differences[:1]
@@ -58,7 +58,7 @@ class TraceTestResult:
 
 
 def judge(old: Trace, played: Played) -> TraceTestResult:
-    """Compare a run with the record, in everything that the record contains."""
+    """Compare a run with the record. Everything that the record contains is compared."""
     found = compare(old, played.trace)
     told = [f"At token {note.num_tokens} of the sequence: {note.text}." for note in played.notes]
     if old.num_cut:
@@ -73,7 +73,7 @@ def judge(old: Trace, played: Played) -> TraceTestResult:
 
 
 def _is_open(difference: TraceDifference, trace: Trace, open_ends: set[int]) -> bool:
-    """Return whether an output differs only because the record does not know the next token."""
+    """Return whether an output differs only because the record does not determine its next token."""
     end = None if difference.new is None else difference.new.record
     if not isinstance(end, EndRecord) or end.error is None:
         return False
@@ -85,7 +85,7 @@ def _is_open(difference: TraceDifference, trace: Trace, open_ends: set[int]) -> 
 
 
 def with_model(model: LoadedModel, adapter: str | None = None) -> Player:
-    """Run traces on a model."""
+    """Return a player that runs traces on a model."""
     return lambda trace, controller: Played(replay(model, trace, controller=controller, adapter=adapter))
 
 
@@ -129,8 +129,8 @@ def _play(model: LoadedModel, executor: RecordedExecutor, trace: Trace, controll
 
 @dataclass(frozen=True, slots=True)
 class TraceCase:
-    """One trace of a folder, and the file of its controller, if there is one. The trace of a control runtime is a
-    header here; its `exchanges` stay in their file."""
+    """One trace of a folder, and the file of its controller, if there is one. For the trace of a control runtime,
+    `trace` has only a header; its `exchanges` stay in their file."""
 
     name: str
     trace: Trace
@@ -139,16 +139,16 @@ class TraceCase:
 
 
 def program_of(path: Path, endings: Sequence[str]) -> Path | None:
-    """Return the controller that a file of traces tests: one of the same name up to the first dot, in the same folder
-    or one above."""
+    """Return the controller file that a file of traces tests, or None. It has the same name up to the first dot, and is
+    in the same folder or its parent."""
     stem = path.name.partition(".")[0]
     places = [folder / f"{stem}{ending}" for folder in (path.parent, path.parent.parent) for ending in endings]
     return next((place for place in places if place.is_file()), None)
 
 
 def changed_form(form: dict[str, Any] | None, module: str, argument: str | None) -> object | None:
-    """Return the controller of a traced request, with another Wasm controller in place of its first one. An argument of
-    None keeps the recorded one."""
+    """Return the controller of a traced request, with another Wasm module in place of its first one. If `argument` is
+    None, the recorded argument is kept."""
     parts = [] if form is None else form.get("composed", [form])
     place = next((number for number, part in enumerate(parts) if "wasm" in part), None)
     if form is None or place is None:

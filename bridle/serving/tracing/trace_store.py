@@ -1,9 +1,9 @@
 """The traces of a server: clients' traces are kept for some minutes, and a share of all requests is written to a
 folder.
 
-A request is traced if its client asks for it, or if it belongs to the operator's share. Clients' traces are kept in
-bounded memory, for their own user only, and in the state file if there is one. A thread converts traces to text and
-writes them, because long ones take time.
+A request is traced if its client asks for a trace, or if it belongs to the operator's share. Clients' traces are kept
+in bounded memory, for their own user only, and in the state file if there is one. A thread converts traces to text and
+writes them, because long traces take time.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from bridle.traces import Trace, encode_trace
 
 #: The header by which a call asks for a trace.
 HEADER = "x-bridle-trace"
-#: Ten minutes, and how many traces and bytes of all users and of one are kept in memory.
+#: Limits: seconds (ten minutes), number of traces of all users and of one, bytes of all users and of one in memory.
 BOUNDS = StoreBounds(600.0, 65_536, 65_536, 128 << 20, 32 << 20)
-#: How much the operator's folder holds; the oldest files go first.
+#: Maximum number of bytes in the operator's folder; the oldest files are removed first.
 MAX_FOLDER_BYTES = 1 << 30
-#: About what a record is long, until that is known.
+#: Estimated number of bytes of a record, until the real size is known.
 _RECORD_BYTES = 1024
-#: What is counted of traces: asked for by clients, chosen by the operator, incomplete; and files written, not written,
-#: and removed to make room.
+#: Counted events of traces: asked for by clients, chosen for the operator, incomplete; files written, not written, and
+#: removed to make room.
 TRACE_EVENTS = ("asked", "chosen", "cut", "written", "failed", "removed")
 _OFF = frozenset({"", "0", "false", "no", "off"})
 _log = logging.getLogger(__name__)
 
-#: What a client is told who wants a trace of a text that a policy holds for.
+#: Reply to a client that asks for a trace of a text to which a policy applies.
 UNDER_POLICY = "no; a policy holds for this text, and a trace would tell what it took back"
-#: Whether a client wants a trace, and whether it is told the records as they come.
+#: Whether a client wants a trace (`kept`), and also the records while the request runs (`told`).
 Wish = Literal["no", "kept", "told"]
 
 
 def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
-    """Return the tracing that a header and a field ask for: a trace to fetch afterwards (`true`), or also the
-    records as `events`. The field overrides the header."""
+    """Return the tracing that a header and a field ask for: a trace to fetch afterwards (`true`), or also the records
+    as `events`. The field overrides the header."""
     said = headers.get(HEADER, "").strip().lower() if field is None else field
     if said == "events":
         return "told"
@@ -60,7 +60,7 @@ def wish_of(headers: Mapping[str, str], field: bool | str | None) -> Wish:
 
 
 class TraceStore:
-    """Store of traces. `folder` takes a `share` of all requests, from 0 to 1."""
+    """Store of traces. A `share` of all requests, from 0 to 1, is written to `folder`."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class TraceStore:
             self._restore(table)
         self.counts: Counter[str] = Counter()  # by `TRACE_EVENTS`
         self._threads: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()  # one at a time in the folder
+        self._lock = threading.Lock()  # serializes changes of the folder
 
     def _restore(self, table: StateTable) -> None:
-        """Keep the traces that were saved."""
+        """Load the traces that were saved in the state file."""
         self.texts.on_drop = table.drop
         for user, name, seconds, value in table.rows():
             text: Future[bytes] = Future()
@@ -90,14 +90,15 @@ class TraceStore:
             self.texts.keep(user, name, text, len(value), seconds)
 
     def is_chosen(self, request_id: str) -> bool:
-        """Return whether a request belongs to the operator's share, which follows from its id."""
+        """Return whether a request belongs to the operator's share. This is computed from its id."""
         if self.folder is None or not self.share:
             return False
         number = int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "big")
         return number < self.share * 2.0**64
 
     def keep(self, request_id: str, user: str, traces: Sequence[Trace], *, is_wanted: bool) -> None:
-        """Store the traces of a finished request: for `user` if requested, and in the folder if it is chosen."""
+        """Store the traces of a finished request: for `user` if `is_wanted`, and in the folder if the request is
+        chosen."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="bridle-traces")
         text = self._threads.submit(self._encode, traces)
@@ -111,14 +112,14 @@ class TraceStore:
             text.add_done_callback(lambda done: self._measure(user, request_id, done))
 
     def _measure(self, user: str, request_id: str, text: Future[bytes]) -> None:
-        """Count the real size of a trace, once it is a text."""
+        """Count the real size of a trace once it is converted to text."""
         if not text.cancelled() and text.exception() is None:
             self.texts.resize(user, request_id, text, len(text.result()))
             if self._table is not None and self.texts.find(user, request_id) is text:
                 self._table.put(user, request_id, self.texts.bounds.seconds, text.result())
 
     async def find(self, request_id: str, user: str) -> bytes:
-        """The trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
+        """Return the trace of a request of `user`, as JSON lines. Raises `UnknownTrace`."""
         text = self.texts.find(user, request_id)
         if text is None:
             raise UnknownTrace(
