@@ -1,4 +1,4 @@
-"""AICI: the protocol between an engine and a control runtime, both of its sides.
+"""AICI: the protocol between an engine and a control runtime, with both of its sides.
 
 `protocol` (messages), `channels` (shared memory) and `masks` (bias rows) are common to both sides. `runtime` is the
 process that hosts controllers, `client` connects it to bridle's engine, `Runner` to any other. Modules are imported on

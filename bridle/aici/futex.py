@@ -1,8 +1,8 @@
 """One direction of a message channel: half of a shared region, with a futex as its state word.
 
-The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. No signal reports to the
-writer that the word is 0 again, so it polls with growing intervals; the reader sleeps in the kernel. There is one
-writer and one reader per word, so aligned stores are enough, without compare-and-swap.
+The word is 0 (empty), 0xFFFFFFFF (being filled) or the length of the payload that follows it. The writer gets no signal
+when the word is 0 again, so it polls with growing intervals; the reader sleeps in the kernel. There is one writer and
+one reader per word, so aligned stores are enough, without compare-and-swap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Timespec(ctypes.Structure):
 
 
 class FutexChannel:
-    """A half of a region. `to_runtime` selects it: commands live at offset 0, replies at half the size."""
+    """One half of a shared region. `to_runtime` selects the half: commands are at offset 0, replies at half the
+    size."""
 
     def __init__(self, name: str, size: int, *, to_runtime: bool, create: bool) -> None:
         if size <= _MIN_SIZE:
@@ -45,7 +46,8 @@ class FutexChannel:
         self.max_message = size // 2 - 16
 
     def send(self, message: bytes, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> None:
-        """As `SemaphoreChannel.send`; an empty message cannot be represented and raises `ProtocolError`."""
+        """Send a message as `SemaphoreChannel.send` does. An empty message cannot be represented and raises
+        `ProtocolError`."""
         if not 0 < len(message) <= self.max_message:
             raise ProtocolError(f"message of {len(message)} bytes; 1 to {self.max_message} fit the channel")
         self._wait_until_empty(timeout, alive)
@@ -57,7 +59,8 @@ class FutexChannel:
         self._futex(_FUTEX_WAKE, 0x7FFFFFFF, None)
 
     def receive(self, timeout: float | None = None, alive: Callable[[], bool] | None = None) -> bytes | None:
-        """As `SemaphoreChannel.receive`. After a wake-up without a message the wait continues."""
+        """Receive a message as `SemaphoreChannel.receive` does. After a wake-up without a message, the wait
+        continues."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             length = self._word.value
@@ -72,11 +75,11 @@ class FutexChannel:
                     return None
 
     def unlink(self) -> None:
-        """Remove the name; both sides continue with what they have open. Idempotent."""
+        """Remove the name of the region. Both sides can continue to use it. Idempotent."""
         shm.remove_region(self.name)
 
     def close(self) -> None:
-        """Close the region. Nobody may be waiting in this object."""
+        """Close the region. No thread may be waiting in this object."""
         del self._word
         self.region.close()
 
@@ -131,7 +134,8 @@ def _syscall_number() -> int:
 
 
 def _make_fence() -> Callable[[], object]:
-    """A function that orders plain stores. x86 orders them by itself; elsewhere the fence of libatomic is needed."""
+    """Return a function that orders plain stores. x86 orders them by itself; other machines need the fence of
+    libatomic."""
     if platform.machine() == "x86_64":
         return lambda: None
     try:

@@ -1,8 +1,8 @@
 """Rows of the bias matrix in shared memory: layout, writing and reading.
 
 D1 has dense f32 rows from offset 0. D2 has a small allocator: a header, a table of slot owners, then the slots. Inside
-bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows). This module turns bit
-rows into the agreed type with table look-ups, eight tokens at a time.
+bridle a mask is a bit row (bit `i % 32` of little-endian word `i // 32` is token i, 1 allows). This module converts bit
+rows to the agreed type with table look-ups, eight tokens at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridle.errors import ProtocolError
 MAGIC = 0xF01291B7
 FREE = 0xFFFFFFFF
 HEADER_SIZE = 64
-#: Element types by the number that stands in the header.
+#: Element types, each with its number in the header.
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "bool": 4}
 _KINDS: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -44,7 +44,7 @@ class MaskLayout:
 
     @classmethod
     def of(cls, dtype: str, vocab_size: int, region_size: int) -> MaskLayout:
-        """The layout for these values. Raises `ProtocolError` if not even one row fits."""
+        """Return the layout for these values. Raises `ProtocolError` if not even one row fits."""
         if dtype not in DTYPES:
             raise ProtocolError(f"bias type {dtype!r} is none of {', '.join(DTYPES)}")
         elements = (vocab_size + 1000) // 64 * 64
@@ -56,7 +56,8 @@ class MaskLayout:
 
 
 class MaskWriter:
-    """The runtime's view. Rows are allocated in order, and all are released when the next step begins."""
+    """The runtime's view of a mask region. Rows are allocated in order, and all are released when the next step
+    begins."""
 
     def __init__(self, region: Any, layout: MaskLayout) -> None:
         self.layout = layout
@@ -79,7 +80,7 @@ class MaskWriter:
         return self.layout.num_rows - self.num_used
 
     def write(self, bits: bytes | memoryview, owner: int) -> int:
-        """Store a bit row of the vocabulary; returns its row number. The caller has checked `num_free`."""
+        """Store a bit row of the vocabulary. Returns its row number. The caller must have checked `num_free`."""
         row = self.num_used
         self.num_used = row + 1
         layout = self.layout
@@ -95,7 +96,8 @@ class MaskWriter:
 
 
 def fill_row(target: memoryview, packed: Array, vocab_size: int, table: Array | None) -> None:
-    """Write one row. `packed` holds bits `[ceil(V/8)]` u8; a `table` of None keeps bits, else `[256, 8]` values."""
+    """Write one row. `packed` holds bits `[ceil(V/8)]` u8. If `table` is None the row stays bits; else `table` is
+    `[256, 8]` values."""
     if table is None:
         whole, rest = divmod(vocab_size, 8)
         target[:whole] = packed[:whole].data
@@ -113,12 +115,12 @@ def fill_row(target: memoryview, packed: Array, vocab_size: int, table: Array | 
 
 
 def dense_table() -> Array:
-    """D1's values: 0 allows, -100 forbids. `[256, 8]` f32."""
+    """Return D1's values: 0 allows, -100 forbids. `[256, 8]` f32."""
     return _expand(np.float32(0.0), np.float32(-100.0), np.dtype(np.float32))
 
 
 def _table(dtype: str) -> Array | None:
-    """Eight elements for each byte of a bit row, or None for bits."""
+    """Return the eight elements for each byte of a bit row, or None if the type is bits."""
     if dtype == "f32":
         return _expand(0.0, -np.inf, np.dtype(np.float32))
     if dtype == "f16":
@@ -134,20 +136,20 @@ def _expand(allowed: Any, forbidden: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class MaskReader:
-    """The engine's view of a D2 region. It relies on the reply's description, and never reads the header."""
+    """The engine's view of a D2 region. It uses the description in the reply, and never reads the region's header."""
 
     def __init__(self, region: Any) -> None:
         self._region = region
 
     def row(self, first: int, stride: int, index: int) -> memoryview:
-        """Raw bytes of a row. Raises `ProtocolError` if it is outside the region."""
+        """Return the raw bytes of a row. Raises `ProtocolError` if the row is outside the region."""
         start = first + stride * index
         if min(first, stride, index) < 0 or start + stride > len(self._region):
             raise ProtocolError(f"mask row {index} of {stride} bytes at {start} is outside the region")
         return memoryview(self._region)[start : start + stride]  # no view stays, so that the region can be closed
 
     def bits(self, first: int, stride: int, index: int, dtype: str, vocab_size: int) -> bytes:
-        """Return a row of any type as a bit row of `ceil(V/32)` words for the engine's sampler. Raises
+        """Return a row of any known type as a bit row of `ceil(V/32)` words for the engine's sampler. Raises
         `ProtocolError` for a row of another type."""
         row = self.row(first, stride, index)
         size = 4 * ((vocab_size + 31) // 32)

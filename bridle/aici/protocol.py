@@ -1,8 +1,8 @@
 """Messages of the AICI runtime protocol, both dialects, as typed values: encode, decode, no I/O.
 
 Dialect 1 (`post_pre_process` and `mid_process`) and dialect 2 (`mid_process` with branches) share the envelope, the
-side channel and most words. Unknown keys are ignored on both sides, so our own additions (marked "addition") do not
-disturb an old peer. This package knows neither channels nor controllers.
+side channel and most fields. Unknown keys are ignored on both sides, so bridle's own additions (marked "addition") do
+not disturb an older peer. This package knows neither channels nor controllers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from bridle.errors import ProtocolError
 
-#: Names of our additions to dialect 2, told in the reply to `tokens`.
+#: Names of bridle's additions to dialect 2. The reply to `tokens` lists them.
 EXTENSIONS = (
     "ahead",
     "bias",
@@ -71,7 +71,8 @@ class Stop(Message, tag="stop"):
 
 
 class PostOp(Struct, omit_defaults=True):
-    """D1: the effect of the last step on a sequence. `backtrack` counts the token that was sampled and discarded."""
+    """D1: the effect of the last step on a sequence. `backtrack` includes a token that was sampled and then
+    discarded."""
 
     id: SeqId
     tokens: list[TokenId]
@@ -79,7 +80,7 @@ class PostOp(Struct, omit_defaults=True):
 
 
 class PreOp(Struct):
-    """D1: from now on the instance made for `req_id` is sequence `id`."""
+    """D1: from now on the instance made for `req_id` belongs to sequence `id`."""
 
     id: SeqId
     req_id: str
@@ -94,15 +95,16 @@ class PostPreProcess(Message, tag="post_pre_process"):
 
 
 class MidOp(Struct, omit_defaults=True):
-    """One scheduled sequence. D1 uses `id` and `clone_id` only.
+    """One scheduled sequence. D1 uses only `id` and `clone_id`.
 
-    D2: `tokens` were appended after `backtrack` older ones were removed, `sampled` was sampled. The first op of a
-    request has `req_id`, that of a fork `clone_id` and `clone_idx`. Additions: `candidates` answers a branch that asked
-    for `top_logprobs`. `turns` is how often in a row a controller that does nothing may be asked. `variables` are set
-    before it is asked: names, and values in hexadecimal. `ahead` are draft tokens, which are shown to clones of it. The
-    first `foreseen` of `tokens` were sampled as shown to its clones. `changes` are the engine's changes to the
-    controller's decision: the position, the number of removed tokens, the tokens inserted there, and the policy that
-    inserted them. `probes` are the readings of the request's probes, in their order, where `sampled` was sampled.
+    D2: `tokens` were appended after `backtrack` older ones were removed; `sampled` is the sampled token. The first op
+    of a request has `req_id`, the first op of a fork has `clone_id` and `clone_idx`. Additions: `candidates` answers a
+    branch that asked for `top_logprobs`. `turns` is how often in a row the controller may be asked if it does nothing.
+    `variables` are set before the controller is asked: names, and values in hexadecimal. `ahead` are draft tokens,
+    which are shown to clones of the controller. The first `foreseen` of `tokens` were sampled as shown to its clones.
+    `changes` are the engine's changes to the controller's decision: the position, the number of removed tokens, the
+    tokens inserted there, and the policy that inserted them. `probes` are the readings of the request's probes, in
+    their order, at the position where `sampled` was sampled.
     """
 
     id: SeqId
@@ -122,10 +124,11 @@ class MidOp(Struct, omit_defaults=True):
 
 
 class MidProcess(Message, tag="mid_process"):
-    """Run the callbacks of the scheduled sequences. A `freed` key makes it dialect 2.
+    """Run the callbacks of the scheduled sequences. A `freed` key marks the message as dialect 2.
 
-    Additions: `deadline_ms`, how long callbacks may take, if longer than the step limit; `reply_ms`, the latest time of
-    the reply. A sequence that is not done by then waits like a late one, but counts as late only after `deadline_ms`.
+    Additions: `deadline_ms` is how long callbacks may take, if longer than the step limit. `reply_ms` is the latest
+    time of the reply. A sequence that is not done by then waits like a late one, but counts as late only after
+    `deadline_ms`.
     """
 
     ops: list[MidOp]
@@ -145,17 +148,17 @@ class MkModule(Message, tag="mk_module"):
 
 
 class GetTags(Message, tag="get_tags"):
-    """All tags, newest first."""
+    """Request all tags, newest first."""
 
 
 class GetModule(Message, tag="get_module"):
-    """Addition: ask for the current module of an id or a name. Nothing is downloaded."""
+    """Addition: request the current module of an id or a name. Nothing is downloaded."""
 
     module_id: str
 
 
 class SetTags(Message, tag="set_tags"):
-    """Make `tags` name a module."""
+    """Set `tags` as names of a module."""
 
     module_id: str
     tags: list[str]
@@ -171,7 +174,7 @@ class Instantiate(Message, tag="instantiate"):
 
     @property
     def argument(self) -> str:
-        """The argument as the controller sees it: a string unchanged, anything else as its JSON text."""
+        """Return the argument as the controller gets it: a string unchanged, any other value as its JSON text."""
         text = bytes(self.module_arg)
         if text[:1] == b'"':
             return msgspec.json.decode(text, type=str)
@@ -179,7 +182,7 @@ class Instantiate(Message, tag="instantiate"):
 
 
 class Discard(Message, tag="discard"):
-    """Addition: the request of this instance will never run; drop it. Unknown ids are ignored."""
+    """Addition: drop the instance of a request that will never run. Unknown ids are ignored."""
 
     req_id: str
 
@@ -200,7 +203,7 @@ Request = (
 
 
 class Auth(Struct):
-    """User that sends a request. Absent: `local`, no admin."""
+    """The user that sends a request. Without this object, the user is `local`, without admin rights."""
 
     user: str
     is_admin: bool
@@ -209,7 +212,7 @@ class Auth(Struct):
 LOCAL = Auth("local", False)
 
 
-# -- to JSON and back ------------------------------------------------------------------------------------------
+# -- conversion to JSON and back -------------------------------------------------------------------------------
 
 #: https://www.w3.org/TR/trace-context/
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -219,7 +222,7 @@ _requests = msgspec.json.Decoder(Request)
 
 
 def encode(message: Struct) -> bytes:
-    """Any request or reply as JSON."""
+    """Return any request or reply as JSON."""
     return _encoder.encode(message)
 
 
@@ -237,7 +240,7 @@ def _decode_request(data: bytes) -> Request:
         request: Request = _requests.decode(data)
         return request
     except msgspec.ValidationError as error:
-        msgspec.json.decode(data)  # tells broken JSON from a broken request
+        msgspec.json.decode(data)  # distinguishes malformed JSON from a malformed request
         raise ProtocolError(f"malformed request: {error}") from None
 
 
@@ -253,14 +256,14 @@ def auth_of(request: Message) -> Auth:
 
 
 def trace_of(request: Message) -> str | None:
-    """The trace that a request belongs to; a malformed one counts as absent, as the standard demands."""
+    """Return the trace that a request belongs to. A malformed trace id counts as absent, as the standard demands."""
     told = request.traceparent
     return told if isinstance(told, str) and _TRACEPARENT.fullmatch(told) else None
 
 
 def rid_of(request: Message | bytes) -> str | UnsetType:
-    """The reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that could
-    not be decoded."""
+    """Return the reply id, if it is a string, ready to be put into a reply. Takes raw bytes too, for requests that
+    could not be decoded."""
     if isinstance(request, Message):
         rid = request.rid
     else:

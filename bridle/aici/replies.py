@@ -1,5 +1,4 @@
-"""Replies of the AICI runtime, both dialects, as typed values, and how they are decoded. The answers to these messages
-are in `protocol`."""
+"""Replies of the AICI runtime in both dialects, as typed values, and their decoding. The requests are in `protocol`."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ class Ok(Struct, Generic[Data], tag_field="type", tag="ok"):
 
 
 class ErrorReply(Struct, tag_field="type", tag="error"):
-    """`is_user_error`: the text is fit for end users. Addition: `retry_after` says that there is no room now, and after
-    how many seconds a retry may be worth it."""
+    """A failure. With `is_user_error`, the text may be shown to end users. Addition: `retry_after` says that there is
+    no room now, and after how many seconds a retry may succeed."""
 
     error: str
     is_user_error: bool = False
@@ -37,7 +36,7 @@ class JsonFailure(Struct, tag_field="type", tag="json-error"):
 
 
 class WriteVar(Struct):
-    """`value` is lower-case hex; `op` is Set or Append."""
+    """A write of a variable. `value` is lower-case hex; `op` is Set or Append."""
 
     name: str
     value: str
@@ -50,16 +49,16 @@ class ReadVar(Struct):
 
 
 class StorageCommand(Struct):
-    """Exactly one of the two is set."""
+    """A write or a read of a variable: exactly one of the two is set."""
 
     write: WriteVar | UnsetType = field(name="WriteVar", default=UNSET)
     read: ReadVar | UnsetType = field(name="ReadVar", default=UNSET)
 
 
 class SeqResult(Struct, Generic[Result]):
-    """The result of a callback for one sequence. `micros` is its run time, rounded down to tens. Additions: `ahead`,
-    the answers of clones to the first of the likely tokens, and, after an instantiation, `module_id`, the module of
-    the name."""
+    """The result of a callback for one sequence. `micros` is its run time in microseconds, rounded down to tens.
+    Additions: `ahead` are the answers of clones to the first of the likely tokens. After an instantiation, `module_id`
+    is the module that the name means."""
 
     error: str = ""
     result: Result | None = None
@@ -75,7 +74,7 @@ class Pong(Struct):
 
 
 class TokensData(Struct):
-    """`eos_token_id` in D2 only; `extensions` is an addition."""
+    """The vocabulary. `eos_token_id` is in D2 only; `extensions` is an addition."""
 
     vocab_size: int
     eos_token_id: int | UnsetType = UNSET
@@ -98,7 +97,8 @@ class PostPreData(Struct):
 
 
 class MidResult(Struct):
-    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (0 if it is 0), append `ff_tokens`."""
+    """D1 splice: drop the sampled token, remove `backtrack - 1` older ones (none if `backtrack` is 0), append
+    `ff_tokens`."""
 
     ff_tokens: list[int]
     backtrack: int
@@ -116,7 +116,7 @@ class SpliceReply(Struct):
 
 
 class BranchReply(Struct):
-    """D2: one way to continue. `sample_mask` is a row of the mask matrix; None means do not sample.
+    """D2: one way to continue. `sample_mask` is a row of the mask matrix; None: do not sample.
 
     bridle's additional fields:
 
@@ -148,8 +148,8 @@ class BranchReply(Struct):
 
 
 class LookaheadReply(Struct):
-    """Addition: a clone's answer after `token`, one of the likely tokens, if those before it came first, with its
-    logs and writes. These count once the token was sampled, and are not sent again."""
+    """Addition: a clone's answer after `token`, which is one of the likely tokens, if the tokens before it came first.
+    It has the clone's logs and writes. These count once the token was sampled, and are not sent again."""
 
     token: TokenId
     branches: list[BranchReply]
@@ -171,7 +171,7 @@ class MidData2(Struct):
 
 
 class ModuleData(Struct):
-    """`time` is the compile time in milliseconds."""
+    """The compiled module. `time` is the compile time in milliseconds."""
 
     module_id: str
     wasm_size: int
@@ -197,7 +197,7 @@ class PromptResult(Struct):
 
 
 def decode_reply(data: bytes, data_type: Any) -> Ok[Any] | ErrorReply | JsonFailure:
-    """Decode a reply whose `data`, if it has one, is a `data_type`. Raises `ProtocolError`."""
+    """Decode a reply. Its `data`, if present, has the type `data_type`. Raises `ProtocolError`."""
     try:
         reply: Ok[Any] | ErrorReply | JsonFailure = _reply_decoder(data_type).decode(data)
         return reply

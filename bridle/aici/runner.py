@@ -1,4 +1,4 @@
-"""Uses the control runtime from your own engine, with one small class.
+"""Runs controllers for an engine of your own, with one small class.
 
     runner = Runner(RuntimeConfig(tokenizer="path/to/tokenizer.json"))
     module = runner.upload(wasm)
@@ -35,7 +35,7 @@ class Runner:
     """One runtime process and its channels. Not thread-safe, except `upload` and `set_tags`.
 
     `vocab_size` is the model's number of logits (None: the tokenizer's). All methods raise `ControllerError` when the
-    runtime is gone, `InvalidRequest` when a name or a module is refused.
+    runtime has ended, and `InvalidRequest` when a name or a module is refused.
     """
 
     def __init__(self, config: RuntimeConfig, vocab_size: int | None = None) -> None:
@@ -48,18 +48,18 @@ class Runner:
     # -- modules and instances ---------------------------------------------------------------------------
 
     def upload(self, wasm: bytes) -> str:
-        """Store and compile a controller; returns its id."""
+        """Store and compile a controller. Returns its id."""
         message = protocol.MkModule(binary=base64.b64encode(wasm).decode())
         return self._side.call(message, replies.ModuleData).result().module_id
 
     def set_tags(self, module: str, tags: Sequence[str]) -> None:
-        """Make these tags name a module."""
+        """Set these tags as names of a module."""
         auth = msgspec.to_builtins(protocol.Auth("local", True))
         message = protocol.SetTags(module_id=module, tags=list(tags), auth=auth)
         self._side.call(message, replies.TagsData).result()
 
     def start(self, request_id: str, prompt: Sequence[int], module: str, argument: str = "") -> list[int]:
-        """Make an instance for a request; returns the prompt to use, which the controller may have rewritten."""
+        """Make an instance for a request. Returns the prompt to use, which the controller may have rewritten."""
         request = Request(request_id, tuple(prompt), controller=WasmController(module, argument))
         message, data_type = instantiation(request, self._process.config.dialect)
         return list(prompt_of(request, self._side.call(message, data_type).result()))
@@ -67,7 +67,7 @@ class Runner:
     # -- steps -------------------------------------------------------------------------------------------
 
     def begin(self, asks: Sequence[Ask]) -> None:
-        """Report the changes of sequences, and start the callbacks. Every `begin` needs its `finish`."""
+        """Report the changes of sequences, and start the callbacks. Every `begin` must be followed by `finish`."""
         try:
             self._exchange.begin(asks, self._freed, 0.0)
         except ProtocolError as error:
@@ -75,7 +75,7 @@ class Runner:
         self._freed = []
 
     def finish(self, timeout: float = 60.0) -> dict[int, Answer]:
-        """The answers to the last `begin`, by sequence."""
+        """Return the answers to the last `begin`, by sequence."""
         try:
             answers = self._exchange.receive(timeout)
         except ProtocolError as error:
@@ -89,11 +89,11 @@ class Runner:
         self._freed.extend(seq_ids)
 
     def allowed(self, mask: bytes) -> npt.NDArray[np.bool_]:
-        """A branch's mask as an array of `vocab_size` booleans."""
+        """Return a branch's mask as an array of `vocab_size` booleans."""
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self.vocab_size, bitorder="little")
         return bits.astype(np.bool_)
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- shutdown ----------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the runtime. Idempotent."""

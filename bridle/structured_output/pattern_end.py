@@ -17,14 +17,14 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 
 
 def ends_with_model(constraint: object) -> bool:
-    """Return whether a text under this constraint ends where the model leaves it."""
+    """Return whether a text under this constraint ends where the model leaves the pattern."""
     return isinstance(constraint, Regex) and not constraint.longest
 
 
 @dataclass(slots=True)
 class PatternEnd:
-    """Follows one output. Before `min_tokens` tokens, and before the first, nothing ends. `mask` is that of the last
-    draw without a mask; `must_mask` says that the next draw has one."""
+    """Follows one output. The text cannot end before `min_tokens` tokens or before the first token. `mask` is the
+    pattern's mask at the last sample without a mask; `must_mask` says that the next sample uses the mask."""
 
     constraint: Constraint | None
     min_tokens: int = 0
@@ -32,11 +32,11 @@ class PatternEnd:
     must_mask: bool = False
 
     def copy(self) -> PatternEnd:
-        """An independent one in the same state."""
+        """Return an independent copy."""
         return PatternEnd(self.constraint, self.min_tokens, self.mask, self.must_mask)
 
     def is_over(self, sampled: int | None, is_kept: bool, vocabulary: GrammarVocabulary) -> bool:
-        """Note the last draw; returns whether its token left the pattern."""
+        """Note the last sampled token. Returns whether it left the pattern, so that the text is over."""
         mask, self.mask, self.must_mask = self.mask, b"", False
         if not mask or sampled is None or is_kept or mask_allows(mask, sampled):
             return False
@@ -44,7 +44,7 @@ class PatternEnd:
         return not self.must_mask
 
     def draw(self, matcher: Matcher, mask: bytes) -> Decision:
-        """The draw of the next token, of which the pattern allows `mask`."""
+        """Return the decision for the next token, for which the pattern allows `mask`."""
         is_open = 0 < matcher.num_tokens >= self.min_tokens and ends_with_model(self.constraint)
         if self.must_mask or not is_open or not matcher.is_accepting:
             return Decision.sample(mask)

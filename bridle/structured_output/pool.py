@@ -1,9 +1,9 @@
 """The `ControllerPool` that runs constraints next to an engine.
 
-Tokens are committed on the engine's thread as soon as they are reported, since that takes microseconds. So a complete
-text stops, and tokens that must come are forced, before the next step is scheduled and without a forward pass. Where
-there is a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is
-handled only on those threads from then on, so that it cannot hold up the engine.
+Tokens are committed on the engine's thread as soon as they are reported, because that takes microseconds. So a complete
+text stops, and forced tokens are appended, before the next step is scheduled and without a forward pass. If the grammar
+leaves a choice, threads compute the mask while the device computes logits. A sequence whose grammar was slow once is
+handled only on those threads from then on, so that it cannot delay the engine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from bridle.structured_output.scored_texts import scored_texts
 from bridle.structured_output.spec import Constraint
 from bridle.structured_output.vocabulary import GrammarVocabulary
 
-#: After this much computing, in seconds, a thread publishes the answers that it has.
+#: Seconds of computing after which a thread publishes its answers so far.
 _TELL = 0.0005
-#: The most masks that one thread takes at a time: more mean fewer hand-overs, fewer a more even load.
+#: Maximum number of masks that a thread takes at a time. Larger parts mean fewer hand-overs, smaller ones a more even
+#: load.
 _MAX_PART = 16
 
 _Due = tuple[Ask, ConstrainedSequence]
@@ -46,8 +47,8 @@ _Answered = tuple[int, ConstrainedSequence, Answer]
 
 
 class ConstraintPool(ControllerPool):
-    """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, off the engine's
-    thread, when the first of them comes. `clock` must be the engine's."""
+    """Runs requests whose `controller` is a `Constraint`. `make_vocabulary` is called once, outside of the engine's
+    thread, when the first such request comes. `clock` must be the engine's."""
 
     capabilities = frozenset[Capability](("lookahead", "draft_masks", "draft_filtering", "forced_text"))
 
@@ -67,13 +68,13 @@ class ConstraintPool(ControllerPool):
         self._answers: dict[int, Answer] = {}
         self.under_way: dict[int, ConstrainedSequence] = {}
 
-    # -- coming --------------------------------------------------------------------------------------------
+    # -- opening -------------------------------------------------------------------------------------------
 
     def accepts(self, controller: object) -> bool:
         return isinstance(controller, Constraint)
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Compile the constraint. The future raises `InvalidRequest` for one that cannot be used."""
+        """Compile the constraint. The future raises `InvalidRequest` for a constraint that cannot be used."""
         future: Future[tuple[int, ...]] = Future()
         constraint = request.controller
         if not isinstance(constraint, Constraint):
@@ -85,7 +86,7 @@ class ConstraintPool(ControllerPool):
                 return
             try:
                 self.opened[request.id] = self._opened(request, constraint, compiled.result().copy())
-            except BaseException as error:  # a cancelled compilation is one too
+            except BaseException as error:  # a cancelled compilation is an error too
                 future.set_exception(error if isinstance(error, BridleError) else as_controller_error(error))
             else:
                 future.set_result(request.prompt)
@@ -105,8 +106,8 @@ class ConstraintPool(ControllerPool):
     # -- the step ------------------------------------------------------------------------------------------
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Handle asks: first forks, while their parents are as they were; then answers without a mask at once, and the
-        others on threads."""
+        """Handle asks. Forks come first, before their parents change. Then answers without a mask are given at once,
+        and threads compute the others."""
         for ask in asks:
             if ask.request is not None:
                 self.live[ask.seq_id] = opened = self.opened.pop(ask.request.id)
@@ -139,8 +140,8 @@ class ConstraintPool(ControllerPool):
             self._workers.submit(work)
 
     def _work(self, due: Sequence[_Due], *, is_whole: bool = False) -> Callable[[], None]:
-        """The remaining work of some answers, for a thread. The answers are published together, unless one of them
-        takes long."""
+        """Return a function that computes the masks of some answers in a thread. The answers are published together,
+        unless one of them takes long."""
 
         def run() -> None:
             done: list[_Answered] = []
@@ -179,8 +180,8 @@ class ConstraintPool(ControllerPool):
         return answers
 
     def filter_draft(self, seq_id: int, tokens: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
-        """Follow `tokens` up to one that is not allowed or ends the text. The copy that does it costs more than the
-        walk, so it is made only for a sequence that was led in the last step or begins."""
+        """Follow `tokens` up to one that is not allowed or ends the text. The copy of the matcher costs more than this
+        walk. So it is made only for a sequence that was led in the last step or is new."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow:
             return [], False
@@ -201,8 +202,8 @@ class ConstraintPool(ControllerPool):
         return parts, False
 
     def draft_decision(self, seq_id: int, tokens: Sequence[int]) -> Decision | None:
-        """Return what is forced after `tokens`, or else the mask there. The copy that says so then goes back, since
-        `filter_draft` goes on from there."""
+        """Return the tokens forced after `tokens`, or else the mask there. The copy is then rolled back, because
+        `filter_draft` continues from its position."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or instance.seconds_ahead > SLOW_SECONDS:
             return None
@@ -219,13 +220,13 @@ class ConstraintPool(ControllerPool):
         return decision
 
     def _is_idle(self, seq_id: int) -> bool:
-        """Return whether no thread has the matcher in use. Waits for one that has, as long as a commit may take: else
-        the speed of that thread would decide whether there are drafts."""
+        """Return whether no thread uses the sequence's matcher. If a thread does, wait at most as long as a commit may
+        take. Otherwise that thread's speed would decide whether there are drafts."""
         with self._arrived:
             return self._arrived.wait_for(lambda: seq_id not in self.under_way, SLOW_SECONDS)
 
     def _look_ahead(self, instance: ConstrainedSequence, ahead: Matcher, tokens: tuple[int, ...]) -> Decision | None:
-        """The answer after `tokens`. A copy that has none, or cannot go back, is of no use any more."""
+        """Return the answer after `tokens`. A copy that has no answer, or cannot be rolled back, is dropped."""
         copied, instance.ahead = instance.leading(ahead), None
         answer = copied.advance(Ask(-1, tokens))
         if answer is None:
@@ -237,14 +238,14 @@ class ConstraintPool(ControllerPool):
         return answer.decision
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
-        """Return the masks after each of `tokens`, with the forced ones. It stops at a token that is not allowed or
-        ends the text, if something else is forced, and when it takes longer than a commit may."""
+        """Return the masks after each of `tokens`, including forced ones. It stops at a token that is not allowed or
+        ends the text, if other tokens are forced, and when it takes longer than a commit may."""
         instance = self.live.get(seq_id)
         if instance is None or instance.is_slow or seq_id in self.under_way:
             return []
         ahead, known = instance.leading(instance.matcher.copy()), list[Decision]()
         began = time.thread_time()
-        place, size = 0, 1  # the tokens that are told next
+        place, size = 0, 1  # the tokens that are reported next
         while place + size <= len(tokens):
             told = tuple(tokens[place : place + size])
             place += size
@@ -264,7 +265,7 @@ class ConstraintPool(ControllerPool):
         return known
 
     def forced_after(self, seq_id: int, tokens: Sequence[int], limit: int) -> list[tuple[int, ...]]:
-        """Follow each of `tokens` on a copy, as long as only one text may come. A slow grammar is not followed."""
+        """Follow each of `tokens` on a copy, as long as only one text may follow. A slow grammar is not followed."""
         instance, found = self.live.get(seq_id), list[tuple[int, ...]]()
         ahead = None
         for token in tokens:
@@ -282,10 +283,10 @@ class ConstraintPool(ControllerPool):
                 ahead = None
         return found
 
-    # -- going ---------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------
 
     def close(self, seq_ids: Sequence[int]) -> None:
-        """Drop the matchers of these sequences; one in use is dropped when its work is done."""
+        """Drop the matchers of these sequences. A matcher in use is dropped when its work is done."""
         with self._arrived:
             for seq_id in seq_ids:
                 self.live.pop(seq_id, None)
@@ -300,11 +301,11 @@ class ConstraintPool(ControllerPool):
 
 
 def _end_of(constraint: Constraint, sampling: SamplingParams) -> PatternEnd:
-    """Return the place where a text ends whose client does not ignore ends."""
+    """Return the end of the text; without a constraint if the client ignores ends."""
     return PatternEnd(None if sampling.ignore_eos else constraint, sampling.min_tokens)
 
 
 def _parts(masks: Sequence[_Due], num_threads: int) -> list[Sequence[_Due]]:
-    """The masks in parts, two for each thread if there are enough."""
+    """Return the masks in parts, two for each thread if there are enough masks."""
     size = min(max(1, -(-len(masks) // (2 * num_threads))), _MAX_PART)
     return [masks[start : start + size] for start in range(0, len(masks), size)]

@@ -1,4 +1,4 @@
-"""Results that are computed again when they are needed again: a dictionary that cannot grow without end."""
+"""A dictionary of results that can be computed again. Its size is limited."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: The text of a grammar, and the tokens that came: all that masks depend on.
+#: The text of a grammar and the committed tokens: together these determine the mask.
 State = tuple[str, tuple[int, ...]]
 
 
 class Remembered(dict[K, V]):
-    """A dictionary of at most `most` entries. Before it would hold more, it forgets all of them. Several threads may
-    use it, since each operation is atomic."""
+    """A dictionary of at most `most` entries. Before it would exceed this number, it drops all entries. Safe from
+    several threads, because each operation is atomic."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Reads constraints under the names that requests and calls have for them.
+"""Reads constraints from the fields of requests and the arguments of calls.
 
-There are short names (`regex`, `choice`, ...), and those that vLLM, SGLang and llama.cpp have for them. OpenAI's
+There are short names (`regex`, `choice`, ...), and the names that vLLM, SGLang and llama.cpp use. OpenAI's
 `response_format` and vLLM's `structured_outputs` are read too. `constraint` takes any constraint as plain data.
 """
 
@@ -15,7 +15,7 @@ from bridle.safe_repr import short_repr
 from bridle.structured_output.spec import Constraint, JsonObject, JsonSchema, parse
 from bridle.structured_output.structural_tag import structural_tag
 
-#: Short names, and the kinds of constraints that they are.
+#: Short names of fields, each with its kind of constraint.
 SHORT: Mapping[str, str] = {
     "regex": "regex",
     "guided_regex": "regex",
@@ -27,14 +27,14 @@ SHORT: Mapping[str, str] = {
     "guided_json": "json_schema",
     "json_schema": "json_schema",
 }
-#: All names of constraints.
+#: All names of fields for constraints.
 NAMES = ("response_format", "constraint", "structured_outputs", *SHORT)
-# vLLM's later form of these fields: one of them in an object, beside switches that may be off.
+# vLLM's later form of these fields: one of them in an object, together with switches that may be off.
 _STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-# The forms of text-generation-inference with a `value`, which huggingface_hub also sends here.
+# Forms of text-generation-inference that have a `value`; huggingface_hub also sends these.
 _NATIVE_FORMATS = ("json", "json_object", "json_schema", "regex")
 _FORMATS = "'text', 'json_object', 'json_schema', 'regex', 'grammar' and 'structural_tag'"
-#: Where a form of `response_format` has what it says, beside its type: as OpenAI, llama.cpp and others write it.
+#: Where a form of `response_format` has its content, by type: as OpenAI, llama.cpp and others write it.
 _PLACES = {
     "text": (),
     "json_object": ("schema",),
@@ -45,9 +45,9 @@ _PLACES = {
 
 
 def constraint_named(given: Mapping[str, Any]) -> Constraint | None:
-    """The constraint among named values; values of None count as absent. None if there is none. The same
-    constraint under two names counts once: clients send it so to servers of several ages. Raises `InvalidRequest` that
-    names the field."""
+    """Return the constraint among named values, or None; values of None count as absent. The same constraint under two
+    names counts once, because clients send it so to servers of different versions. Raises `InvalidRequest` that names
+    the field."""
     given = {name: value for name, value in given.items() if value is not None}
     if _is_text(given.get("response_format")):
         _said(given.pop("response_format"))
@@ -76,8 +76,8 @@ def field_with_constraint(body: Any) -> str:
 
 
 def native_form(kind: str, value: Any) -> Constraint:
-    """The constraint for a form of text-generation-inference, by its `type`. As there, a schema with properties
-    describes an object, even if it does not say so."""
+    """Return the constraint for a form of text-generation-inference with this `type` and value. As in that server, a
+    schema with properties describes an object, even if it names no type."""
     if kind == "regex":
         return parse({"regex": value})
     if kind == "json_schema" and isinstance(value, Mapping) and "schema" in value:
@@ -118,7 +118,7 @@ def _of_structured(value: Any) -> Constraint:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"structured_outputs is {short_repr(value)}; must be an object")
     given = {name: one for name, one in value.items() if one is not None and one is not False}
-    given.pop("disable_fallback", None)  # there is nothing to fall back to
+    given.pop("disable_fallback", None)  # there is no fallback to disable
     if given == {"json_object": True}:
         return JsonObject()
     name = next(iter(given), "")
@@ -156,7 +156,8 @@ def _of_format(value: Any) -> Constraint:
 
 
 def _said(form: Mapping[Any, Any]) -> Any:
-    """Return the content of a form besides its type. Raises `InvalidRequest` for unknown fields; none is ignored."""
+    """Return the content of a form besides its type. Raises `InvalidRequest` for unknown fields, because no field is
+    ignored."""
     kind = form.get("type", "text")
     if kind not in _PLACES:
         raise UnsupportedFeature(f"response_format is {short_repr(kind)}; this server takes {_FORMATS}")

@@ -1,4 +1,4 @@
-"""Properties of a JSON schema document that rules about one of its parts need."""
+"""Properties of a whole JSON schema document that are needed to rewrite a part of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ONE = frozenset(
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 _MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _OLD_DRAFTS = re.compile(r"draft-0[34567]|2019-09")
-_MAX_WAY = 16  # references that lead to one another
+_MAX_WAY = 16  # maximum number of references that lead to one another
 
 
 def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """The schema with those right inside of it changed."""
+    """Return the schema with each schema directly inside it changed."""
     made = dict(schema)
     for name, value in schema.items():
         if name in _ONE and isinstance(value, Mapping):
@@ -69,7 +69,7 @@ class SchemaDialect:
         return cls(bool(_OLD_DRAFTS.search(str(named))), unique, not num_ids, schema)
 
     def find(self, reference: str) -> Schema | None:
-        """Return the target of a reference within the document; None for any other."""
+        """Return the target of a reference within the document; None for any other reference."""
         if not self.is_one_resource or not reference.startswith("#"):
             return None
         node: Any = self.root
@@ -84,15 +84,15 @@ class SchemaDialect:
         return node if reference in ("#", "#/") or "/" in reference else None
 
     def exclude(self, one: Schema, other: Schema) -> bool:
-        """Return whether no value fits both, as far as can be seen."""
+        """Return whether no value fits both schemas, as far as this can be decided."""
         return exclude(one, other, self.find, self.work)
 
     def complement(self, schema: Schema) -> Schema:
-        """The complement of a schema that may refer to others. Raises `NoEquivalent`."""
+        """Return the complement of a schema that may contain references. Raises `NoEquivalent`."""
         return complement(self._resolved(schema, ()))
 
     def _resolved(self, schema: Schema, way: tuple[str, ...]) -> Schema:
-        """The schema with what it refers to in the place of references."""
+        """Return the schema with each reference replaced by its target."""
         if not isinstance(schema, Mapping):
             return schema
         if not self.work.spend():

@@ -1,8 +1,8 @@
-"""Limits that a schema does not state: a weak model would write digits and properties for as long as it may.
+"""Limits that a schema does not state. Without them, a weak model would write digits and properties without end.
 
-They only ever narrow a schema, so whatever is written fits it. Where a schema states a limit, it is the schema's; where
-narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is narrowed. A schema has
-the last word: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
+These limits only narrow a schema, so every text that they allow fits the schema. If a schema states a limit, that limit
+applies. If narrowing one part could change the meaning of another (`allOf`, `oneOf`, `not`, ...), nothing is narrowed.
+A schema can override the limits: `"x-limits": false` turns them off, `"x-limits": {"digits": 30}` sets one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.structured_output.checks import PARAM
 OPTION = "x-limits"
 _MAX_DIGITS, _MAX_DECIMALS = 300, 9
 
-#: What reads other parts of a schema, whose meaning would change with them.
+#: Keywords that depend on other parts of a schema, whose meaning would change if those parts were narrowed.
 _ENTANGLED = frozenset(
     {
         "allOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "contains",
@@ -32,9 +32,10 @@ _OPEN = frozenset({"additionalProperties", "patternProperties", "dependentRequir
 
 @dataclass(frozen=True, slots=True)
 class SchemaBounds:
-    """Numbers without bounds have at most `digits` digits before the point, and `decimals` after it. With `exponents`,
-    numbers that need not be integers may also be written as `8.9e-12`; these limits do not hold for them then. Objects
-    that are `closed` have no properties but those that the schema names, unless it says something of others."""
+    """Limits of numbers and objects. Numbers without bounds have at most `digits` digits before the point, and
+    `decimals` after it. With `exponents`, numbers that need not be integers may also be written as `8.9e-12`, and then
+    have no such limits. Objects that are `closed` have only the properties that the schema names, unless the schema
+    says something about other properties."""
 
     digits: int = 15
     decimals: int = 9
@@ -47,8 +48,8 @@ _MOST: Mapping[str, int] = {"digits": _MAX_DIGITS, "decimals": _MAX_DECIMALS, "c
 
 
 def bounded(schema: Mapping[str, Any], usual: SchemaBounds = USUAL) -> dict[str, Any]:
-    """The schema within its limits, which are the `usual` ones where it says nothing. Raises `InvalidRequest` for
-    invalid limits."""
+    """Return the schema narrowed by its limits: the `usual` limits, unless the schema sets its own. Raises
+    `InvalidRequest` for invalid limits."""
     limits = _limits(schema.get(OPTION), usual)
     plain = {name: value for name, value in schema.items() if name != OPTION}
     if limits is None or any(map(_is_entangled, _nodes(plain))):
@@ -77,7 +78,7 @@ def _limits(given: Any, usual: SchemaBounds) -> SchemaBounds | None:
 
 
 def _inner(node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas right below a node, with the keyword that has them."""
+    """Yield the schemas directly below a node, each with the keyword that contains it."""
     for keyword in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(node.get(keyword), Mapping):
             yield from ((keyword, each) for each in node[keyword].values())
@@ -98,7 +99,7 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_entangled(node: Mapping[str, Any]) -> bool:
-    """Return whether narrowing one keyword could widen another, or leave nothing at all."""
+    """Return whether narrowing one keyword could widen another, or leave no valid value."""
     beside = node.keys() - _ANNOTATIONS - {"$defs", "definitions", "$schema", "$id", OPTION, "x-guidance"}
     is_joined = ("$ref" in beside or "anyOf" in beside) and len(beside) > 1
     return is_joined or not _ENTANGLED.isdisjoint(node)
@@ -136,7 +137,7 @@ def _can_close(node: Mapping[str, Any]) -> bool:
 
 
 def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> None:
-    """Bounds on the sides where the schema has none, unless they would leave nothing."""
+    """Add bounds on the sides where the schema has none, unless they would leave no valid value."""
     if "multipleOf" in node:
         return
     if has_fraction and limits.exponents:
@@ -144,7 +145,7 @@ def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> No
     most = 10**limits.digits - 1
     (low, has_low), (high, has_high) = (_side(node, names) for names in _BOUNDS)
     if low is None or high is None:
-        return  # not a number: the compiler says so
+        return  # not a number: the compiler reports this
     low, high = low if has_low else -most, high if has_high else most
     if high - low < 2:
         return
@@ -157,7 +158,7 @@ def _bound(node: dict[str, Any], limits: SchemaBounds, has_fraction: bool) -> No
 
 
 def _side(node: Mapping[str, Any], names: tuple[str, str]) -> tuple[float | None, bool]:
-    """The bound of one side, and whether there is one; None if it is no number."""
+    """Return the bound of one side, and whether there is one. The bound is None if it is not a number."""
     given = [node[name] for name in names if name in node]
     if not given:
         return 0, False

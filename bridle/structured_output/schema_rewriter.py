@@ -1,8 +1,9 @@
-"""JSON schemas in the keywords that llguidance knows: what it refuses, written in another way that means the same.
+"""Rewrites JSON schemas in keywords that llguidance supports, with the same meaning.
 
-A rule either gives an equivalent or leaves a keyword unchanged, and then llguidance refuses it by name; nothing is ever
-dropped that says anything. Used only for schemas that were refused as they are, since equivalents can be long. Keywords
-mean what they mean in the draft that has them, whatever draft a schema names. Knows no grammar.
+A rule either gives an equivalent or leaves a keyword unchanged, and then llguidance refuses that keyword by name; no
+keyword with a meaning is dropped. Rewriting is used only for schemas that were refused in their original form, because
+equivalents can be long. A keyword has the meaning of the draft that defines it, whatever draft the schema names. This
+module knows no grammar.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from bridle.structured_output.schema_document import SchemaDialect, mapped
 
 _APPLICATORS = ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas")
 _DIALECT = re.compile(r"\Ahttps?://json-schema\.org/(draft-0[4-7]|draft/20(?:19-09|20-12))/schema#?\Z")
-_MAX_LISTS = 400  # that a list of distinct values is spelled out as
-_MAX_PLACES = 16  # where an item of a kind is looked for
+_MAX_LISTS = 400  # maximum number of lists that replace a list of distinct values
+_MAX_PLACES = 16  # maximum number of positions in which an item of a kind is searched
 _MAX_BRANCHES = 24
-#: Nodes of an equivalent: rules multiply, and a schema is to stay within what may be sent.
+#: Maximum number of nodes of an equivalent: rules multiply nodes, and a schema must stay within the limits of requests.
 _MAX_NODES = 50_000
 
 
 def equivalent_text(schema: str) -> str:
-    """The JSON text of an equivalent; the same text if no keyword needs another form."""
+    """Return the JSON text of an equivalent schema; the same text if no keyword needs another form."""
     given = json.loads(schema)
     try:
         made = equivalent(given)
@@ -40,7 +41,7 @@ def equivalent_text(schema: str) -> str:
 
 
 def equivalent(schema: Schema) -> Schema:
-    """An equivalent in fewer keywords. Raises `InvalidRequest` if it would be too large."""
+    """Return an equivalent schema in fewer keywords. Raises `InvalidRequest` if it would be too large."""
     dialect = SchemaDialect.of(schema)
     made = _Rewriter(dialect).schema(schema)
     if isinstance(made, dict) and isinstance(name := made.get("$schema"), str):
@@ -49,7 +50,7 @@ def equivalent(schema: Schema) -> Schema:
 
 
 def _spelled(name: re.Match[str]) -> str:
-    """A draft's own name, for one that is written with another scheme or ending."""
+    """Return the draft's standard name for a name with another scheme or ending."""
     draft = name[1]
     return f"http://json-schema.org/{draft}/schema#" if draft[5] == "-" else f"https://json-schema.org/{draft}/schema"
 
@@ -76,7 +77,7 @@ class _Rewriter:
         return made
 
     def _count(self, made: Mapping[str, Any]) -> None:
-        """Count the nodes that a rule made, since it may have copied many."""
+        """Count the nodes that a rule made, because it may have copied many."""
         rest: list[Any] = [made]
         while rest:
             value = rest.pop()
@@ -89,7 +90,7 @@ class _Rewriter:
                 rest += value
 
 
-# -- rules: each takes keywords out of a schema and gives what is to hold besides ----------------------------
+# -- rules: each removes keywords from a schema and returns the schemas that must hold in addition -----------
 
 _Made = dict[str, Any]
 _Rule = Callable[[_Made, SchemaDialect], list[Schema]]
@@ -129,7 +130,7 @@ def _dependencies(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 def _condition(made: _Made, dialect: SchemaDialect) -> list[Schema]:
     if "if" not in made or not {"then", "else"} & made.keys():
-        for name in ("if", "then", "else"):  # one without the others says nothing
+        for name in ("if", "then", "else"):  # each keyword has an effect only together with the others
             made.pop(name, None)
         return []
     given = made["if"]
@@ -149,7 +150,7 @@ def _negation(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _one_of(made: _Made, dialect: SchemaDialect) -> list[Schema]:
-    """Branches that exclude each other can be joined as they are."""
+    """Join branches that exclude each other."""
     branches = made.get("oneOf")
     if branches is None or not 2 <= len(branches) <= _MAX_BRANCHES:
         return []
@@ -163,7 +164,7 @@ def _one_of(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _texts(schema: Mapping[str, Any]) -> list[str] | None:
-    """The texts that a schema lists, if it lists nothing else."""
+    """Return the texts that a schema lists, if it lists only texts; else None."""
     values = listed(schema)
     return values if values and all(isinstance(value, str) for value in values) else None
 
@@ -192,7 +193,7 @@ def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
     if "patternProperties" in made or (own and not isinstance(others, bool)):
         raise NoEquivalent("the schema constrains both property names and their values by patterns")
     del made["propertyNames"]
-    if pattern is None:  # any name
+    if pattern is None:  # any name is allowed
         return []
     fits = {name: dialect.work.matches(pattern, name) for name in own}
     if None in fits.values():
@@ -207,7 +208,7 @@ def _property_names(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _pattern_of(names: Schema) -> str | None:
-    """The regex of a schema of names; None for any. Raises `NoEquivalent`."""
+    """Return the regex of a schema for names; None if it allows every name. Raises `NoEquivalent`."""
     said = {} if names is True else {name: value for name, value in names.items() if name not in ANNOTATIONS}
     if said.get("type") == "string":
         del said["type"]
@@ -273,7 +274,7 @@ def _contains(made: _Made, dialect: SchemaDialect) -> list[Schema]:
 
 
 def _somewhere(made: _Made, wanted: Schema, dialect: SchemaDialect) -> list[Schema]:
-    """One item of a kind, in any place that there is."""
+    """Return alternatives in which one item of a kind is at any possible position."""
     items = made.get("items", True)
     prefix, rest = ("items", "additionalItems") if dialect.is_old else ("prefixItems", "items")
     for name in ("contains", "minContains"):

@@ -1,4 +1,4 @@
-"""The texts of one output that are scored as a whole: the whole output, or the finite sets inside of it."""
+"""The texts of one output that are scored as a whole: the whole output, or the finite sets inside it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bridle.structured_output.vocabulary import GrammarVocabulary
 
 @dataclass(frozen=True, slots=True)
 class ScoredTexts:
-    """`options` are the tokens of all texts, if the whole output is one of a few. Its client may get their
-    probabilities, and may insist on scores: then no mask does instead. Otherwise `sets` may come somewhere in the
-    text."""
+    """If the whole output is one of a few texts, `options` are their tokens. `is_reported`: the client gets their
+    probabilities. `must_score`: the client requires scores, so a mask cannot be used instead. Otherwise, `sets` are the
+    finite sets that may come anywhere in the text."""
 
     options: tuple[tuple[int, ...], ...] = ()
     is_reported: bool = False
@@ -28,11 +28,11 @@ class ScoredTexts:
     sets: Sequence[FiniteSet] = ()
 
     def comes_first(self, matcher: Matcher) -> bool:
-        """Return whether the next token begins the only choice."""
+        """Return whether the whole output is a choice, and nothing was generated yet."""
         return bool(self.options) and not matcher.num_tokens
 
     def decision(self, matcher: Matcher, mask: bytes, vocabulary: GrammarVocabulary) -> Decision | None:
-        """The choice that comes next, if one does. `mask` has the tokens that the matcher allows."""
+        """Return the choice that comes next, or None. `mask` has the tokens that the matcher allows."""
         if self.comes_first(matcher):
             return Decision.choose(self.options, None if self.must_score else mask, is_reported=self.is_reported)
         if not self.sets:
@@ -41,19 +41,20 @@ class ScoredTexts:
         return Decision.choose(options, mask) if options else None
 
     def is_chosen(self, ask: Ask, matcher: Matcher) -> bool:
-        """Return whether the engine has appended a whole text, which ends the output. It draws no token then."""
+        """Return whether the engine has appended a whole text, which ends the output. In that case no token was
+        sampled."""
         if not self.options or ask.sampled is not None:
             return False
         return matcher.num_tokens == len(ask.tokens) and ask.tokens in self.options
 
 
-#: Nothing: masks alone.
+#: No scored texts: only masks are used.
 NOTHING_SCORED = ScoredTexts()
 
 
 def scored_texts(constraint: Constraint, request: Request, compiler: Compiler, start: Matcher) -> ScoredTexts:
-    """The texts of a request that are scored. Raises `UnsupportedFeature` or `InvalidRequest` if the request insists on
-    scores that it cannot have."""
+    """Return the texts of a request that are scored as a whole. Raises `UnsupportedFeature` or `InvalidRequest` if the
+    request requires scores that cannot be computed."""
     options = scored_options(constraint, request, lambda: compiler.vocabulary, start)
     if options:
         is_asked = isinstance(constraint, Choice) and constraint.scored is True

@@ -1,12 +1,11 @@
-"""Constraints: small, checked descriptions of what a text must look like, which all front-ends share.
+"""Constraints: small, validated descriptions of the form of a text, shared by all front ends.
 
     Regex(r"[0-9]{3}-[0-9]{4}")
     JsonSchema({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
     Concat("The answer is ", Choice(["yes", "no"]), ".")
 
-A constraint is immutable, knows its form as plain data (`to_dict`, `parse`), and is refused with `InvalidRequest` when
-it is made if it exceeds a limit. Errors in its grammar are found when it is compiled. This module knows nothing of
-tokens.
+A constraint is immutable, and can be converted to plain data and back (`to_dict`, `parse`). Making one that exceeds a
+limit raises `InvalidRequest`. Errors in its grammar are found when it is compiled. This module does not know tokens.
 """
 
 from __future__ import annotations
@@ -40,26 +39,27 @@ class Constraint:
     """Base of all constraints. Give one to `LLM.generate(..., constraint=...)`, or put it into the `controller`
     slot of an engine request."""
 
-    #: Constrained text is never taken back, so it can be shown at once.
+    #: Constrained text is never rolled back, so it can be shown at once.
     max_rewind: ClassVar[int] = 0
-    #: Beside other controllers: what it forces is one way to spell what it allows, and it may be asked for the others.
+    #: For combinations with other controllers: forced tokens are only one spelling of the allowed text, and the
+    #: controller can be asked for other spellings.
     is_lenient: ClassVar[bool] = True
 
     def to_dict(self) -> dict[str, Any]:
-        """The constraint as JSON-ready data; `parse` reads it back."""
+        """Return the constraint as JSON-ready data; `parse` reads it back."""
         raise NotImplementedError
 
     @property
     def key(self) -> str:
-        """A hash that equal constraints share."""
+        """Return a hash that is equal for equal constraints."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Regex(Constraint):
-    """The whole text matches `pattern`: Rust's syntax, without looking around and back references. `\\d` means
-    0 to 9; `^` and `$` are not needed. A text that matches ends where the model would leave the pattern; the `longest`
-    goes on until the model ends it or the pattern does."""
+    """The whole text matches `pattern`: Rust's syntax, without look-around and back references. `\\d` means 0 to 9; `^`
+    and `$` are not needed. A text that matches ends where the model would leave the pattern. With `longest`, it
+    continues until the model ends it or the pattern does."""
 
     pattern: str
     longest: bool = False
@@ -78,9 +78,9 @@ class Regex(Constraint):
 class JsonSchema(Constraint):
     """The text is JSON that fits `schema`: a mapping, its JSON text, or a pydantic model.
 
-    With `fixed` white space the text looks like `{"a": 1, "b": [2, 3]}`, and much of it needs no model at all;
-    `flexible` lets the model lay it out. The values of enums and booleans are scored as a whole where that is possible,
-    unless `scored` is False. Kept as JSON text in `schema`.
+    With `fixed` white space the text looks like `{"a": 1, "b": [2, 3]}`, and much of it is forced without the model;
+    with `flexible` the model decides its layout. The values of enums and booleans are scored as a whole if possible,
+    unless `scored` is False. `schema` is stored as JSON text.
     """
 
     schema: Any
@@ -101,7 +101,7 @@ class JsonSchema(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class JsonObject(Constraint):
-    """The text is some JSON object."""
+    """The text is any JSON object."""
 
     whitespace: Whitespace = "fixed"
 
@@ -128,7 +128,8 @@ class Lark(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class TokenLark(Lark):
-    """A grammar in Lark's notation that also names special tokens by id, as `<[42]>`. Only the server writes these."""
+    """A grammar in Lark's notation that also names special tokens by id, as `<[42]>`. Only the server writes such
+    grammars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Yacc(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Gbnf(Constraint):
-    """The text is derived from `root` of a grammar in llama.cpp's notation, which is SGLang's EBNF, too."""
+    """The text is derived from `root` of a grammar in llama.cpp's notation, which is also SGLang's EBNF."""
 
     grammar: str
 
@@ -161,9 +162,9 @@ class Gbnf(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Constraint):
-    """The text is one of `options`. By default, options are scored as a whole where that is possible, and one is
-    sampled by its probability. `scored` False masks token after token instead; True is refused where it cannot be
-    had, and reports the probabilities of all options in the variable `choice`."""
+    """The text is one of `options`. By default, options are scored as a whole if possible, and one is sampled by its
+    probability. With `scored` False, each token is sampled under a mask instead. `scored` True is refused where options
+    cannot be scored, and reports the probabilities of all options in the variable `choice`."""
 
     options: tuple[str, ...]
     scored: bool | None = None
@@ -212,7 +213,7 @@ class Substring(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Constraint):
-    """One part after the other; a plain text stands for itself."""
+    """The parts in order; a string is a part with exactly that text."""
 
     parts: tuple[Constraint, ...]
 
@@ -225,7 +226,7 @@ class Concat(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Constraint):
-    """Any one of the parts; a plain text stands for itself."""
+    """Any one of the parts; a string is a part with exactly that text."""
 
     parts: tuple[Constraint, ...]
 
@@ -238,7 +239,8 @@ class OneOf(Constraint):
 
 @dataclass(frozen=True, slots=True)
 class After(Constraint):
-    """Free text up to and including the first `marker`, then `constraint`. The marker is ordinary text, not a
+    """Free text up to and including the first `marker`, then a text that fits `constraint`. The marker is ordinary
+    text, not a special token.
     special token."""
 
     marker: str
@@ -258,7 +260,7 @@ class After(Constraint):
 
 
 def parse(data: object, depth: int = 0) -> Constraint:
-    """A constraint from plain data such as `{"regex": "a+"}`; constraints and texts are taken as they are.
+    """Return the constraint from plain data such as `{"regex": "a+"}`. Constraints and strings are also accepted.
     Raises `InvalidRequest`."""
     if isinstance(data, Constraint):
         return data
@@ -309,12 +311,12 @@ def _plain(make: Callable[..., Constraint]) -> _Reader:
 
 
 def _grammar(text: Any) -> Constraint:
-    """A grammar in either of the notations that clients write."""
+    """Return a grammar in one of the two notations that clients use, which is detected."""
     return Gbnf(text) if isinstance(text, str) and is_gbnf(text) else Lark(text)
 
 
 _Reader = Callable[[Any, dict[str, Any], int], Constraint]
-#: Kind, its further fields, and what makes the constraint.
+#: For each kind: its further fields, and the function that makes the constraint.
 _READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {
     "regex": (("longest",), _plain(Regex)),
     "json_schema": (("whitespace", "scored"), _plain(JsonSchema)),

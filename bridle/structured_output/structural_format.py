@@ -1,12 +1,12 @@
-"""Reads the `format` of a structural tag, as xgrammar and vLLM have it: texts, schemas, regexes, grammars, free text,
-put together by sequences, alternatives and tags.
+"""Reads the `format` of a structural tag, as in xgrammar and vLLM: texts, schemas, regexes, grammars and free text,
+combined by sequences, alternatives and tags.
 
 {"type": "sequence", "elements": [
     {"type": "const_string", "value": "So: "},
     {"type": "tag", "begin": "<call>", "content": {"type": "json_schema", "json_schema": {...}}, "end": "</call>"}]}
 
-All of it becomes one grammar. Free text goes up to the fixed text that follows it, so where something else would follow
-it is refused.
+A format becomes a single grammar. Free text ends at the fixed text that follows it. Free text that is followed by
+anything else is refused.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _NOTHING = '""'
 
 
 def format_grammar(form: Any) -> str:
-    """The grammar of a format, in Lark's notation. Raises `InvalidRequest` that names the part."""
+    """Return the grammar of a format, in Lark's notation. Raises `InvalidRequest` that names the part at fault."""
     rules = _Rules()
     start = rules.sequence(rules.parts(form, "structural_tag.format"), is_end=True)
     return "\n".join([f"start: {start}", _ANY, *rules.lines, ""])
 
 
 def json_part(schema: Any) -> str:
-    """A schema as a part of a grammar."""
+    """Return a schema as a part of a grammar."""
     known = bounded(json.loads(JsonSchema(schema).schema))
     given = known.get("x-guidance")
     known["x-guidance"] = _LAYOUT | (given if isinstance(given, dict) else {})
@@ -45,14 +45,14 @@ def json_part(schema: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a part of a grammar."""
+    """Return a text as a part of a grammar."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of a sequence: one of fixed `texts`, or what `write` gives (told whether the whole text ends with it).
-    With neither it is free text."""
+    """A part of a sequence: one of fixed `texts`, or the result of `write`, whose argument says whether the whole text
+    ends with it. A part without both is free text."""
 
     where: str
     texts: tuple[str, ...] = ()
@@ -71,13 +71,14 @@ class _Rules:
     depth: int = 0
 
     def add(self, body: str, attributes: str = "") -> str:
-        """Write a rule; returns its name."""
+        """Add a rule. Returns its name."""
         name = f"part_{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
 
     def sequence(self, parts: list[_Part], *, is_end: bool) -> str:
-        """The parts one after the other. `is_end` says whether the whole text ends with them."""
+        """Return the parts in order, as the right side of a rule. `is_end` says whether the whole text ends with
+        them."""
         parts = [part for part in parts if part.texts != ("",)]
         words: list[str] = []
         position = 0
@@ -122,7 +123,7 @@ class _Rules:
             self.depth -= 1
 
     def tag(self, form: Any, where: str, skipped: str = "") -> list[_Part]:
-        """Beginning (without what was `skipped` of it), content and end of a tag."""
+        """Return beginning, content and end of a tag. The beginning is without its first part `skipped`."""
         if not isinstance(form, Mapping):
             raise InvalidRequest(f"{where} is {short_repr(form)}; must be an object", PARAM)
         begin, ends = form.get("begin"), form.get("end", "")
@@ -218,7 +219,7 @@ def _triggered(rules: _Rules, form: Mapping[str, Any], where: str) -> list[_Part
 
 
 def _with_triggers(rules: _Rules, bodies: Mapping[str, list[list[_Part]]], needs_one: bool, is_last: bool) -> str:
-    """Free text in which a trigger begins a tag."""
+    """Return a rule for free text in which a trigger begins a tag."""
     heads = [(rules.add(f"ANY {quoted(trigger)}", "[lazy]"), ways) for trigger, ways in bodies.items()]
     tag = rules.add(" | ".join(f"{head} {_alternatives(rules, ways, is_end=False)}" for head, ways in heads))
     if is_last:
@@ -243,7 +244,7 @@ def _alternatives(rules: _Rules, ways: list[list[_Part]], is_end: bool) -> str:
 
 
 _Reader = Callable[[_Rules, Mapping[str, Any], str], list[_Part]]
-#: Kind, what reads it, and its fields.
+#: For each kind: its reader, and its fields.
 _KINDS: Mapping[str, tuple[_Reader, tuple[str, ...]]] = {
     "const_string": (_constant, ("value",)),
     "json_schema": (_schema, ("json_schema",)),

@@ -1,4 +1,4 @@
-"""Reads structural tags, a form of vLLM's and SGLang's: free text in which a trigger begins something of a known form.
+"""Reads structural tags of vLLM and SGLang: free text in which a trigger begins a text of a known form.
 
 {"structures": [{"begin": "<call=add>", "schema": {...}, "end": "</call>"}], "triggers": ["<call="]}
 
@@ -20,7 +20,8 @@ from bridle.structured_output.structural_format import format_grammar, json_part
 
 
 def structural_tag(value: Any) -> Constraint:
-    """The constraint of such a form, an object or its JSON text. Raises `InvalidRequest` that names the part."""
+    """Return the constraint of a structural tag: an object or its JSON text. Raises `InvalidRequest` that names the
+    part at fault."""
     form = _object(value)
     structures, triggers = form.get("structures"), form.get("triggers")
     if form.get("format") is not None:
@@ -50,7 +51,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _body(structure: Any, triggers: list[str], where: str) -> tuple[str, str]:
-    """The trigger of a structure, and what follows it as the right side of a rule."""
+    """Return the trigger of a structure, and the text after the trigger as the right side of a rule."""
     if not isinstance(structure, Mapping):
         raise InvalidRequest(f"{where} is {short_repr(structure)}; must be an object", PARAM)
     begin, end, schema = structure.get("begin"), structure.get("end", ""), structure.get("schema", {})

@@ -1,5 +1,5 @@
-"""Validation of a constraint: a child process tries whether it can be used, and in which grammar. Knows no
-vocabulary."""
+"""Validation of a constraint: a child process tests whether it can be used, and with which grammar. This module knows
+no vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridle.structured_output.limits import ConstraintLimits
 from bridle.structured_output.spec import Constraint, Gbnf, JsonSchema, Lark, Regex, Yacc
 from bridle.structured_output.vocabulary import load_llguidance
 
-#: What a constraint is called in the message of its refusal.
+#: Names of kinds of constraints in the message of a refusal.
 _CALLED: dict[type[Constraint], str] = {
     JsonSchema: "the schema",
     Regex: "the regex",
@@ -20,13 +20,13 @@ _CALLED: dict[type[Constraint], str] = {
     Gbnf: "the grammar",
     Yacc: "the grammar",
 }
-#: Where in its text llguidance sees a mistake: the line, and in brackets the column.
+#: The position of an error in llguidance's messages: the line, and in brackets the column.
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 
 
 def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
-    """A grammar that a child process survived, and its size in bytes. A schema that is refused is tried again in
-    equivalent keywords. Raises `InvalidRequest` with what is wrong with it."""
+    """Return a grammar that compiled in a child process, and its size in bytes. A schema that is refused is tested
+    again in equivalent keywords. Raises `InvalidRequest` with the problem."""
     grammar = grammar_of(constraint)
     try:
         return grammar, trials.try_grammar(without_tokens(grammar) if has_tokens(constraint) else grammar)
@@ -38,11 +38,11 @@ def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
         try:
             return other, trials.try_grammar(other)
         except InvalidRequest:
-            raise error from None  # the error for the schema as its author wrote it
+            raise error from None  # report the error for the schema in its original form
 
 
 def check_usable(constraint: Constraint) -> None:
-    """Raise `InvalidRequest` with what is wrong with a constraint that no request could use. Starts a process."""
+    """Raise `InvalidRequest` with the problem of a constraint that no request could use. Starts a process."""
     load_llguidance()
     trials = CompileSandbox(ConstraintLimits(num_compilers=1))
     try:
@@ -52,8 +52,8 @@ def check_usable(constraint: Constraint) -> None:
 
 
 def _told(constraint: Constraint, message: str) -> str:
-    """A refusal in the words of the constraint. Places are those of the grammar that was tried, so they mean something
-    to its author alone if that was not rewritten."""
+    """Return a refusal in terms of the constraint. Positions are those in the tested grammar, so they are kept only if
+    the client wrote that grammar."""
     reason = message.removeprefix(NOT_USABLE)
     place = r"line \1, column \2: " if isinstance(constraint, Lark) else ""
     called = _CALLED.get(type(constraint), "the constraint's grammar")

@@ -1,7 +1,7 @@
-"""A model's vocabulary as llguidance wants to see it: the bytes of every token, and canonical tokenization.
+"""A model's vocabulary in the form that llguidance needs: the bytes of every token, and canonical tokenization.
 
-It is built from token bytes, so it works with any tokenizer, and masks and text agree by construction. Rows beyond the
-tokenizer's end, which models add for round numbers, have no bytes and are never allowed.
+It is built from token bytes, so it works with any tokenizer, and masks always agree with the text. Ids beyond the
+tokenizer's vocabulary, which models add as padding, have no bytes and are never allowed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from bridle.structured_output.canonical_pairs import CanonicalPairs
     from bridle.tokenizer import Tokenizer
 
-#: The most forced texts whose tokens are remembered, and the most bytes of each: the words of a grammar come often.
+#: Maximum number of forced texts whose tokens are remembered, and maximum bytes of each. Words of a grammar recur
+#: often.
 _MAX_SPELLED = 4_096
 _MAX_SHORT = 64
-#: The most masks that are remembered.
+#: Maximum number of remembered masks.
 _MAX_MASKS = 256
 
 
 class GrammarVocabulary:
-    """`tokens[i]` are the bytes of token i, `eos` the tokens that end a text, `encode(text)` the canonical tokens
-    of a text inside a document. `size` is the length of a mask in bits; missing tokens are filled up."""
+    """`tokens[i]` are the bytes of token i, `eos` the tokens that end a text, `encode(text)` returns the canonical
+    tokens of a text inside a document. `size` is the length of a mask in bits; `tokens` is padded to it."""
 
     def __init__(
         self,
@@ -38,13 +39,14 @@ class GrammarVocabulary:
     ) -> None:
         self.size = len(tokens) if size is None else size
         self.eos = tuple(token for token in dict.fromkeys(eos) if token < self.size)
-        self._own_end = not self.eos  # a model without an end gets one beyond its vocabulary: never sampled
+        # a model without an end token gets one beyond its vocabulary, which is never sampled
+        self._own_end = not self.eos
         padding = [b""] * (self.size - len(tokens) + self._own_end)
         self.tokens = [*tokens[: self.size], *padding]
         ends = self.eos or (self.size,)
         self.special = frozenset(token for token in special if token < self.size).union(ends)
         self._encode = encode
-        #: The masks after texts of grammars, of up to 32 kB each.
+        #: Masks by grammar and committed tokens, each up to 32 kB.
         self.masks = Remembered[State, bytes](_MAX_MASKS)
         self.backend = load_llguidance().LLTokenizer(
             load_llguidance().TokenizerWrapper(_Wrapper(self, ends[0])), eos_token=list(ends)
@@ -52,24 +54,24 @@ class GrammarVocabulary:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of a mask: a row of 32-bit words."""
+        """Return the number of bytes of a mask, which is a row of 32-bit words."""
         return 4 * ((self.size + 31) // 32)
 
     @cached_property
     def end_row(self) -> bytes:
-        """Return the mask that allows nothing but the end."""
+        """Return the mask that allows only the end of the text."""
         row = bytearray(self.mask_bytes)
         for token in self.eos:
             row[token >> 3] |= 1 << (token & 7)
         return bytes(row)
 
     def text_of(self, tokens: Iterable[int]) -> bytes:
-        """Return the bytes of the tokens; special ones have none."""
+        """Return the bytes of the tokens; special tokens have none."""
         return b"".join(self.tokens[token] for token in tokens if token not in self.special)
 
     def encode(self, data: bytes) -> list[int]:
-        """The canonical tokens of whole characters. If the tokenizer would change the text, or its tokens do not spell
-        it, the longest tokens that fit are taken. The list ends before bytes that no token has."""
+        """Return the canonical tokens of whole characters. If the tokenizer would change the text, or its tokens do not
+        spell it, use the longest tokens that fit. The list ends before bytes that no token has."""
         try:
             tokens = list(self._encode(data.decode()))
         except ValueError:
@@ -79,7 +81,7 @@ class GrammarVocabulary:
         return self._longest(data)
 
     def written(self, text: str) -> list[int]:
-        """The tokens that the tokenizer writes, whether they spell the text or not."""
+        """Return the tokens that the tokenizer produces, whether they spell the text or not."""
         try:
             return list(self._encode(text))
         except ValueError:
@@ -87,13 +89,13 @@ class GrammarVocabulary:
 
     @cached_property
     def pairs(self) -> CanonicalPairs:
-        """Return the pairs of tokens that the tokenizer writes one after the other."""
+        """Return the pairs of tokens that the tokenizer may produce one after the other."""
         from bridle.structured_output.canonical_pairs import CanonicalPairs
 
         return CanonicalPairs(self)
 
     def token_of(self, data: bytes) -> int | None:
-        """The token that spells exactly `data`."""
+        """Return the token that spells exactly `data`, or None."""
         return self._by_bytes.get(data)
 
     def _longest(self, data: bytes) -> list[int]:
@@ -113,12 +115,12 @@ class GrammarVocabulary:
 
     @cached_property
     def spells_every_byte(self) -> bool:
-        """Return whether tokens can spell any text at all."""
+        """Return whether tokens can spell every text."""
         return all(bytes([byte]) in self._by_bytes for byte in range(256))
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
-        """The tokens of single bytes."""
+        """Return the tokens of single bytes, by byte."""
         return {byte: token for byte in range(256) if (token := self._by_bytes.get(bytes([byte]))) is not None}
 
     @cached_property
@@ -144,10 +146,10 @@ class _Wrapper:
 
 
 def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()) -> GrammarVocabulary:
-    """The vocabulary of a model: its tokenizer's, as long as its logits rows, ended by `eos` or by the tokenizer's
-    own end tokens."""
-    # An anchor in front shows how a text is spelled inside a document: some tokenizers put a space before the first
-    # word of everything they are given.
+    """Return the vocabulary of a model: the tokenizer's tokens, padded to the width of its logits rows. A text ends
+    with `eos`, or with the tokenizer's own end tokens."""
+    # An anchor before the text shows how it is spelled inside a document: some tokenizers put a space before the first
+    # word of every text.
     anchor = "\n"
     lead = tokenizer.encode(anchor, add_special_tokens=False)
 
@@ -168,7 +170,7 @@ def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, eos: Iterable[int] = ()
 
 
 def load_llguidance() -> Any:
-    """The package, or `UnsupportedFeature` that says what to install."""
+    """Return the package llguidance. Raises `UnsupportedFeature` if it is not installed."""
     try:
         import llguidance
     except ImportError:

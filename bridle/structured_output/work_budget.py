@@ -1,36 +1,36 @@
-"""Bounded evaluation of patterns and values of a client's schema.
+"""Limited evaluation of the patterns and values of a client's schema.
 
-Questions about a schema multiply with its parts, so all questions about one document share a `WorkBudget`. A
-backtracking matcher can take years for a short pattern. So only safe patterns are tried: with few repetitions, none of
-them around alternatives or another repetition.
+Checks of a schema multiply with its parts, so all checks of one document share a `WorkBudget`. A backtracking matcher
+can take years for a short pattern. So only safe patterns are evaluated: with few repetitions, none of them around
+alternatives or another repetition.
 """
 
 from __future__ import annotations
 
 import re
 
-#: About how many schemas and values may be looked at for one document: some tenths of a second.
+#: Approximate maximum number of schemas and values that are checked for one document: some tenths of a second.
 MAX_WORK = 200_000
 _PATTERN_WORK = 100
 _MAX_TEXT = 256
-#: What stands for one character: an escape, or a class.
+#: A part of a pattern that matches one character: an escape, or a class.
 _ATOM = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEAT = re.compile(r"[*+?{]")
 
 
 class WorkBudget:
-    """Work left for one document."""
+    """The remaining work for one document."""
 
     def __init__(self, most: int = MAX_WORK) -> None:
         self._left = most
 
     def spend(self, amount: int = 1) -> bool:
-        """Count some work; returns whether it may be done."""
+        """Count some work. Returns whether it is within the budget."""
         self._left -= amount
         return self._left >= 0
 
     def matches(self, pattern: object, text: str) -> bool | None:
-        """Return whether the pattern occurs in the text; None if that is not determined."""
+        """Return whether the pattern occurs in the text; None if that cannot be decided safely."""
         if not isinstance(pattern, str) or len(text) > _MAX_TEXT or not self.spend(_PATTERN_WORK + len(pattern)):
             return None
         if not is_quick(pattern):

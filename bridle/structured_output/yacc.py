@@ -6,9 +6,9 @@
     NUMBER: "/[0-9]+/" ;
     SKIP: "/ +/" ;
 
-Quoted text is a keyword, `/.../` inside the quotes a regex; nothing is escaped. The rule `SKIP` lists what may
-stand between tokens. Declarations of precedence are read over: they choose among derivations, and a text needs
-only one. Tokens are distinguished by where they may stand, so a keyword is no reserved word.
+Quoted text is a keyword, `/.../` inside the quotes a regex; nothing is escaped. The rule `SKIP` lists what may stand
+between tokens. Declarations of precedence are ignored: they choose among derivations, and a text needs only one
+derivation. Tokens are distinguished by the positions in which they may stand, so keywords are not reserved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 _PRECEDENCE = ("%left", "%right", "%nonassoc", "%token", "%expect", "%expect-rr")
 _SKIP = "SKIP"
 
-Alternative = list[str]  # names, and terminals with their quotes
+Alternative = list[str]  # names, and quoted terminals
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Grammar:
 
 
 def yacc_to_lark(text: str) -> str:
-    """The same language in Lark's notation. Raises `InvalidRequest` that names the line at fault."""
+    """Return a grammar for the same texts in Lark's notation. Raises `InvalidRequest` that names the line at fault."""
     grammar = _read(text)
     start = grammar.start or next((name for name in grammar.rules if name != _SKIP), None)
     if start is None or start not in grammar.rules:
@@ -85,7 +85,7 @@ def _read(text: str) -> _Grammar:
     _read_head(tokens, grammar)
     for token in tokens:
         if token.kind == "mark":
-            break  # code of programs that yacc makes follows
+            break  # the code of a program follows, as in yacc
         if token.kind != "name":
             raise _wrong(token.line, f"a rule begins with a name, not {token.text!r}")
         grammar.rules.setdefault(token.text, []).extend(_read_rule(tokens, token))

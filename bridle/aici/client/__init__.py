@@ -1,4 +1,4 @@
-"""The engine's side of the control runtime: starts it, talks to it, and applies its answers to sequences."""
+"""The engine's side of the control runtime: starts the runtime, talks to it, and applies its answers to sequences."""
 
 from bridle.aici.client.policy_pool import PolicyPool as PolicyPool
 from bridle.aici.client.pool import RuntimePool as RuntimePool

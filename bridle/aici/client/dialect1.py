@@ -1,12 +1,12 @@
 """The exchange of one step with a runtime of the first generation: post, pre, then mid.
 
-That dialect has a phase before scheduling (suspend, forced tokens, number of forks), one under the forward pass (bias
+Dialect 1 has a phase before scheduling (suspend, forced tokens, number of forks), one during the forward pass (bias
 rows, splices) and one after sampling (stop). All three run when the engine asks. Decisions of pre that need no logits
-row are answered at once, all others by mid. Sequence numbers on the wire are the exchange's own, since that dialect
+row are answered at once, all others by mid. The exchange has its own sequence numbers on the wire, because dialect 1
 numbers forks before the engine has made them.
 
 The runtime runs pre for every live sequence, asked or not. The answer of a sequence that was not asked is kept for its
-next ask, except between a mid and its sample, when a controller has no new decision.
+next ask. The exception is the time between a mid and its sample, when a controller has no new decision.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Told:
     """State of a live sequence in the exchange. `wire` is its number on the wire."""
 
     wire: int
-    children: list[int] = field(default_factory=list)  # wire numbers of its forks to come
-    forced: bool = False  # its last answer forced tokens, which the runtime knows of already
-    draws: bool = False  # its last answer came from mid, and the draw has not been told
-    stops: bool = False  # its last answer forced tokens, after which it stops
-    early: tuple[int, ...] = ()  # forced tokens that came unasked
+    children: list[int] = field(default_factory=list)  # wire numbers of forks that the engine will make
+    forced: bool = False  # its last answer forced tokens, so the runtime knows them
+    draws: bool = False  # its last answer came from mid, and the sampled token was not reported
+    stops: bool = False  # its last answer forced tokens, and the controller stops after them
+    early: tuple[int, ...] = ()  # forced tokens of an answer without an ask
     log: str = ""
     stored: tuple[StoredValue, ...] = ()
 
@@ -47,11 +47,11 @@ class Dialect1:
         self._process = process
         self._vocab_size = vocab_size
         self._wires = count()
-        self._told: dict[int, _Told] = {}  # by the engine's number
+        self._told: dict[int, _Told] = {}  # by the engine's sequence number
         self._asked: list[Ask] | None = None
-        self._going: list[int] = []  # freed with the exchange under way
+        self._going: list[int] = []  # sequences freed by the current exchange
         self._answers: dict[int, Answer] = {}
-        self._mid: list[tuple[int, list[int]]] | None = None  # (the engine's number, wire numbers of its rows)
+        self._mid: list[tuple[int, list[int]]] | None = None  # (the engine's sequence number, wire numbers of its rows)
 
     @property
     def is_open(self) -> bool:
@@ -73,13 +73,13 @@ class Dialect1:
         self._asked, self._going, self._answers, self._mid = list(asks), list(freed), {}, None
 
     def _adopt(self, seq_id: int, parent: int) -> None:
-        """Assign to the engine's fork the wire number that it has had since its parent's mid."""
+        """Assign to the engine's fork the wire number that the runtime gave it in its parent's mid."""
         told = self._told.get(parent)
         if told is not None and told.children:
             self._told[seq_id] = _Told(told.children.pop(0), draws=True)
 
     def _post_op(self, ask: Ask) -> protocol.PostOp | None:
-        """Return the changes of the sequence since its last ask, or None if there are none or the runtime knows
+        """Return the changes of the sequence since its last ask. None if there are no changes, or if the runtime knows
         them."""
         told = self._told.get(ask.seq_id)
         if told is None or ask.request is not None or not (ask.tokens or ask.backtrack):
@@ -91,7 +91,7 @@ class Dialect1:
         return protocol.PostOp(told.wire, list(ask.tokens), ask.backtrack + 1 if ask.backtrack else 0)
 
     def _unborn(self, asks: Sequence[Ask]) -> list[int]:
-        """Wire numbers of forks that the engine did not make, or ended before their first ask."""
+        """Return the wire numbers of forks that the engine did not make, or that ended before their first ask."""
         wires: list[int] = []
         for ask in asks:
             told = self._told.get(ask.seq_id)
@@ -105,8 +105,8 @@ class Dialect1:
         return [wire for told in known for wire in (told.wire, *told.children)]
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the answers, which come with one or two replies. None if they did not arrive within `timeout`
-        seconds."""
+        """Wait for the answers, which come with one or two replies. Returns None if they did not arrive within
+        `timeout` seconds."""
         deadline = time.monotonic() + timeout
         reply = self._process.receive(timeout)
         if reply is None or self._asked is None:
@@ -125,7 +125,8 @@ class Dialect1:
     # -- post and pre ------------------------------------------------------------------------------------
 
     def _take_pre(self, reply: bytes) -> bool:
-        """Process the decisions that pre makes alone. Returns True if `mid_process` was sent for the rest."""
+        """Process the decisions that pre makes alone. Returns True if `mid_process` was sent for the other
+        sequences."""
         message = replies.decode_reply(reply, replies.PostPreData)
         self._mid = []
         if not isinstance(message, replies.Ok):
@@ -166,7 +167,7 @@ class Dialect1:
         return answer
 
     def _plan(self, seq_id: int, told: _Told, pre: replies.PreResult) -> Decision | None:
-        """Return the decision of pre alone; None if mid decides."""
+        """Return the decision of pre alone; None if mid must decide."""
         tokens = (*told.early, *pre.ff_tokens)
         told.early = ()
         if tokens:
@@ -183,7 +184,7 @@ class Dialect1:
         return None
 
     def _keep(self, seq_id: int, data: replies.PostPreData) -> None:
-        """Keep the answer of a sequence that was not asked."""
+        """Keep the answer of a sequence that was not asked, for its next ask."""
         told = self._told[seq_id]
         pre = data.pre_seqs.get(told.wire)
         if pre is None:
@@ -224,7 +225,7 @@ class Dialect1:
         return Branch(sample=False, splices=(Splice(max(result.backtrack - 1, 0), tuple(result.ff_tokens)),))
 
     def _mask(self, row: int) -> bytes | None:
-        """Row `row` of the dense f32 matrix as a bit row; None if it prefers no token."""
+        """Return row `row` of the dense f32 matrix as a bit row; None if the row does not prefer any token."""
         width, masks = self._process.vocab_size, self._process.link.masks
         if 4 * width * (row + 1) > len(masks):
             raise ProtocolError(f"mask row {row} of {width} tokens is outside the region")

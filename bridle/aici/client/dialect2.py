@@ -1,7 +1,7 @@
 """The exchange of one step with a runtime in dialect 2: asks become operations, replies become answers.
 
-An exchange is open from `begin` until `receive` has given its answers. Masks are copied out of shared memory at once,
-because the next request frees their rows.
+An exchange is open from `begin` until `receive` has returned its answers. Masks are copied out of shared memory at
+once, because the next request frees their rows.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from bridle.sampling import DEFAULT_SAMPLING, OVERRIDABLE, SamplingParams
 _log = logging.getLogger(__name__)
 #: The line that a runtime writes into the log of a controller that is late.
 _LATE = re.compile("\N{HOURGLASS WITH FLOWING SAND} late: [^\n]*\n")
-#: How long finished sequences wait at least for unfinished ones, in seconds, since machines may be busy.
+#: Minimum number of seconds for which finished sequences wait for unfinished ones, because machines may be busy.
 _GRACE = 0.005
 
 
 class StepExchange(Protocol):
-    """A dialect of the protocol, as the pool uses it."""
+    """A dialect of the protocol, as the pool uses one."""
 
     @property
     def is_open(self) -> bool: ...
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send the asks. Raises `ProtocolError` if the runtime is gone."""
+        """Send the asks. Raises `ProtocolError` if the runtime has ended."""
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        """Wait for the answers; None if they did not arrive within `timeout` seconds. Raises `ProtocolError`."""
 
 
 class Dialect2:
@@ -49,15 +49,15 @@ class Dialect2:
         self._vocab_size = vocab_size
         self._masks = MaskReader(process.link.masks)
         self._asked: list[Ask] | None = None
-        self._sampling_of: dict[int, SamplingParams] = {}  # what clients asked for, by live sequence
+        self._sampling_of: dict[int, SamplingParams] = {}  # sampling parameters of clients, by live sequence
 
     @property
     def is_open(self) -> bool:
         return self._asked is not None
 
     def begin(self, asks: Sequence[Ask], freed: Sequence[int], patience: float) -> None:
-        """Send one `mid_process`. Callbacks may take `patience` seconds, because the engine computes for that long
-        anyway."""
+        """Send one `mid_process`. Callbacks may take `patience` seconds, because the engine computes for that long in
+        any case."""
         for ask in asks:
             self._remember(ask)
         known = self._process.extensions
@@ -112,7 +112,7 @@ class Dialect2:
     def _ahead(
         self, seq_id: int, known: list[replies.LookaheadReply] | UnsetType, data: replies.MidData2
     ) -> tuple[tuple[int, Answer], ...]:
-        """Return the answers of controller clones to draft tokens."""
+        """Return the answers that clones of the controller gave to draft tokens."""
         if not isinstance(known, list):
             return ()
         return tuple(
@@ -164,8 +164,8 @@ class Dialect2:
 
 
 def own_words(logs: str) -> str:
-    """Return the controller's own log without the runtime's line about lateness, which belongs only in the server's
-    log."""
+    """Return the controller's own log, without the line that the runtime adds about lateness. That line belongs only in
+    the server's log."""
     if _LATE.fullmatch(logs) is None:
         return logs
     _log.debug("a controller is %s", logs.partition(" ")[2].rstrip())
@@ -192,7 +192,7 @@ def _operation(ask: Ask, extensions: frozenset[str]) -> protocol.MidOp:
         op.turns = max(ask.turns, 1)
     if "ahead" in extensions:
         op.ahead = list(ask.ahead)
-    op.foreseen = ask.num_foreseen  # by clones, which only a runtime has that knows of them
+    op.foreseen = ask.num_foreseen  # only a runtime with clones knows this field
     op.variables = [(name, value.hex()) for name, value in ask.variables]
     if "changes" in extensions:
         op.changes = list[protocol.Change](ask.changes)

@@ -1,4 +1,4 @@
-"""Instantiation for a request: the message in either dialect, and the interpretation of the reply."""
+"""Instantiation for a request: the message in each dialect, and the interpretation of the reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bridle.errors import ControllerError, InvalidRequest
 
 
 def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate, Any]:
-    """The message, and the type of its reply. Raises `InvalidRequest` if the dialect cannot express the request."""
+    """Return the message, and the type of its reply. Raises `InvalidRequest` if the dialect cannot express the
+    request."""
     controller = request.controller
     if not isinstance(controller, WasmController):
         raise ControllerError(f"a {type(controller).__name__} is not a Wasm controller")
@@ -34,7 +35,8 @@ def instantiation(request: Request, dialect: int) -> tuple[protocol.Instantiate,
 
 
 def prompt_of(request: Request, data: Any) -> tuple[int, ...]:
-    """The prompt to use. Raises `ControllerError` if the controller did not start."""
+    """Return the prompt to use, which the controller may have rewritten. Raises `ControllerError` if the controller did
+    not start."""
     if isinstance(data, dict):  # dialect 1 does not rewrite prompts; its later form reports a failure here
         if data.get("error"):
             raise ControllerError(_with_logs(str(data["error"]), str(data.get("logs", ""))))
@@ -50,16 +52,15 @@ def module_of(data: Any) -> str | None:
 
 
 class InitialOutput:
-    """Output that controllers printed and stored while their instances were created. It is kept until a first
-    answer can carry it."""
+    """Output that controllers printed and stored while their instances were created. It is kept until a first answer
+    can carry it to the client."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Answer] = {}
         self._by_sequence: dict[int, Answer] = {}
 
     def note_instance(self, request: Request, data: Any) -> None:
-        """Keep what the controller printed and stored when the request's instance was made. Another thread may call
-        this."""
+        """Keep what the controller printed and stored when the request's instance was made. Safe from any thread."""
         if not isinstance(data, dict) and (data.logs or data.storage):
             self._by_request[request.id] = Answer(log=data.logs, stored=stored_values(data.storage))
 

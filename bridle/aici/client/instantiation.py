@@ -1,4 +1,4 @@
-"""Instances that the runtime creates for requests, until sequences claim them.
+"""Instances of controllers that the runtime creates for requests, until sequences claim them.
 
 Instances are created on the side channel, in parallel to exchanges. If a request ends meanwhile, its instance is
 dropped.
@@ -23,16 +23,16 @@ from bridle.threads import set_future_result
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An instance that no sequence has claimed yet: its location, and the module of its name, if known."""
+    """An instance that no sequence has claimed yet: its runtime, and the module that its name means, if known."""
 
     life: RuntimeInstance
     module: str | None
 
 
 class Instances:
-    """Creates instances in the runtime of `keeper`. `wake` is called, from any thread, when one is ready.
+    """Creates instances in the runtime of `keeper`. `wake` is called, from any thread, when an instance is ready.
 
-    `strays` are ended requests whose instances must still be dropped by a runtime without a command for that.
+    `strays` are ended requests whose instances must still be dropped, in a runtime without a command for dropping.
     """
 
     def __init__(
@@ -42,13 +42,14 @@ class Instances:
         self.keeper = keeper
         self._first_words = first_words
         self._wake = wake
-        self.opened: dict[str, Opened] = {}  # by request
+        self.opened: dict[str, Opened] = {}  # by request id
         self.pending: set[Future[Any]] = set()  # calls on the side channel that make or drop instances
         self.strays: deque[Request] = deque()
         self.openers = ThreadPoolExecutor(2, thread_name_prefix="bridle-aici-open")
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
-        """Create an instance for the request. The future gives the prompt, which the controller may have rewritten."""
+        """Create an instance for the request. The future returns the prompt, which the controller may have
+        rewritten."""
         future: Future[tuple[int, ...]] = Future()
         self.openers.submit(self._open, request, future)
         return future
@@ -60,7 +61,7 @@ class Instances:
             life = self.keeper.wait(self._config.start_timeout)
             message, data_type = instantiation(request, self._config.dialect)
             call = life.side.call(message, data_type)
-        except Exception as error:  # also a bug has to reach the request, which waits
+        except Exception as error:  # a bug must also be reported to the request, which waits
             self._conclude(future, error)
             return
         self.pending.add(call)
@@ -69,7 +70,7 @@ class Instances:
     def _take_instance(
         self, request: Request, life: RuntimeInstance, future: Future[tuple[int, ...]], done: Future[Any]
     ) -> None:
-        """Take the runtime's reply to an instantiation. Called on the side channel's thread."""
+        """Process the runtime's reply to an instantiation. Called on the side channel's thread."""
         try:
             prompt = prompt_of(request, done.result())
             self._first_words.note_instance(request, done.result())
@@ -83,7 +84,7 @@ class Instances:
             self.pending.discard(done)
 
     def _conclude(self, future: Future[tuple[int, ...]], outcome: tuple[int, ...] | Exception) -> bool:
-        """Complete the future of an opening. Returns False if it was cancelled."""
+        """Complete the future of an opening. Returns False if the future was cancelled."""
         is_awaited = set_future_result(future, outcome)
         if is_awaited:
             self._wake()
@@ -97,13 +98,14 @@ class Instances:
         return ((controller.module, opened.module),)
 
     def abandon(self, request: Request) -> None:
-        """Drop the instance of a request that will not run. Any thread may call."""
+        """Drop the instance of a request that will not run. Safe from any thread."""
         opened = self.opened.get(request.id)
         if opened is not None:
             self._discard(request, opened.life)
 
     def _discard(self, request: Request, life: RuntimeInstance) -> None:
-        """Drop an unneeded instance. If the runtime has no command for that, it is claimed and freed."""
+        """Drop an unneeded instance. If the runtime has no command for dropping, the instance is claimed by a sequence
+        number and freed."""
         self._first_words.forget(request)
         if "discard" in life.process.extensions:
             self.opened.pop(request.id, None)

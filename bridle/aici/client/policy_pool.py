@@ -1,8 +1,8 @@
 """The control runtime of an operator's policies: a separate pool for the modules that policies name.
 
-Its processes, workers and limits are separate from those of users' controllers, so users cannot take its resources.
+Its processes, workers and limits are separate from those of users' controllers, so users cannot use up its resources.
 Most servers have no such policy, so the runtime starts when the first request needs it. This module does not know where
-the runtime's files are: the pool's creator passes a factory of the runtime.
+the runtime's files are: the pool's creator passes a function that makes the runtime.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Prompt = tuple[int, ...]
 
 
 class PolicyPool(DelegatingPool):
-    """Runs the Wasm controllers of policies. `start` starts their runtime. If it fails, so do the requests that need
-    it, and the next request tries again. `wake` is called from other threads."""
+    """Runs the Wasm controllers of policies. `start` starts the runtime for them. If the start fails, so do the
+    requests that need the runtime, and the next request tries again. `wake` is called from other threads."""
 
     def __init__(self, start: Callable[[], RuntimePool]) -> None:
-        super().__init__(NoopPool())  # until there is a runtime
+        super().__init__(NoopPool())  # until the runtime is started
         self.answers_at_once = False
         self._start = start
         self._starters = ThreadPoolExecutor(1, thread_name_prefix="bridle-policies-start")
@@ -53,7 +53,7 @@ class PolicyPool(DelegatingPool):
             return
         try:
             runtime = self._started()
-        except Exception as error:  # also a bug has to reach the request, which waits
+        except Exception as error:  # a bug must also be reported to the request, which waits
             self._conclude(future, ControllerUnavailable(f"the runtime of policies does not start: {error}"))
             return
         runtime.open(request).add_done_callback(lambda done: self._pass_on(request, runtime, done, future))
@@ -76,14 +76,14 @@ class PolicyPool(DelegatingPool):
             runtime.abandon(request)
 
     def _conclude(self, future: Future[Prompt], outcome: Prompt | BaseException) -> bool:
-        """Complete the future. Returns False if it was cancelled."""
+        """Complete the future. Returns False if the future was cancelled."""
         is_awaited = set_future_result(future, outcome)
         if is_awaited:
             self.wake()
         return is_awaited
 
     def shutdown(self) -> None:
-        """End the runtime, or its start. Idempotent."""
+        """End the runtime, or stop its start. Idempotent."""
         with self._lock:
             self._is_closed = True
         self._starters.shutdown(wait=True, cancel_futures=True)

@@ -1,9 +1,9 @@
 """The engine's `ControllerPool` over a control runtime, with masks as bits in shared memory.
 
-The main channel carries one exchange at a time. `ask` sends it, callbacks run during the forward pass, and `collect`
-takes the reply, which a listener has decoded. Asks that arrive during an exchange are sent with the next one. When the
-runtime dies, its sequences fail with an error, and a new runtime is started in the background; requests that open
-meanwhile wait for it.
+The main channel carries one exchange at a time. `ask` sends an exchange, callbacks run during the forward pass, and
+`collect` takes the reply, which a listener thread has decoded. Asks that arrive during an exchange are sent with the
+next one. When the runtime dies, its sequences fail with an error, and a new runtime is started in the background.
+Requests that open meanwhile wait for the new runtime.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from bridle.errors import ControllerError, ProtocolError
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-#: Sequence numbers for instances whose requests went away before the engine made a sequence. They lie above all of the
-#: engine's.
+#: First sequence number for instances whose requests ended before the engine made a sequence. The engine's own numbers
+#: are all smaller.
 _STRAYS = 1 << 60
-_GLANCE = 0.001  # seconds between two looks at what is in the making
+_GLANCE = 0.001  # seconds between two checks for instances in creation
 
 
 @dataclass(slots=True)
 class _Queue:
-    """The content of the next exchange."""
+    """The asks and freed sequences of the next exchange."""
 
     asks: list[Ask] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
@@ -58,24 +58,24 @@ class RuntimePool(ControllerPool):
     def __init__(self, config: RuntimeConfig, vocab_size: int, wake: Callable[[], None] = lambda: None) -> None:
         self.config = config
         self.wake = wake
-        self.is_store = False  # no engine uses it: it serves uploads and tags only
+        self.is_store = False  # True if no engine uses the pool, only uploads and tags
         self._tending = threading.Lock()
         self._queue = _Queue()
         self._answers: dict[int, Answer] = {}
-        self._live: set[int] = set()  # asked and not closed
+        self._live: set[int] = set()  # sequences that were asked and not closed
         self._leaving: set[int] = set()  # sequences that are freed along with their last ask
         self._asked_at = 0.0
-        self._patience = 0.0  # how long the engine is usually busy after asking, in seconds
+        self._patience = 0.0  # usual time that the engine computes after asking, in seconds
         self._first_words = InitialOutput()
         self.tools = ToolVariables()
-        self.held: dict[int, Ask] = {}  # nothing new to say to guests that wait for tools
-        self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # what clones of guests answered
+        self.held: dict[int, Ask] = {}  # asks without news to guests that wait for tools
+        self._foreseen: dict[int, tuple[tuple[int, Answer], ...]] = {}  # answers of clones to draft tokens
         self._stray_ids = count(_STRAYS)
         self.keeper = RuntimeSupervisor(config, vocab_size, lambda: self.wake())
         self.instances = Instances(config, self.keeper, self._first_words, lambda: self.wake())
-        self.life: RuntimeInstance | None = self.keeper.take()  # the one that `_live` live in
+        self.life: RuntimeInstance | None = self.keeper.take()  # the runtime of the sequences in `_live`
 
-    # -- life of the runtime -----------------------------------------------------------------------------
+    # -- the runtime process -----------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -89,25 +89,26 @@ class RuntimePool(ControllerPool):
 
     @property
     def runtime_pid(self) -> int | None:
-        """The runtime's process, which leads a group of all that it started; None while there is none."""
+        """Return the id of the runtime's process, which leads a group of all its child processes; None while no runtime
+        runs."""
         life = self.keeper.current
         return life.process.pid if life is not None else None
 
     def knows(self, extension: str) -> bool:
-        """Return whether the runtime supports a protocol extension. Waits for a runtime, so do not call it on the
+        """Return whether the runtime supports a protocol extension. Waits for a runtime, so do not call this on the
         engine's thread."""
         return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
-    def call(self, request: protocol.Message, data_type: type[T]) -> T:
-        """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if need be. Not
-        for the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
+    def call(self, request: protocol.Message, data_type: Any) -> Any:
+        """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if there is none.
+        Do not call this on the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
         if self.is_store:
             with self._tending:
-                self._sync()  # frees what an earlier runtime left; an engine does this whenever it asks
+                self._sync()  # frees sequences of an earlier runtime; an engine does this whenever it asks
         return self.keeper.wait(self.config.start_timeout).side.call(request, data_type).result()
 
     def _sync(self) -> RuntimeInstance | None:
-        """Return the current runtime. Sequences of an earlier one fail."""
+        """Return the current runtime. Sequences of an earlier runtime fail."""
         current, mine = self.keeper.current, self.life
         if current is not mine:
             current = self.keeper.take()
@@ -131,15 +132,16 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a reply is due, freed instances were not reported to the runtime yet, or a lost runtime was
-        replaced and is still to be closed."""
+        """Return whether a reply is due, freed instances were not reported to the runtime yet, or a lost runtime still
+        must be closed."""
         life = self.life
         if self.keeper.current is not life and self.is_ready:
             return True
         return life is not None and (life.listener.is_open or bool(self._queue.freed or self.instances.strays))
 
     def accepts(self, controller: object) -> bool:
-        """Return whether this is a `WasmController` of a request; `policy_pool.py` accepts those of policies."""
+        """Return whether `controller` is a request's own `WasmController`; `policy_pool.py` accepts those of
+        policies."""
         return isinstance(controller, WasmController) and not controller.is_demanded
 
     def open(self, request: Request) -> Future[tuple[int, ...]]:
@@ -150,11 +152,11 @@ class RuntimePool(ControllerPool):
         return self.instances.modules_of(request)
 
     def abandon(self, request: Request) -> None:
-        """Drop the instance of a request that will not run. Any thread may call."""
+        """Drop the instance of a request that will not run. Safe from any thread."""
         self.instances.abandon(request)
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Send the asks, or queue them while an exchange is under way."""
+        """Send the asks, or queue them during an exchange."""
         life = self._sync()
         for ask in asks:
             self._foreseen.pop(ask.seq_id, None)
@@ -179,7 +181,7 @@ class RuntimePool(ControllerPool):
         self._flush(life)
 
     def _enqueue(self, ask: Ask, life: RuntimeInstance | None) -> None:
-        """Ask in the next exchange, with the answers of tools that arrived meanwhile."""
+        """Queue an ask for the next exchange, with the results of tool calls that have ended."""
         if life is not None and "variables" in life.process.extensions:
             values = self.tools.inform(ask)
             if values:
@@ -187,7 +189,7 @@ class RuntimePool(ControllerPool):
         self._queue.asks.append(ask)
 
     def _ask_held(self, life: RuntimeInstance | None) -> None:
-        """Ask guests whose calls have ended."""
+        """Ask guests whose tool calls have ended."""
         ready = [seq_id for seq_id in self.held if self.tools.is_ready(seq_id)]
         for seq_id in ready:
             self._enqueue(self.held.pop(seq_id), life)
@@ -204,7 +206,7 @@ class RuntimePool(ControllerPool):
 
     @property
     def is_told_ahead(self) -> bool:
-        """Return whether the runtime shows likely tokens to clones."""
+        """Return whether the runtime shows likely tokens to clones of controllers."""
         return self.life is not None and "ahead" in self.life.process.extensions
 
     def lookahead(self, seq_id: int, tokens: Sequence[int]) -> list[Decision]:
@@ -217,7 +219,7 @@ class RuntimePool(ControllerPool):
         return known
 
     def take_lookahead_output(self, seq_id: int, num_tokens: int) -> Answer | None:
-        """Return what a clone printed and stored when it was shown the last of these tokens."""
+        """Return what a clone printed and stored when it was shown the last of the first `num_tokens` draft tokens."""
         known = self._foreseen.get(seq_id, ())
         if num_tokens > len(known):
             return None
@@ -247,9 +249,9 @@ class RuntimePool(ControllerPool):
         wanted = set(seq_ids)
         if self.held:
             self._ask_held(life)
-            wanted -= self.held.keys()  # nothing will come
+            wanted -= self.held.keys()  # no answer will come for these
         if self.instances.strays:
-            self._flush(life)  # nobody may ask anything for a long time
+            self._flush(life)  # freed sequences must be sent even if no ask follows for a long time
         if wanted and self._asked_at:
             self._learn_patience()
         while life is not None and life.listener.is_open:
@@ -266,8 +268,9 @@ class RuntimePool(ControllerPool):
         return answers
 
     def settle(self, timeout: float = 10.0) -> None:
-        """Send all queued messages and receive all replies, also of instances in creation. Afterwards another engine
-        with its own sequence numbers may use this pool. Raises `ControllerError` after `timeout` seconds."""
+        """Send all queued messages and receive all replies, including those of instances in creation. Afterwards
+        another engine with its own sequence numbers may use this pool. Raises `ControllerError` after `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         while self.instances.pending and time.monotonic() < deadline:
             time.sleep(_GLANCE)
@@ -286,7 +289,7 @@ class RuntimePool(ControllerPool):
     # -- exchanges ---------------------------------------------------------------------------------------
 
     def _flush(self, life: RuntimeInstance | None) -> None:
-        """Begin an exchange if there is something to send and the channel is free."""
+        """Begin an exchange if there is a message to send and the channel is free."""
         if life is None or life.listener.is_open:
             return
         while self.instances.strays:
@@ -341,13 +344,14 @@ class RuntimePool(ControllerPool):
         self._sync()
 
     def _learn_patience(self) -> None:
-        """Learn how long the engine computes between exchanges, about one forward pass; controllers may take that
-        long."""
+        """Learn how long the engine computes between exchanges, which is about one forward pass. Controllers may take
+        that long."""
         busy = time.monotonic() - self._asked_at
         self._asked_at = 0.0
         self._patience = busy if not self._patience else 0.8 * self._patience + 0.2 * busy
 
 
 def _is_silent(ask: Ask) -> bool:
-    """Return whether a stopped controller only has to be freed. It has nothing new to process, so it is not called."""
+    """Return whether a stopped controller only has to be freed. Nothing new is reported to such a controller, so it is
+    not called."""
     return ask.final and not (ask.tokens or ask.backtrack or ask.request) and ask.parent is None

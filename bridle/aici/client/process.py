@@ -1,10 +1,10 @@
 """A control runtime as a child process: start, handshake, detection of its end, cleanup.
 
 The engine's side creates all shared objects under a fresh prefix, and removes their names after the runtime's first
-answer. From then on the objects live as long as the two processes. Works with bridle's own runtime and with any other
-that takes the original's command line. bridle's own runtime is started before anything is created, so that it can
-remove the names if this process is killed meanwhile. This process holds the runtime's standard input, which tells the
-runtime when all objects exist and when this process is gone.
+answer. From then on the objects live as long as the two processes. This works with bridle's own runtime and with any
+other that has the same command line as the original AICI runtime. bridle's own runtime is started before the objects
+are created, so that it can remove the names if this process is killed. This process holds the runtime's standard input,
+through which the runtime learns that all objects exist, and that this process has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bridle.traces import TraceHeader
 
 T = TypeVar("T")
 
-#: bridle's own runtime.
+#: Command line of bridle's own runtime.
 OWN_RUNTIME = (sys.executable, "-m", "bridle.aici.runtime")
 
 
@@ -62,7 +62,7 @@ class RuntimeConfig:
         return self.command == OWN_RUNTIME
 
     def arguments(self, prefix: str) -> list[str]:
-        """The arguments of the command line for a link with this prefix."""
+        """Return the arguments of the command line for a link with this prefix."""
         args = [*self.command, "--server", "--name", prefix, "--tokenizer", self.tokenizer]
         args += ["--json-size", str(self.json_size), "--bin-size", str(self.mask_size)]
         if self.is_ours:
@@ -77,7 +77,8 @@ class RuntimeConfig:
 
 
 class RuntimeProcess:
-    """One running runtime with its link. `extensions` are the names it announced, `vocab_size` its vocabulary."""
+    """One running runtime process with its channels. `extensions` are the protocol extensions that it announced,
+    `vocab_size` is the size of its vocabulary."""
 
     def __init__(self, config: RuntimeConfig) -> None:
         self.config = config
@@ -160,16 +161,16 @@ class RuntimeProcess:
         status = self._process.poll() if self._process is not None else None
         return f"exit status {status}, command {' '.join(self.config.arguments(self.prefix))}"
 
-    # -- both channels, recorded -------------------------------------------------------------------------
+    # -- both channels, with recording -------------------------------------------------------------------
 
     def send(self, message: bytes, *, side: bool = False, timeout: float = 10.0) -> None:
-        """Send a request. Raises `ProtocolError` if the runtime is gone or does not read it."""
+        """Send a request. Raises `ProtocolError` if the runtime has ended or does not read the request."""
         if self._trace is not None:
             self._trace.sent(message, side=side)
         (self.link.side if side else self.link.main).send(message, timeout, self.is_alive)
 
     def receive(self, timeout: float | None, *, side: bool = False) -> bytes | None:
-        """Receive the next reply; None if there is none within `timeout` seconds. Raises `ProtocolError`."""
+        """Receive the next reply; None if none came within `timeout` seconds. Raises `ProtocolError`."""
         reply = (self.link.side if side else self.link.main).receive(timeout, self.is_alive)
         if reply is not None and self._trace is not None:
             self._trace.received(reply, side=side)
@@ -181,18 +182,18 @@ class RuntimeProcess:
         return self._process.pid if self._process is not None else -1
 
     def is_alive(self) -> bool:
-        """Return whether the process runs. Every wait checks it."""
+        """Return whether the process runs. Every wait for the runtime checks this."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the runtime and everything it started. Idempotent, from any thread."""
+        """End the runtime and all processes that it started. Idempotent, from any thread."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:
-        """Close the link and the trace. Nobody may be waiting in one of the channels. Idempotent."""
+        """Close the channels and the trace. No thread may be waiting in a channel. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if self._trace is not None:

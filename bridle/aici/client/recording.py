@@ -1,4 +1,4 @@
-"""Records what an engine and its runtime send to each other, as a trace of exchanges.
+"""Records the messages between an engine and its runtime, as a trace of exchanges.
 
 Each started runtime begins a new trace, so a file may contain several. Messages are written unchanged; messages that
 are not JSON are written as text.
@@ -17,13 +17,14 @@ import msgspec
 
 from bridle import traces
 
-#: Room for the last record, which says what is missing.
+#: Bytes reserved for the last record, which counts the missing exchanges.
 _LAST_BYTES = 512
 _log = logging.getLogger(__name__)
 
 
 class TraceWriter:
-    """Appends exchanges to a file. Safe from any thread. `max_bytes` bounds the file; what comes later is counted."""
+    """Appends exchanges to a file. Safe from any thread. `max_bytes` limits the file; later exchanges are only
+    counted."""
 
     def __init__(self, path: Path, header: traces.TraceHeader, max_bytes: int = traces.MAX_EXCHANGES_BYTES) -> None:
         self._path = path
@@ -36,7 +37,7 @@ class TraceWriter:
         self._is_begun = self._write(header)
 
     def sent(self, message: bytes, *, side: bool) -> None:
-        """Record a request that was sent."""
+        """Record a request that was sent to the runtime."""
         with self._lock:
             if side:
                 self._side[_rid(message)] = message, time.monotonic()
@@ -44,7 +45,7 @@ class TraceWriter:
                 self._main = message, time.monotonic()
 
     def received(self, message: bytes, *, side: bool) -> None:
-        """Record the reply; the exchange is then written to the file."""
+        """Record the reply. The exchange is then written to the file."""
         with self._lock:
             asked = self._side.pop(_rid(message), None) if side else self._main
             if asked is not None:
@@ -56,7 +57,7 @@ class TraceWriter:
                 )
 
     def _add(self, record: traces.ExchangeRecord) -> None:
-        if self._is_begun and not self.num_cut and self._write(record):  # a gap in the middle could not be played
+        if self._is_begun and not self.num_cut and self._write(record):  # a trace with a gap cannot be replayed
             self._num_records += 1
             return
         if not self.num_cut:
@@ -84,7 +85,7 @@ class TraceWriter:
 
 
 def _as_json(message: bytes) -> Any:
-    """A message for a line: its own bytes if they are JSON of one line."""
+    """Return a message for a line of the file: its own bytes if they are JSON on one line."""
     try:
         msgspec.json.decode(message, type=msgspec.Raw)
         return msgspec.Raw(message if b"\n" not in message else msgspec.json.format(message, indent=-1))

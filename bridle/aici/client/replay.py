@@ -1,8 +1,9 @@
-"""Plays a recorded trace again: every request goes to a fresh runtime, and the replies must be the same.
+"""Replays a recorded trace: every request goes to a new runtime, and the replies must equal the recorded ones.
 
-Times are not compared, and neither are the steps of answers, because a controller that was late or waited in the record
-may be in time now, or the reverse. The answers of each sequence are compared in order. An answer that comes earlier
-than in the record is kept until its turn, and the sequence is not asked meanwhile; a late answer is requested again.
+Times are not compared. The steps in which answers come are not compared either, because a controller that was late or
+waited in the record may be in time now, or the reverse. The answers of each sequence are compared in order. An answer
+that comes earlier than in the record is kept until its turn, and the sequence is not asked meanwhile; a late answer is
+requested again.
 The input are the exchanges of a trace (`bridle.traces.ExchangeRecord`), which `recording` writes.
 """
 
@@ -21,11 +22,11 @@ from bridle.aici.client.process import RuntimeConfig, RuntimeProcess
 from bridle.errors import InvalidRequest, ProtocolError
 from bridle.traces import EndRecord, ExchangeRecord, TraceHeader, read_records
 
-#: Fields whose values differ from run to run.
+#: Fields whose values differ between runs.
 _VOLATILE = frozenset({"micros", "time", "updated_at", "compiled_size", "$rid", "num_masks"})
-#: How long to wait for an answer that the record has, and how often to ask for it, both in seconds.
+#: Seconds to wait for an answer that the record has, and seconds between two asks for it.
 _PATIENCE, _PAUSE = 60.0, 0.005
-#: The beginning of log lines in which the runtime says that a controller is late.
+#: The beginning of log lines with which the runtime reports that a controller is late.
 _LATE = "\N{HOURGLASS WITH FLOWING SAND}"
 _TIMEOUT = "timeout"
 
@@ -82,7 +83,7 @@ def _start(config: RuntimeConfig, started: ExitStack) -> RuntimeProcess:
 
 @dataclass(slots=True)
 class _Said:
-    """Output of a sequence in one of the two runs up to the next answer, and that answer if it came early."""
+    """Output of a sequence in one of the two runs up to the next answer. `answer` is that answer if it came early."""
 
     logs: str = ""
     storage: list[Any] = field(default_factory=list)
@@ -96,16 +97,18 @@ class _Said:
             self.answer = result
 
     def take(self) -> Json:
-        """The answer with all the output before it."""
+        """Return the answer with all the output before it."""
         answer = {**(self.answer or {}), "logs": self.logs, "storage": self.storage}
-        if _TIMEOUT in str(answer.get("error", "")):  # it names the waiting time and the guest's position, which vary
+        if _TIMEOUT in str(
+            answer.get("error", "")
+        ):  # the text has the waiting time and the guest's position, which vary
             answer |= {"error": _TIMEOUT, "logs": ""}
         self.logs, self.storage, self.answer = "", [], None
         return answer
 
 
 class _Player:
-    """Plays exchanges against a process."""
+    """Replays exchanges with a runtime process."""
 
     def __init__(self, process: RuntimeProcess) -> None:
         self._process = process
@@ -113,7 +116,7 @@ class _Player:
         self._now: dict[str, _Said] = {}
 
     def play(self, number: int, exchange: ExchangeRecord) -> ReplyDifference | None:
-        """Play one exchange; returns its difference from the record, if any."""
+        """Replay one exchange. Returns its difference from the record, or None."""
         request, reply = exchange.request, exchange.reply
         if not isinstance(request, dict) or not isinstance(reply, dict):
             raise InvalidRequest(f"line {number} is not an exchange: request and reply must be objects", "TRACE")
@@ -136,7 +139,7 @@ class _Player:
     # -- steps of dialect 2 ------------------------------------------------------------------------------
 
     def _step(self, number: int, command: Json, recorded: Json) -> tuple[Json, Json]:
-        """Play a step. Returns both replies, with the answers that the record has at this point."""
+        """Replay a step. Returns both replies, reduced to the answers that the record has at this point."""
         ops = [op for op in command["ops"] if self._of(self._now, op["id"]).answer is None]
         now = self._exchange(number, {**command, "ops": ops, "deadline_ms": None, "reply_ms": None})
         if now.get("type") != "ok":
@@ -155,7 +158,7 @@ class _Player:
         return {"data": expected}, {"data": got}
 
     def _await(self, number: int, key: str) -> None:
-        """Ask until the answer that the record has is there."""
+        """Ask until the answer that the record has arrives."""
         deadline = time.monotonic() + _PATIENCE
         op = {"id": int(key), "backtrack": 0, "tokens": [], "sampled": None}
         while self._of(self._now, key).answer is None and time.monotonic() < deadline:
@@ -174,13 +177,13 @@ class _Player:
 
 
 def _waits(result: Json) -> bool:
-    """Return whether a result means "not now": late, or waiting for time or for a variable."""
+    """Return whether a result means "not now": the controller is late, or waits for time or for a variable."""
     branches = (result.get("result") or {}).get("branches") or []
     return len(branches) == 1 and branches[0].get("wait") is True
 
 
 def _stable(value: Any) -> Any:
-    """Return the value without the parts that differ from run to run. Of a mask only its existence is kept."""
+    """Return the value without the parts that differ between runs. Of a mask only its existence is kept."""
     if isinstance(value, dict):
         kept = {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
         if kept.get("sample_mask") is not None:

@@ -1,7 +1,7 @@
-"""A thread that receives the replies to steps and decodes them into answers while the engine's thread computes.
+"""A thread that receives the replies to steps and decodes them while the engine's thread computes.
 
-So decoding is done when the forward pass ends. The engine's thread begins an exchange, calls `expect`, and takes the
-result when it needs it.
+So decoding is done by the time the forward pass ends. The engine's thread begins an exchange, calls `expect`, and takes
+the result when it needs it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from bridle.engine.interfaces import Answer
 from bridle.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
-#: How often the thread checks whether it should end, in seconds.
+#: Seconds between two checks whether the thread should end.
 _LOOK = 0.25
 
 
 class ReplyReader:
-    """Receives for one exchange. `is_open` from `expect` until `receive` has given the answers."""
+    """Receives the replies of one exchange. `is_open` is true from `expect` until `receive` has returned the
+    answers."""
 
     def __init__(self, exchange: StepExchange) -> None:
         self._exchange = exchange
@@ -32,12 +33,12 @@ class ReplyReader:
         self._thread.start()
 
     def expect(self) -> None:
-        """Begin to listen: a request was sent, and a reply will come."""
+        """Start to wait for a reply, because a request was sent."""
         self.is_open = True
         self._wanted.put(None)
 
     def receive(self, timeout: float) -> dict[int, Answer] | None:
-        """Wait for the answers; None if they are not there within `timeout` seconds. Raises `ProtocolError`."""
+        """Wait for the answers; None if they did not arrive within `timeout` seconds. Raises `ProtocolError`."""
         try:
             result = self._results.get(timeout > 0, timeout if timeout > 0 else None)
         except Empty:
@@ -48,7 +49,7 @@ class ReplyReader:
         return result
 
     def close(self) -> None:
-        """Wait until the thread no longer listens. Called when the runtime has ended."""
+        """Wait until the thread has ended. Called when the runtime has ended."""
         self._closed = True
         self._wanted.put(None)
         self._thread.join()
@@ -61,7 +62,8 @@ class ReplyReader:
             except ProtocolError as error:
                 self._results.put(error)
                 return
-            except Exception as error:  # a bug; whoever waits must hear of it, as nobody listens any more
+            # a bug; the waiting thread must get the error, because no reply will be read any more
+            except Exception as error:
                 _log.exception("a reply of the control runtime could not be read")
                 self._results.put(ProtocolError(f"its reply could not be read: {error!r}"))
                 return
@@ -70,7 +72,7 @@ class ReplyReader:
             self._results.put(result)
 
     def _receive(self) -> dict[int, Answer] | None:
-        """Receive the answers; None if there is nothing to wait for any more."""
+        """Receive the answers; None if the reader was closed or the exchange has ended."""
         while not self._closed:
             answers = self._exchange.receive(_LOOK)
             if answers is not None:

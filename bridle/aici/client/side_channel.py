@@ -1,5 +1,5 @@
-"""Requests in parallel to steps: uploads, tags, instances. Any thread may call; replies come in any order. A call
-that has no reply within the process's `call_timeout` fails."""
+"""Requests in parallel to steps: uploads, tags, instances. Safe from any thread; replies come in any order. A call
+without a reply within the process's `call_timeout` fails."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from bridle.errors import ControllerUnavailable, InvalidRequest, Overloaded, Pro
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-#: How often the reader checks whether it should end and which calls are overdue, in seconds.
+#: Seconds between two checks of the reader whether it should end and which calls are overdue.
 _LOOK = 0.25
 
 
 class SideChannel:
     """Carries many calls at once over the side channel of one runtime process. It begins with `start` and ends with the
-    process, or with an invalid reply; then it calls `on_end` from its own thread, with the reason."""
+    process, or with an invalid reply. It then calls `on_end` from its own thread, with the reason."""
 
     def __init__(self, process: RuntimeProcess, on_end: Callable[[str], None] = lambda reason: None) -> None:
         self._process = process
         self._on_end = on_end
         self._lock = threading.Lock()
-        self._pending: dict[str, _Call] = {}  # by the id of the request; the oldest come first
+        self._pending: dict[str, _Call] = {}  # by request id; the oldest call first
         self._closed = False
         self._reader = threading.Thread(target=self._read, name="bridle-aici-side", daemon=True)
 
@@ -40,10 +40,10 @@ class SideChannel:
         self._reader.start()
         return self
 
-    def call(self, request: protocol.Message, data_type: type[T]) -> Future[T]:
-        """Send a request. The future gives the reply's data, or raises `InvalidRequest` (a user's mistake),
-        `Overloaded` or `ControllerError`. It always completes."""
-        future: Future[T] = Future()
+    def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
+        """Send a request. The future returns the reply's data, or raises `InvalidRequest` (a user's mistake),
+        `Overloaded` or `ControllerError`. It is always completed."""
+        future: Future[Any] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
         if len(message) > self._process.link.side.max_message:
@@ -63,7 +63,7 @@ class SideChannel:
         return future
 
     def close(self) -> None:
-        """Fail the calls that are under way and wait for the reader to end. Call this before the process's link is
+        """Fail the calls in progress and wait for the reader to end. Call this before the process's channels are
         closed."""
         self._closed = True
         if self._reader.is_alive() and threading.current_thread() is not self._reader:
@@ -79,7 +79,7 @@ class SideChannel:
                 self._fail_overdue()
         except ProtocolError as error:
             reason = str(error)
-        except Exception as error:  # a bug; without a reader the runtime is of no use
+        except Exception as error:  # a bug; without a reader the runtime cannot be used any more
             _log.exception("a reply of the control runtime could not be read")
             reason = f"a reply on its side channel could not be read: {error!r}"
         with self._lock:
@@ -109,14 +109,14 @@ class SideChannel:
             return
         try:
             data = _data(replies.decode_reply(reply, call.data_type))
-        except Exception as error:  # also a bug has to reach the caller, who waits
+        except Exception as error:  # a bug must also be reported to the caller, which waits
             call.future.set_exception(error)
         else:
             call.future.set_result(data)
 
 
 class _Call(NamedTuple):
-    """A call that has no reply yet. `due` is when it fails, by the monotonic clock."""
+    """A call without a reply so far. `due` is the time of the monotonic clock at which it fails."""
 
     future: Future[Any]
     data_type: Any

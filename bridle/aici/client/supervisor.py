@@ -1,8 +1,8 @@
 """Keeps a control runtime running: starts it, notices its end at once, and restarts it.
 
 A `RuntimeInstance` is one process with its channels. No thread may wait in a channel that is being closed, so the
-thread that uses the main channel takes an instance, and closes it. One that ends before it is taken is closed here. All
-other methods may be called from any thread. This module does not know sequences.
+thread that uses the main channel takes an instance, and closes it. An instance that ends before it is taken is closed
+by the supervisor. All other methods may be called from any thread. This module does not know sequences.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _log = logging.getLogger(__name__)
 
 #: Pauses between attempts to start a runtime again, in seconds; the last one repeats.
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-#: A runtime that lived for this many seconds did not fail at its start.
+#: A runtime that ran for this many seconds counts as started successfully.
 _LIVED_WELL = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class RuntimeInstance:
-    """One process of the runtime. `error` is the reason of its end. It `is_taken` by the user of its main channel."""
+    """One process of the runtime. `error` is the reason of its end. `is_taken` is set once a thread uses its main
+    channel."""
 
     process: RuntimeProcess
     side: SideChannel
@@ -108,9 +109,9 @@ class RuntimeSupervisor:
             return self.current
 
     def lose(self, life: RuntimeInstance, error: str) -> None:
-        """End the rest of a lost runtime, and start the next one. Any thread may report the loss. Idempotent."""
+        """Kill a lost runtime, and start the next one. Safe from any thread. Idempotent."""
         with self.changed:
-            life.error = life.error or error  # one that is not current yet will not become it
+            life.error = life.error or error  # an instance that is not current yet will not become current
             if self.current is not life:
                 return
             self.current = None
@@ -134,14 +135,14 @@ class RuntimeSupervisor:
                 self._start()
             except (BridleError, OSError) as error:
                 _log.error("the control runtime cannot be restarted: %s", error)
-            except Exception:  # a bug; without this thread no runtime would ever start again
+            except Exception:  # a bug; if this thread ended, no runtime would start again
                 _log.exception("the control runtime cannot be restarted")
             else:
                 self._on_restart()
                 return
 
     def _rest(self, seconds: float) -> bool:
-        """Sleep; returns True if the keeper was closed meanwhile."""
+        """Sleep. Returns True if the supervisor was closed meanwhile."""
         with self.changed:
             return self.changed.wait_for(lambda: self._closed, seconds)
 
@@ -161,7 +162,7 @@ class RuntimeSupervisor:
 
 
 def make_exchange(process: RuntimeProcess, vocab_size: int) -> StepExchange:
-    """The exchange of the dialect that the runtime speaks."""
+    """Return the exchange of the dialect that the runtime speaks."""
     if process.config.dialect == 1:
         return Dialect1(process, vocab_size)
     return Dialect2(process, vocab_size)

@@ -1,9 +1,11 @@
-"""Tools for Wasm controllers. Calls are variables with reserved names, so every guest with variables can call tools.
+"""Tools for Wasm controllers. Tool calls are variables with reserved names, so every guest with variables can call
+tools.
 
 A guest sets `tool:ID` to `{"name": ..., "arguments": {...}, "timeout": seconds}`, with an ID of its own, and continues
-or waits for `tool:ID:answer`. Once the call has ended the engine sets that to the answer; if there is none, to nothing,
-after it has set `tool:ID:error` to the reason. Setting `tool:ID` to nothing cancels the call. Clients do not see these
-variables. Calls belong to the request, as its variables do: any of its outputs may wait for an answer.
+or waits for `tool:ID:answer`. Once the call has ended, the engine sets that variable to the answer. After a failed
+call, it first sets `tool:ID:error` to the reason, and then the answer to an empty value. Setting `tool:ID` to an empty
+value cancels the call. Clients do not see these variables. Calls belong to the request, as its variables do: any of its
+outputs may wait for an answer.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _decoder = msgspec.json.Decoder(_Wanted)
 
 @dataclass(slots=True)
 class _Group:
-    """The outputs of a request. `calls` are those whose answers the guests have not received yet, by variable."""
+    """The outputs of a request. `calls` are the calls whose answers the guests have not received yet, by variable."""
 
     caller: ToolSession
     num_outputs: int = 1
@@ -52,7 +54,7 @@ class ToolVariables:
         self._awaited: dict[int, tuple[Call, ...]] = {}
 
     def inform(self, ask: Ask) -> Values:
-        """Record the output that an ask introduces. Returns the variables to set before it is asked."""
+        """Record the output that an ask introduces. Returns the variables to set before the controller is asked."""
         if ask.request is not None:
             asked = ask.request
             behalf = ToolCallContext(asked.tenant, asked.client_tools, asked.id)
@@ -69,8 +71,8 @@ class ToolVariables:
         return tuple(value for name, call in done for value in _told(name, call))
 
     def note_answer(self, seq_id: int, answer: Answer) -> None:
-        """Remove the calls from a guest's writes and start them. A wait that only calls can end becomes a wait for
-        them."""
+        """Remove the tool calls from a guest's writes, and start them. A wait that only calls can end becomes a wait
+        for these calls."""
         self._awaited.pop(seq_id, None)
         group = self._groups.get(seq_id)
         if group is None:
@@ -84,11 +86,11 @@ class ToolVariables:
             answer.decision = self._waiting(seq_id, group, decision)
 
     def _take(self, group: _Group, value: StoredValue) -> tuple[str, bytes] | None:
-        """Start or cancel a call. Returns the message for the client."""
+        """Start or cancel a call. Returns the message for the client, or None."""
         if value.name.endswith((ANSWER, ERROR)):
-            return None  # a guest's own business
+            return None  # a guest's own variable
         if value.name in group.calls:
-            group.calls[value.name].cancel()  # nobody can learn of its answer any more
+            group.calls[value.name].cancel()  # its answer cannot be read any more
         if not value.value:
             return None
         try:
@@ -101,31 +103,31 @@ class ToolVariables:
         return call.notice
 
     def _waiting(self, seq_id: int, group: _Group, decision: Decision) -> Decision:
-        """Return the wait in the engine's form: a wait for a call ends by an outside event and is no deadlock."""
+        """Return the wait in the engine's form. A wait for a call ends by an outside event, so it is no deadlock."""
         if not group.calls:
             return decision
         names = [name for name, _ in decision.waits_for or ()]
         calls = tuple(call for name, call in group.calls.items() if name + ANSWER in names or name + ERROR in names)
-        if not names and decision.is_wait:  # a guest that cannot say what it waits for
+        if not names and decision.is_wait:  # a guest that cannot name what it waits for
             calls = tuple(group.calls.values())
         if not calls:
-            return Decision.wait()  # whatever it waits for, another output may go on once it is answered
+            return Decision.wait()  # another output may continue once it is answered
         self._awaited[seq_id] = calls
         return Decision.wait_for(*calls)
 
     def holds(self, ask: Ask) -> bool:
-        """Return whether the ask can be skipped: the guest waits for calls, none has ended, and there is nothing
-        new."""
+        """Return whether the ask can be skipped: the guest waits for calls, none of them has ended, and there is no
+        other news."""
         if ask.seq_id not in self._awaited or ask != Ask(ask.seq_id, turns=ask.turns):
             return False
         return not self.is_ready(ask.seq_id)
 
     def is_ready(self, seq_id: int) -> bool:
-        """Return whether a call that the output waits for has ended."""
+        """Return whether a call has ended for which the output waits."""
         return any(call.is_done for call in self._awaited.get(seq_id, ()))
 
     def leave(self, seq_ids: Collection[int]) -> None:
-        """Note that outputs are over. The calls of a request end with the last of them."""
+        """Note that outputs are over. The calls of a request are cancelled with its last output."""
         for seq_id in seq_ids:
             self._awaited.pop(seq_id, None)
             group = self._groups.pop(seq_id, None)
@@ -141,7 +143,7 @@ def _is_call(name: str) -> bool:
 
 
 def _told(name: str, call: Call) -> Values:
-    """Return the variables in which a guest reads the result of a call."""
+    """Return the variables from which a guest reads the result of a call."""
     if call.error is None:
         return ((name + ANSWER, call.text.encode(errors="replace")),)
     return ((name + ERROR, call.error.encode(errors="replace")), (name + ANSWER, b""))

@@ -93,7 +93,8 @@ def with_model(model: LoadedModel, adapter: str | None = None) -> Player:
 def without_model(
     traces: Sequence[Trace], source: str, control: ControlSettings | None = None
 ) -> Iterator[tuple[LoadedModel, Player]]:
-    """Run these traces without a model, on their records; `source` is the model whose tokenizer they need."""
+    """Yield a player that replays these traces from their records, without a model. `source` is the model whose
+    tokenizer they need."""
     from bridle.model import resolve_model
     from bridle.serving.controller_runtime import guess_num_logits
     from bridle.serving.models.loading import load_model
