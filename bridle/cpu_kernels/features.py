@@ -1,4 +1,5 @@
-"""The features of this processor, by name: kernels are chosen by them, and figures must be reported with them.
+"""The features of this processor, by name. They decide which kernels are used, and reports of measurements must include
+them.
 
 Names are those of Linux (`avx512_vnni`, `asimddp`). Standard library only.
 """
@@ -10,7 +11,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-#: The features on which arithmetic on a CPU depends, from plain to special; others are not reported.
+#: The features that matter for arithmetic on a CPU, from general to special; other features are not reported.
 TOLD = (
     "avx2",
     "fma",
@@ -37,8 +38,7 @@ _APPLE = {"FEAT_DotProd": "asimddp", "FEAT_I8MM": "i8mm", "FEAT_FP16": "asimdhp"
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """The features among `TOLD` that this processor and its operating system have; empty if they cannot be
-    found out."""
+    """Return the features among `TOLD` that this processor and its operating system have; empty if they are unknown."""
     if _CPUINFO.exists():
         return features_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
     if platform.system() == "Darwin" and platform.machine() == "arm64":
@@ -47,7 +47,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def features_in(cpuinfo: str) -> frozenset[str]:
-    """The features that all processors of a `/proc/cpuinfo` have."""
+    """Return the features that all processors of a `/proc/cpuinfo` have."""
     lists = [
         line.partition(":")[2].split()
         for line in cpuinfo.splitlines()
@@ -57,7 +57,7 @@ def features_in(cpuinfo: str) -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """The processor's name as it gives it, or its architecture."""
+    """Return the processor's own name, or its architecture."""
     if _CPUINFO.exists():
         for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -66,7 +66,7 @@ def cpu_name() -> str:
 
 
 def describe_cpu() -> dict[str, object]:
-    """The processor as benchmarks name it: `cpu` and `cpu_features`."""
+    """Return the fields `cpu` and `cpu_features` of benchmark reports."""
     return {"cpu": cpu_name(), "cpu_features": [name for name in TOLD if name in cpu_features()]}
 
 

@@ -1,8 +1,8 @@
-"""Quantized blocks as GGUF files have them: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
+"""Quantized blocks of GGUF files: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K.
 
-A row of inputs is cut into blocks, each with its own scales. `split_blocks` takes blocks apart into integers and
-scales, without loss; from there they become floating point (`dequantize`) or the order that kernels want
-(`bridle.cpu_kernels.packing`). `quantize` makes the two simple types. Nothing here reads files.
+A row of inputs consists of blocks, each with its own scales. `split_blocks` separates blocks into integers and scales,
+without loss. These are then converted to floating point (`dequantize`) or to the order of the kernels
+(`bridle.cpu_kernels.packing`). `quantize` makes the two simple types. This module reads no files.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bridle.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """Block layout of a quantized type: `inputs` values in `num_bytes` bytes, integers of `bits` bits minus `zero`,
-    one scale per `group` inputs. K-quants have `inputs` of 256 and integer scales within them."""
+    """Block layout of a quantized type: `inputs` values in `num_bytes` bytes, integers of `bits` bits minus `zero`, one
+    scale per `group` inputs. K-quants have 256 `inputs`, and integer scales for each group."""
 
     name: str
     inputs: int
@@ -41,7 +41,7 @@ class BlockType:
         return num_inputs // self.inputs * self.num_bytes
 
 
-#: Numbers that are quantized at once.
+#: Maximum number of values that are quantized at once.
 _MAX_NUMBERS = 1 << 22
 
 TYPES = {
@@ -61,10 +61,10 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class SplitBlocks:
-    """Blocks taken apart: `weight = scale * factor * (integers - zero) - minimum * offset`.
+    """Separated blocks: `weight = scale * factor * (integers - zero) - minimum * offset`.
 
-    `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group,
-    and None where a type has none: they are 1 then.
+    `scale` and `minimum` are half-precision, one per block; `factor` and `offset` are small integers, one per group.
+    They are None, which means 1, for types without them.
     """
 
     integers: Tensor  # [out, in] uint8
@@ -75,14 +75,14 @@ class SplitBlocks:
 
 
 def block_type(name: str) -> BlockType:
-    """The type called `name`. Raises `InvalidRequest` for one that is not here."""
+    """Return the type called `name`. Raises `InvalidRequest` for an unknown type."""
     if name not in TYPES:
         raise InvalidRequest(f"quantization type is {name!r}; must be one of {', '.join(TYPES)}", "quantization")
     return TYPES[name]
 
 
 def check_blocks(kind: BlockType, blocks: Tensor, shape: tuple[int, int]) -> None:
-    """Raises `InvalidRequest` if `blocks` are not the bytes of a matrix of that shape [out, in]."""
+    """Raise `InvalidRequest` if `blocks` are not the bytes of a matrix of `shape` [out, in]."""
     num_outputs, num_inputs = shape
     if num_outputs < 1 or num_inputs < 1 or num_inputs % kind.inputs:
         raise InvalidRequest(
@@ -99,18 +99,18 @@ def check_blocks(kind: BlockType, blocks: Tensor, shape: tuple[int, int]) -> Non
 
 
 def split_blocks(kind: BlockType, blocks: Tensor) -> SplitBlocks:
-    """Take rows of blocks [out, bytes] apart."""
+    """Separate rows of blocks [out, bytes] into integers and scales."""
     parts = blocks.reshape(blocks.shape[0], -1, kind.num_bytes)  # [out, blocks, bytes]
     return _SPLITTERS[kind.name](parts)
 
 
 def dequantize(kind: BlockType, blocks: Tensor) -> Tensor:
-    """Rows of blocks [out, bytes] -> float32 [out, in]."""
+    """Decode rows of blocks [out, bytes] to float32 [out, in]."""
     return join_split(kind, split_blocks(kind, blocks))
 
 
 def join_split(kind: BlockType, split: SplitBlocks) -> Tensor:
-    """Blocks taken apart -> float32 [out, in]."""
+    """Convert separated blocks to float32 [out, in]."""
     rows = split.integers.shape[0]
     scale = split.scale.float().unsqueeze(-1)  # [out, blocks, 1]
     groups = split.integers.view(rows, split.scale.shape[1], -1, kind.group)  # [out, blocks, groups, group]
@@ -126,7 +126,7 @@ def join_split(kind: BlockType, split: SplitBlocks) -> Tensor:
 
 
 def quantize(kind: BlockType, weight: Tensor) -> Tensor:
-    """Float rows [out, in] -> blocks [out, bytes], for Q8_0 and Q4_0."""
+    """Quantize float rows [out, in] to blocks [out, bytes], for Q8_0 and Q4_0."""
     if kind.name not in ("Q8_0", "Q4_0"):
         raise InvalidRequest(f"weights are quantized to Q8_0 and Q4_0 here, not to {kind.name}", "quantization")
     if weight.shape[1] % kind.group:
@@ -134,7 +134,7 @@ def quantize(kind: BlockType, weight: Tensor) -> Tensor:
     make = _to_q8 if kind.name == "Q8_0" else _to_q4
     parts = torch.split(
         weight.detach(), max(1, _MAX_NUMBERS // weight.shape[1])
-    )  # little at a time: it takes room in float32
+    )  # in small parts, because float32 takes much memory
     return torch.cat([make(part.float().reshape(part.shape[0], -1, kind.group)).flatten(1) for part in parts])
 
 
@@ -145,7 +145,7 @@ def _to_q8(groups: Tensor) -> Tensor:
 
 
 def _to_q4(groups: Tensor) -> Tensor:
-    """The number that is largest without its sign becomes -8."""
+    """Quantize groups to 4 bits. The value with the largest absolute value becomes -8."""
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scale = extreme / -8
     nibbles = torch.floor(groups * _inverse(scale) + 8.5).clamp_(0, 15).to(torch.uint8)
@@ -157,17 +157,17 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _half(parts: Tensor, begin: int) -> Tensor:
-    """The half-precision number that begins at a byte of each block: [out, blocks]"""
+    """Return the half-precision number at a byte offset of each block: [out, blocks]."""
     return parts[..., begin : begin + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _nibbles(parts: Tensor) -> Tensor:
-    """[..., n] bytes -> [..., 2 n]: all low halves, then all high ones"""
+    """Unpack bytes [..., n] to [..., 2 n]: all low halves, then all high halves."""
     return torch.cat([parts & 15, parts >> 4], -1)
 
 
 def _cut(parts: Tensor, *sizes: int) -> Tensor:
-    """[..., n] -> [..., *sizes]"""
+    """Reshape [..., n] to [..., *sizes]."""
     return parts.reshape(*parts.shape[:-1], *sizes)
 
 
@@ -192,7 +192,7 @@ def _split_q5_1(parts: Tensor) -> SplitBlocks:
 
 
 def _five_bits(mask: Tensor, low: Tensor) -> Tensor:
-    """[out, blocks, 4] with a fifth bit for each number, and [out, blocks, 16] -> [out, in]"""
+    """Join fifth bits [out, blocks, 4] and low halves [out, blocks, 16] to integers [out, in]."""
     fifth = (mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)  # [out, blocks, 32]
     return (_nibbles(low) | fifth << 4).flatten(1)
 
@@ -219,7 +219,7 @@ def _split_q6_k(parts: Tensor) -> SplitBlocks:
 
 
 def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Twelve bytes hold eight factors and eight offsets of six bits: [out, blocks, 12] -> 2 x [out, groups]"""
+    """Unpack eight factors and eight offsets of six bits from twelve bytes: [out, blocks, 12] -> 2 x [out, groups]."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     factor = torch.cat([first & 63, (third & 15) | (first >> 6) << 4], -1)
     offset = torch.cat([second & 63, (third >> 4) | (second >> 6) << 4], -1)

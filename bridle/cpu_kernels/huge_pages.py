@@ -1,8 +1,8 @@
-"""Memory for what stays and is read in each step, weights and the KV cache: in pages of 2 MiB where Linux has them.
+"""Memory for weights and the KV cache, which each step reads: in huge pages of 2 MiB if Linux supports them.
 
-With usual pages of 4 KiB a processor looks up a page for every 64 cache lines. In large ones one thread of a Zen 5 read
-weights 10 % faster, two threads 20 %. Small tensors share a region, so that they lie in large pages, too. A region is
-given back when the last tensor in it is gone.
+With usual pages of 4 KiB a processor looks up a page for every 64 cache lines. With huge pages, one thread of a Zen 5
+read weights 10 % faster, and two threads 20 %. Small tensors share a region, so that they use huge pages, too. A region
+is freed when its last tensor is freed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-_PAGE = 2 << 20  # bytes of a large page
+_PAGE = 2 << 20  # bytes of a huge page
 _REGION = 32 * _PAGE
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector
 _lock = Lock()
@@ -24,13 +24,13 @@ last: ReferenceType[Region] | None = None
 
 
 class Region(mmap.mmap):
-    """Memory of its own, of which the first `used` bytes are given out."""
+    """A memory mapping of which the first `used` bytes are allocated."""
 
     used = 0
 
 
 def alloc_huge_pages(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes], not initialized; begins at a cache line."""
+    """Return uint8 [num_bytes], uninitialized, at the start of a cache line."""
     if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     if num_bytes >= _REGION // 4:
@@ -46,9 +46,9 @@ def alloc_huge_pages(num_bytes: int) -> Tensor:
 
 
 def _region(num_bytes: int) -> Region:
-    """Room for that number of bytes, from a border of large pages on."""
+    """Return a region for `num_bytes` bytes that begins at the border of a huge page."""
     region = Region(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without large pages refuses to be asked for them
+    with suppress(OSError):  # a kernel without huge pages refuses this call
         region.madvise(mmap.MADV_HUGEPAGE)
     region.used = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % _PAGE
     return region

@@ -1,4 +1,4 @@
-"""The instruction sets that kernels are built for, best first, and what a processor must have for each."""
+"""The instruction sets that kernels are built for, best first, and the processor features that each needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOURCES, OBJECTS, MANIFEST = FOLDER / "sources", FOLDER / "objects", FOLDER / "m
 
 @dataclass(frozen=True, slots=True)
 class IsaTarget:
-    """An object: for processors of `machine` with all of `features`, compiled with `flags`."""
+    """A shared object for processors of `machine` with all of `features`, compiled with `flags`."""
 
     name: str
     machine: str

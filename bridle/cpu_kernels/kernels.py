@@ -1,5 +1,5 @@
-"""The kernels of one shared object, called with checked arguments: a tensor's pointer leaves Python only if its type,
-place and size are those that the C code expects."""
+"""The kernels of one shared object, called with checked arguments. A tensor's pointer is passed to C only if its type,
+device and size are those that the C code expects."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bridle.cpu_kernels.packing import BLOCK, KINDS, PackedMatrix, packed_sizes
 from bridle.cpu_kernels.threads import is_parallel
 from bridle.errors import InternalError
 
-#: The version of the C functions' arguments.
+#: The version of the C functions' interface.
 VERSION = 10
-#: A sum in 32 bits can hold this many products of 8-bit numbers.
+#: Maximum number of products of 8-bit numbers whose sum fits into 32 bits.
 MAX_INPUTS = 1 << 16
 _MAX_ROWS = 1 << 20
 
 
 class CMatrix(ctypes.Structure):
-    """`matrix` of sources/linear.h."""
+    """The struct `matrix` of sources/linear.h."""
 
     _fields_ = (
         ("weights", c_void_p),
@@ -38,7 +38,7 @@ class CMatrix(ctypes.Structure):
 
 
 class Matrix:
-    """A packed matrix that kernels can multiply by; keeps its tensors alive."""
+    """A packed matrix that kernels can multiply by. It keeps its tensors alive."""
 
     def __init__(self, packed: PackedMatrix, bias: Tensor | None, lanes: int) -> None:
         self.kind, self.outputs, self.inputs, self.given = packed.kind, packed.outputs, packed.inputs, packed.given
@@ -71,7 +71,7 @@ class Matrix:
 
 
 class Kernels:
-    """Functions of one loaded object."""
+    """Functions of one loaded shared object."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -80,24 +80,25 @@ class Kernels:
             raise InternalError(f"{path.name} has interface {library.bridle_version()}; {VERSION} is wanted")
         self.lanes: int = library.bridle_lanes()
         self.zero: int = library.bridle_zero()
-        #: Query rows of a chunk of attention.
+        #: Number of query rows of a chunk of attention.
         self.queries: int = library.bridle_queries()
         self._linear = self.function("bridle_linear", POINTER(CMatrix), *[c_void_p] * 3, c_int, c_int)
         self._pack = self.function("bridle_pack", *[c_void_p] * 3, *[c_int] * 4)
         self.threads = 1
 
     def function(self, name: str, *arguments: Any) -> Any:
-        """The C function of that name, which returns nothing. Its caller checks the arguments."""
+        """Return the C function called `name`, which returns nothing. The caller of the function checks the
+        arguments."""
         function = getattr(self._library, name)
         function.argtypes, function.restype = arguments, None
         return function
 
     def use_threads(self, threads: int) -> None:
-        """Compute with this many threads from now on, unless there are more already."""
+        """Compute with at least `threads` threads from now on."""
         self.threads = self._library.bridle_threads(threads)
 
     def pack(self, kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
-        """Bring rows of blocks [out, bytes] into the order of the products, in memory of whole panels."""
+        """Convert rows of blocks [out, bytes] to the order of the products, in memory of whole panels."""
         outputs, inputs = blocks.shape[0], blocks.shape[1] // kind.num_bytes * kind.inputs
         sizes = packed_sizes(kind.name, -(-outputs // self.lanes) * self.lanes, inputs)
         check_tensor(blocks, torch.uint8, outputs * kind.row_bytes(inputs), "blocks")
@@ -110,7 +111,7 @@ class Kernels:
         return Matrix(packed, bias, self.lanes)
 
     def linear(self, matrix: Matrix, rows: Tensor) -> Tensor:
-        """Float rows [n, in] -> [n, out]"""
+        """Multiply float rows: [n, in] -> [n, out]"""
         num_rows = rows.shape[0]
         require(rows.dim() == 2 and num_rows < _MAX_ROWS, f"rows of shape {tuple(rows.shape)}")
         check_tensor(rows, torch.float32, num_rows * matrix.given, "rows")
@@ -123,14 +124,15 @@ class Kernels:
 
 
 def scratch_bytes(matrix: Matrix, num_rows: int) -> int:
-    """The memory for rows as a product wants them: integers, a scale and two sums of 4 bytes per block; or numbers."""
+    """Return the bytes of scratch memory for rows in the form of a product: integers, a scale and two sums of 4 bytes
+    per block; or floats."""
     if matrix.kind == "float32":
         return 4 * num_rows * matrix.inputs
     return num_rows * (matrix.inputs + matrix.inputs // BLOCK * 12)
 
 
 def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> None:
-    """Raise `InternalError` if `tensor` is not contiguous memory of `size` numbers of that type."""
+    """Raise `InternalError` if `tensor` is not contiguous CPU memory of `size` values of type `dtype`."""
     require(
         tensor.device.type == "cpu" and tensor.dtype is dtype and tensor.is_contiguous() and tensor.numel() == size,
         f"{what}: {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "
@@ -139,6 +141,6 @@ def check_tensor(tensor: Tensor, dtype: torch.dtype, size: int, what: str) -> No
 
 
 def require(holds: bool, what: str) -> None:
-    """Raise `InternalError` unless a kernel can be called so: it would read what is not there."""
+    """Raise `InternalError` unless `holds`: a kernel with such arguments would read outside its memory."""
     if not holds:
         raise InternalError(f"not for a kernel: {what}")

@@ -1,5 +1,5 @@
-"""All layers of a model in one call of the kernels, and attention alone. The arguments of the C functions are checked
-here.
+"""All layers of a model in one call of the kernels, and attention alone. This module checks the arguments of the C
+functions.
 
 The order of the fields is that of sources/layer.h and sources/attention.h.
 """
@@ -21,12 +21,13 @@ from bridle.cpu_kernels.threads import is_parallel
 
 MAX_DIM, MAX_GROUP, MAX_PARTS = 256, 32, 4
 _MAX_TOKENS = 1 << 20
-#: Numbers of the types of keys and values, and of the activations, in sources/attention.h and layer.h.
+#: Codes of the types of keys and values, and of the activations, in sources/attention.h and layer.h.
 KV_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
-#: What the first half of a layer reads: the layer's rows, which it may keep, or those that the one before it kept.
+#: Input of the first half of a layer: the layer's own rows, own rows that it also keeps, or the rows that the previous
+#: layer kept.
 ALONE, KEEPS, READS = range(3)
-#: The parts of a layer, each of which gives something that adapters add to, and what is left to do then.
+#: The parts of a layer after which adapters can add to the results, and the end.
 QKV, ATTEND, GATES, DOWN, END = range(5)
 
 
@@ -67,7 +68,7 @@ class CAttention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Query heads, the key heads that they share, and their width."""
+    """The number of query heads, of the key heads that they share, and their width."""
 
     heads: int
     kv_heads: int
@@ -93,7 +94,7 @@ class LayerKV(NamedTuple):
         return self.keys.shape[0]
 
     def pointers(self, heads: Heads) -> tuple[int | None, ...]:
-        """The addresses, once all sizes and types are right."""
+        """Return the addresses of the tensors, after a check of all sizes and types."""
         slots, dtype = self.num_slots * heads.kv_heads, self.keys.dtype
         require(dtype in KV_TYPES, f"keys of {dtype}")
         for tensor in (self.keys, self.values):
@@ -111,12 +112,13 @@ class LayerKV(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its table of angles, from
-    1 on; 0 is none. What a part adds to the rows is multiplied by `share`. A recurrent layer has a `mixer` in the place
-    of attention, whose inputs are `qkv`. A half that is missing has no `qkv` and `out`, or no `gate_up` and `down`.
-    Layers side by side, whose first halves read the same rows, are one that keeps them and one that reads these."""
+    """One layer's weights, all in float32 except the packed ones. `rotation` is the number of its rotation table, from
+    1 on; 0 means no rotation. The result of each half is multiplied by `share` before it is added to the rows. A
+    recurrent layer has a `mixer` instead of attention; the mixer's input is the product of `qkv`. A layer without a
+    first half has no `qkv` and `out`, and a layer without a second half no `gate_up` and `down`. If two parallel layers
+    read the same rows, the first one keeps the rows and the second one reads them."""
 
-    norm: Tensor | None  # [hidden], as all norms but that of heads
+    norm: Tensor | None  # [hidden], like all norms except that of heads
     last_norm: Tensor | None
     mlp_norm: Tensor | None
     mlp_last_norm: Tensor | None
@@ -137,8 +139,8 @@ class Layer:
     softcap: float | None
     sinks: Tensor | None  # [heads]
     mixer: Mixer | None = None
-    has_gate: bool = False  # each query head is followed by a gate of what it gets
-    factors: Tensor | None = None  # of what the layer's first product gives
+    has_gate: bool = False  # each query head is followed by a gate of its attention output
+    factors: Tensor | None = None  # of the outputs of the layer's first product
     beside: int = ALONE
 
     @property
@@ -148,7 +150,7 @@ class Layer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The outputs of the first product of each half."""
+        """Return the number of outputs of the first product of each half."""
         return sum(part.outputs for part in self.qkv), sum(part.outputs for part in self.gate_up)
 
 
@@ -158,7 +160,7 @@ def num_tables(layers: Sequence[Layer]) -> int:
 
 
 class AttentionRows:
-    """The rows of a step for attention: for each sequence its packed tokens, its context, and where its KV lies.
+    """The rows of a step for attention: for each sequence its packed tokens, its context, and the slots of its KV.
 
     `sequences` are (offset, length, context, spans), spans (slot, count) from position 0 on.
     """
@@ -171,7 +173,7 @@ class AttentionRows:
     ) -> None:
         fields: list[int] = []
         spans: list[int] = []
-        self.num_tokens = self.num_chunks = 0  # chunks of one key head
+        self.num_tokens = self.num_chunks = 0  # number of chunks of one key head
         for offset, length, context, places in sequences:
             require(0 < length <= context < 1 << 30 and offset == self.num_tokens, f"a row of {length} in {context}")
             fields += (offset, length, context, len(spans) // 2, self.num_chunks)
@@ -188,21 +190,21 @@ class AttentionRows:
         self._fields = torch.tensor(fields, dtype=torch.int64).view(-1, 5)
 
     def table(self, kv_heads: int) -> Tensor:
-        """[rows, 5] with the first chunk of each row, all key heads counted."""
+        """Return [rows, 5] with the first chunk of each row, counted over all key heads."""
         table = self._fields.clone()
         table[:, 4] *= kv_heads
         return table
 
 
-#: Adds to what a part of a layer gave: called with the layer, the part, its outputs [T, n] and its inputs [T, m].
+#: Adds to the result of a part of a layer: called with the layer, the part, its outputs [T, n] and its inputs [T, m].
 Between = Callable[[int, int, Tensor, Tensor], None]
-#: Sees or changes the output [T, hidden] of a layer in place.
+#: Reads or changes the output [T, hidden] of a layer in place.
 After = Callable[[int, Tensor], None]
 
 
 class Layers:
-    """Layers of one model over one cache, ready to be called. A pool is that of the layer's keys and values, or of its
-    states, or None for a layer without either."""
+    """Layers of one model over one cache, ready to be called. A layer's pool holds its keys and values, or its states.
+    The pool is None for a layer without keys and states."""
 
     def __init__(
         self,
@@ -210,7 +212,7 @@ class Layers:
         layers: Sequence[Layer],
         heads: Heads,
         pools: Sequence[LayerKV | MixerStates | None],
-        turned: int | None = None,  # numbers of a head that are rotated
+        turned: int | None = None,  # number of values of a head that are rotated
     ) -> None:
         self._found, self._heads, self._layers, self._pools = found, heads, layers, pools
         self._turned = turned or heads.dim
@@ -219,7 +221,7 @@ class Layers:
         self.num_tables = num_tables(layers)
         require(heads.fit(found.lanes) and len(layers) == len(pools), f"{heads} in {len(layers)} layers")
         require(0 < self._turned <= heads.dim and self._turned % 2 == 0, f"{turned} of {heads.dim} rotated")
-        self._mixers: list[CMixer] = []  # which the layers point to
+        self._mixers: list[CMixer] = []  # kept alive, because the layers have pointers to them
         self._c = (CLayer * len(layers))(*map(self._describe, layers, pools))
         self._all = found.function("bridle_layers", POINTER(CStep), POINTER(CLayer), c_int)
         self._part = found.function("bridle_part", POINTER(CStep), POINTER(CLayer), c_int)
@@ -252,7 +254,7 @@ class Layers:
         )
 
     def _places(self, layer: Layer, pool: LayerKV | MixerStates | None) -> tuple[tuple[int | None, ...], int]:
-        """Return the addresses of keys and values, and the number of their type."""
+        """Return the addresses of keys and values, and the code of their type."""
         if not isinstance(pool, LayerKV):
             require(not layer.qkv or layer.mixer is not None, "attention without a cache")
             return (None,) * 4, 0
@@ -304,8 +306,9 @@ class Layers:
         after: After | None = None,
         states: StateRows | None = None,
     ) -> Tensor:
-        """`hidden` [T, hidden] after all layers, in place; `cos` and `sin` [tables, T, ..., dim], `slots` [T]. With
-        `between` layers are computed part by part, and with `after` one by one. Mixers need `states`."""
+        """Compute all layers on `hidden` [T, hidden], in place, and return it; `cos` and `sin` are [tables, T, ...,
+        dim], `slots` [T]. With `between` layers are computed part by part, and with `after` one by one. Mixers need
+        `states`."""
         heads, tokens = self._heads, hidden.shape[0]
         require(0 < tokens < _MAX_TOKENS and tokens == rows.num_tokens, f"{tokens} tokens, {rows.num_tokens} of rows")
         check_tensor(hidden, torch.float32, tokens * self._hidden, "hidden")
@@ -378,7 +381,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
-    """The result of attention for each token: [T, heads, dim]."""
+    """Return the result of attention for each token: [T, heads, dim]."""
     tokens, num_heads, dim = query.shape
     heads = Heads(num_heads, pool.keys.shape[1], dim)
     require(heads.fit(found.lanes) and tokens == rows.num_tokens, f"{heads} for {tokens} tokens")
@@ -402,5 +405,6 @@ def attend(
 
 
 def _floats(*size: int) -> Tensor:
-    """... whatever torch's default type is: a model that is loaded beside this one may change it for a moment."""
+    """Return uninitialized float32 memory. torch's default type must not be used, because another model that is loading
+    may change it for a moment."""
     return torch.empty(*size, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Chooses the kernels for this processor by its features, checks them by hash, and tries them once against plain torch.
 
-An object that does not fit, was changed or gives other numbers is not used, and plain torch computes; `choice()` says
-which object is used and why.
+A shared object that does not fit, was changed or gives wrong results is not used; plain torch then computes. `choice()`
+returns the object in use and the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KernelChoice:
 
 
 def kernels() -> Kernels | None:
-    """The kernels in use; None where plain torch computes. They use as many threads as torch is set to."""
+    """Return the kernels in use; None if plain torch computes. The kernels use as many threads as torch is set to."""
     with _lock:
         chosen = choice().kernels
         if chosen is not None and chosen.threads < (wanted := num_threads()):
@@ -56,7 +56,7 @@ def kernels() -> Kernels | None:
 
 @cache
 def choice() -> KernelChoice:
-    """The choice for this processor, made once in a process."""
+    """Return the choice for this processor, made once per process."""
     reasons = []
     for target in fitting(platform.system(), platform.machine(), cpu_features()):
         try:
@@ -75,7 +75,7 @@ def choice() -> KernelChoice:
 
 
 def fitting(system: str, machine: str, features: Set[str]) -> Iterator[IsaTarget]:
-    """The targets that such a machine can run, best first."""
+    """Yield the targets that such a machine can run, best first."""
     if system == "Linux":
         machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
         yield from (target for target in TARGETS if target.machine == machine and target.features <= features)
@@ -91,7 +91,7 @@ def load(target: IsaTarget) -> Kernels:
 
 
 def try_out(found: Kernels) -> None:
-    """Try a small product of each form. Raises `InternalError` if it differs from torch's."""
+    """Try a small product of each form. Raises `InternalError` if a result differs from torch's."""
     generator = torch.Generator().manual_seed(7)
     rows = torch.randn(3, 256, generator=generator)
     weight = torch.randn(33, 256, generator=generator)
@@ -126,7 +126,7 @@ def _try_packing(found: Kernels, kind: BlockType, generator: torch.Generator) ->
 
 
 def _try_attention(found: Kernels, generator: torch.Generator) -> None:
-    """The last two of five tokens, over two key heads that two queries share each."""
+    """Try attention for the last two of five tokens, over two key heads with two query heads each."""
     query, keys, values = (torch.randn(n, heads, 32, generator=generator) for n, heads in ((2, 4), (5, 2), (5, 2)))
     rows = AttentionRows([(0, 2, 5, [(0, 5)])], 5, found.queries // 2)
     have = attend(found, query, LayerKV(keys, values), rows, 0.2)
@@ -137,7 +137,7 @@ def _try_attention(found: Kernels, generator: torch.Generator) -> None:
 
 
 def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
-    """A draw from each of two rows, and where their fifth best values stand."""
+    """Try a sample from each of two rows, and the positions of their five best values."""
     work = torch.randn(2, 3 * COLUMNS, generator=generator)
     _try_masks(found, work)
     best, places = work.topk(5)
@@ -155,7 +155,7 @@ def _try_sampling(found: SamplingKernels, generator: torch.Generator) -> None:
 
 
 def _try_masks(found: SamplingKernels, work: Tensor) -> None:
-    """The first row unchanged, the second under a mask of every other token."""
+    """Try the first row without a mask, and the second with a mask of every other token."""
     odd = b"\xaa" * (work.shape[1] // 8)
     want, have = work.clone(), work.clone()
     want[1, ::2] = -torch.inf
@@ -166,7 +166,7 @@ def _try_masks(found: SamplingKernels, work: Tensor) -> None:
 
 
 def _try_recurrences(found: RecurrenceKernels, generator: torch.Generator) -> None:
-    """Two tokens of one sequence that has a state, and one of another."""
+    """Try two tokens of a sequence with a state, and one token of another sequence."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
@@ -198,7 +198,7 @@ def _compare(have: Tensor, want: Tensor, tolerance: float, what: str) -> None:
 
 
 def sampling_kernels(work: Tensor) -> SamplingKernels | None:
-    """Return the kernels for sampling from rows like `work`, or None where plain torch computes."""
+    """Return the kernels for sampling from rows like `work`, or None if plain torch computes."""
     if work.device.type != "cpu" or work.dtype is not torch.float32:
         return None
     found = kernels()
@@ -211,7 +211,7 @@ def _sampling(found: Kernels) -> SamplingKernels:
 
 
 def recurrences(device: torch.device, dtype: torch.dtype = torch.float32) -> PlainRecurrences | RecurrenceKernels:
-    """Return the kernels for recurrent layers, or plain torch where states are elsewhere or of another type."""
+    """Return the kernels for recurrent layers, or plain torch if states are on another device or of another type."""
     found = kernels() if device.type == "cpu" and dtype is torch.float32 else None
     return PlainRecurrences() if found is None else _recurrence(found)
 

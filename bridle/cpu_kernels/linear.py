@@ -1,9 +1,9 @@
-"""Linear layers over quantized weights: groups of inputs with scales of their own, as GGUF files have them; and over
-float32 ones.
+"""Linear layers over quantized weights, whose groups of inputs have their own scales as in GGUF files, and over float32
+weights.
 
-`QuantizedLinear` is made of stored blocks or of floating-point weights, and stands where an `nn.Linear` stood. Once
-`prepare` has put the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied as
-integers. A row's result does not depend on other rows. Plain torch dequantizes the weight in each call.
+`QuantizedLinear` is made of stored blocks or of floating-point weights, and replaces an `nn.Linear`. Once `prepare` has
+put the weight into the order of the kernels, rows are rounded to 8 bits per 32 inputs and multiplied as integers. A
+row's result does not depend on other rows. Plain torch dequantizes the weight in each call.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _in_floats: ContextVar[bool] = ContextVar("in_floats", default=False)
 
 @contextmanager
 def in_floats() -> Iterator[None]:
-    """Inside the block quantized layers are computed in floating point, their weights unpacked in each call. Two ways
-    to compute the same then differ by rounding alone: kernels round rows to 8 bits, to other ones after the slightest
+    """Inside the block quantized layers are computed in floating point, their weights unpacked in each call. Two
+    implementations then differ only by float rounding. Kernels round rows to 8 bits, which can amplify the smallest
     difference."""
     token = _in_floats.set(True)
     try:
@@ -43,7 +43,7 @@ def in_floats() -> Iterator[None]:
 
 
 def are_in_floats() -> bool:
-    """True inside such a block."""
+    """Return whether the caller is in a block of `in_floats`."""
     return _in_floats.get()
 
 
@@ -55,17 +55,18 @@ class NativeWeight:
         self.matrix: Matrix = found.matrix(packed, bias)
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out], in the type of `rows`"""
+        """Multiply rows: [..., in] -> [..., out], in the type of `rows`"""
         flat = rows.reshape(-1, self.packed.given).float().contiguous()
         return self.kernels.linear(self.matrix, flat).to(rows.dtype).view(*rows.shape[:-1], self.packed.outputs)
 
     def integers(self) -> tuple[Tensor, Tensor]:
-        """The integers and scales that `int8_weight` was given."""
+        """Return the integers and scales that were given to `int8_weight`."""
         return packing.unpack_int8(self.packed, self.kernels.lanes, self.kernels.zero)
 
 
 def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> NativeWeight | None:
-    """A weight for the kernels from integers [out, in] with a float scale per output; None if no kernels fit it."""
+    """Return a weight for the kernels from integers [out, in] with a float scale per output; None if no kernels support
+    it."""
     found = kernels()
     if found is None or quantized.device.type != "cpu" or quantized.shape[1] > MAX_INPUTS:
         return None
@@ -73,8 +74,8 @@ def int8_weight(quantized: Tensor, scale: Tensor, bias: Tensor | None) -> Native
 
 
 class FloatLinear(nn.Module):
-    """An `nn.Linear` in float32 whose rows give the same bits alone and among others. Reading `weight` brings it back
-    into its usual order."""
+    """An `nn.Linear` in float32 whose rows give the same bits in any batch. Reading `weight` converts the weight back
+    to its usual order."""
 
     def __init__(self, linear: nn.Linear, found: Kernels) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class FloatLinear(nn.Module):
 
     @classmethod
     def from_packed(cls, native: NativeWeight, bias: Tensor | None) -> FloatLinear:
-        """A layer of a weight that is in the order of the kernels already."""
+        """Return a layer of a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.in_features, made.out_features = native.packed.given, native.packed.outputs
@@ -97,7 +98,7 @@ class FloatLinear(nn.Module):
 
     @staticmethod
     def kernels_for(linear: nn.Linear) -> Kernels | None:
-        """The kernels that can compute `linear`, if there are any."""
+        """Return the kernels that can compute `linear`, or None."""
         weight = linear.weight
         fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.shape[1] <= MAX_INPUTS
         return kernels() if fits else None
@@ -107,14 +108,14 @@ class FloatLinear(nn.Module):
         return packing.unpack_float32(self.native.packed, self.native.kernels.lanes)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         return self.native.multiply(rows)
 
 
 class QuantizedLinear(nn.Module):
     """A linear layer whose weight is kept in blocks of one of the types of `bridle.cpu_kernels.ggml`.
 
-    `blocks` are there until `prepare` is called.
+    `blocks` exist until `prepare` is called.
     """
 
     blocks: Tensor
@@ -140,12 +141,12 @@ class QuantizedLinear(nn.Module):
         bias: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedLinear:
-        """A layer of stored blocks, for a matrix of `shape` (out, in)."""
+        """Return a layer of stored blocks, for a matrix of `shape` (out, in)."""
         return cls(block_type(type_name), torch.from_numpy(np.ascontiguousarray(blocks)), shape, bias, dtype)
 
     @classmethod
     def from_float(cls, weight: Tensor, form: str, bias: Tensor | None = None) -> QuantizedLinear:
-        """A layer of a floating-point weight [out, in], rounded to the nearest blocks of `form`."""
+        """Return a layer of a floating-point weight [out, in], rounded to the nearest blocks of `form`."""
         kind = block_type(form)
         return cls(kind, quantize(kind, weight), (weight.shape[0], weight.shape[1]), bias, weight.dtype)
 
@@ -153,7 +154,7 @@ class QuantizedLinear(nn.Module):
     def from_packed(
         cls, kind: BlockType, packed: packing.PackedMatrix, bias: Tensor | None, dtype: torch.dtype, found: Kernels
     ) -> QuantizedLinear:
-        """A layer of a weight that is in the order of the kernels already."""
+        """Return a layer of a weight that is already in the order of the kernels."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.kind, made.dtype = kind, dtype
@@ -163,7 +164,8 @@ class QuantizedLinear(nn.Module):
         return made
 
     def prepare(self) -> bool:
-        """Bring the weight into the order of the kernels, in place of the blocks, if there are any. Idempotent."""
+        """Replace the blocks by the weight in the order of the kernels, if there are kernels. Return whether there are.
+        Idempotent."""
         return prepare_side_by_side([self])
 
     def _take(self, packed: packing.PackedMatrix, found: Kernels) -> None:
@@ -172,7 +174,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("scales", packed.scales, persistent=False)
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """The weight's rows of these numbers [n], in floating point: [n, in]"""
+        """Return the weight's rows with these indices [n], in floating point: [n, in]"""
         if self.native is None:
             return dequantize(self.kind, self.blocks[numbers]).to(self.dtype)
         found = self.native.kernels
@@ -181,7 +183,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] in floating point, as the blocks stand for it."""
+        """Return the decoded weight, [out, in] in floating point."""
         if self.native is None:
             return dequantize(self.kind, self.blocks).to(self.dtype)
         split = packing.unpack_blocks(
@@ -190,15 +192,15 @@ class QuantizedLinear(nn.Module):
         return join_split(self.kind, split).to(self.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in] -> [..., out]"""
+        """Compute the layer: [..., in] -> [..., out]"""
         if self.native is not None and not are_in_floats():
             return self.native.multiply(rows)
         return functional.linear(rows, self.weight.to(rows.dtype), self.bias)
 
 
 def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
-    """Bring the weights of layers with the same inputs and the same type into the order of the kernels, one behind the
-    other, so that `join` costs nothing. Returns whether there are kernels for them."""
+    """Convert the weights of layers with the same inputs and the same type to the order of the kernels. The weights are
+    contiguous in memory, so that `join` copies nothing. Returns whether there are kernels for them."""
     found, first = kernels(), layers[0]
     if first.native is not None or found is None or first.in_features > MAX_INPUTS:
         return first.native is not None
@@ -209,7 +211,8 @@ def prepare_side_by_side(layers: Sequence[QuantizedLinear]) -> bool:
 
 
 def join(layers: Sequence[QuantizedLinear], bias: Tensor | None) -> QuantizedLinear | None:
-    """Layers of the same inputs as one; None if they have other types, or the kernels have them in different places."""
+    """Join layers with the same inputs to one; None if their types differ, or their weights are not contiguous in
+    memory."""
     first = layers[0]
     if len({(layer.kind, layer.native is None) for layer in layers}) > 1:
         return None

@@ -1,5 +1,5 @@
-"""Mixers of recurrent layers, which stand in the place of attention: short convolutions, gated delta nets, Mamba-2 and
-Mamba. The kernels compute each whole, over the states of all sequences of a step. Arguments are checked here.
+"""Mixers of recurrent layers, which replace attention: short convolutions, gated delta nets, Mamba-2 and Mamba. The
+kernels compute a whole mixer in one call, over the states of all sequences of a step. This module checks the arguments.
 
 The order of the fields is that of sources/mixer.h.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from bridle.cpu_kernels.kernels import CMatrix, Matrix, check_tensor, require
 from bridle.cpu_kernels.recurrence import MAX_SIZE, MAX_TAPS
 
-#: Numbers of the kinds in sources/mixer.h.
+#: Codes of the kinds in sources/mixer.h.
 KINDS = {"short_convolution": 0, "delta_net": 1, "mamba2": 2, "mamba": 3}
 _WORDS_OF_A_STRETCH = 4
 
@@ -52,8 +52,8 @@ class MixerStates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mixer:
-    """The weights of a mixer, in float32. A state has a matrix of `size` by `columns` numbers for each of `heads`; keys
-    and queries belong to `groups` of heads. A short convolution has no heads; Mamba has one of a single column for each
+    """The weights of a mixer, in float32. A state has a matrix of `size` by `columns` values for each of `heads`. Keys
+    and queries belong to `groups` of heads. A short convolution has no heads. Mamba has a head with one column for each
     channel."""
 
     kind: str
@@ -63,13 +63,13 @@ class Mixer:
     heads: int = 0
     size: int = 0
     columns: int = 0
-    shift: Tensor | None = None  # [heads], as all but the norm
+    shift: Tensor | None = None  # [heads], like all of these except the norm
     fall: Tensor | None = None  # [heads, size] with Mamba
     skip: Tensor | None = None
     norm: Tensor | None = None  # [columns], or [heads * columns] with Mamba-2, or of Mamba's parameters
     inner: Sequence[Matrix] = ()  # with Mamba: channels -> parameters, and those of steps -> steps
-    places: Tensor | None = None  # [heads] int32, of the heads' outputs of a delta net
-    runs: Tensor | None = None  # [n, 2] int32: where stretches of a row's inputs are, and their lengths, in order
+    places: Tensor | None = None  # [heads] int32, order of the heads' outputs of a delta net
+    runs: Tensor | None = None  # [n, 2] int32: start and length of stretches of a row's inputs, in order
     eps: float = 0.0
     limits: tuple[float, float] = (0.0, float("inf"))  # of steps
 
@@ -83,7 +83,7 @@ class Mixer:
 
     @property
     def num_inputs(self) -> int:
-        """The numbers that the first product gives for a token."""
+        """Return the number of outputs of the first product for a token."""
         if self.kind == "short_convolution":
             return 3 * self.channels
         if self.kind == "mamba":
@@ -92,16 +92,17 @@ class Mixer:
 
     @property
     def num_mixed(self) -> int:
-        """The numbers of a token for which there must be room beside its inputs and outputs."""
+        """Return the number of values of scratch memory for a token, in addition to its inputs and outputs."""
         return self.channels if self.runs is None else self.num_inputs
 
     @property
     def num_parameters(self) -> int:
-        """The numbers of a token that steps and the like are made of."""
+        """Return the number of values of a token from which steps and other parameters are made."""
         return self.inner[0].outputs if self.inner else self.heads
 
     def c(self, pool: MixerStates) -> CMixer:
-        """The mixer over the states of `pool`, once all sizes are right. Raises `InternalError` if they are not."""
+        """Return the C struct of the mixer over the states of `pool`, after a check of all sizes. Raises
+        `InternalError` if a size is wrong."""
         (channels, num_taps), (slots, width) = self.taps.shape, pool.inputs.shape[:2]
         require(0 < num_taps <= min(MAX_TAPS, width + 1), f"{num_taps} taps, {width} kept")
         parts = [(self.taps, channels * num_taps), (self.bias, channels), (pool.inputs, slots * width * channels)]
@@ -158,13 +159,13 @@ def _addresses(tensors: Sequence[Tensor | None]) -> list[int | None]:
 
 
 #: Consecutive packed tokens of a sequence: their number, whether it has no state yet, the slot of its state, and the
-#: slots that get a copy of the state after them.
+#: slots that get a copy of the state after these tokens.
 StateSpan = tuple[int, bool, int, Sequence[int]]
 
 
 class StateRows:
-    """The spans of a step in the order of their tokens, as kernels take them: in groups with one span of a sequence at
-    most. States are copied after each group."""
+    """The spans of a step in the order of their tokens, in the form of the kernels: in groups with at most one span per
+    sequence. States are copied after each group."""
 
     def __init__(self, spans: Iterable[StateSpan], num_slots: int) -> None:
         self._stretches, self._copies, self._groups = array("q"), array("q"), array("q")

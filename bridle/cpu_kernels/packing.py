@@ -1,11 +1,11 @@
-"""The order of weights that the kernels need: panels of as many outputs as a vector has lanes, four inputs side by
-side.
+"""The order of weights that the kernels need: panels of as many outputs as a vector has lanes, with four adjacent
+inputs.
 
 A panel holds its blocks of 32 inputs one after the other. Within a block come vectors `[lanes, 4]` of bytes, vector g
-with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two of them: g in the low halves of bytes and g + 4 in the high
-halves. Fifth bits follow in one vector (bit g for input group g), fifth and sixth bits in two. Scales lie apart, also
-by panels. Outputs are filled up to whole panels, inputs to whole blocks. Panels of float32 are vectors of lanes, one
-for each input.
+with inputs 4 g to 4 g + 3. Below 8 bits a vector holds two input groups: g in the low halves of bytes and g + 4 in the
+high halves. Fifth bits follow in one vector (bit g for input group g), fifth and sixth bits in two. Scales are stored
+separately, also by panels. Outputs are padded to whole panels, inputs to whole blocks. Panels of float32 are vectors of
+lanes, one for each input.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bridle.cpu_kernels.ggml import TYPES, BlockType, SplitBlocks, split_blocks
 from bridle.cpu_kernels.huge_pages import alloc_huge_pages
 
 BLOCK = 32
-#: Numbers of the kinds in sources/linear.h.
+#: Names of the kinds, in the order of their codes in sources/linear.h.
 _NAMES = ("int8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "float32", "Q4_1", "Q5_0", "Q5_1")
 KINDS = {name: number for number, name in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix in the order of the kernels. `given` is the number of real inputs, `inputs` that with padding."""
+    """A matrix in the order of the kernels. `given` is the number of real inputs, `inputs` the number with padding."""
 
     kind: str
     weights: Tensor  # uint8, flat
@@ -39,44 +39,46 @@ class PackedMatrix:
 
 
 def pack_int8(quantized: Tensor, scale: Tensor, lanes: int, zero: int) -> PackedMatrix:
-    """Integers [out, in] with a float scale per output; `zero` is what the kernels want added to them."""
+    """Pack integers [out, in] with a float scale per output. `zero` is the number that the kernels need added to the
+    integers."""
     num_outputs, given = quantized.shape
     inputs, panels = -(-given // BLOCK) * BLOCK, -(-num_outputs // lanes)
     full = quantized
     if full.shape != (panels * lanes, inputs):
         full = torch.zeros(panels * lanes, inputs, dtype=torch.int8)
         full[:num_outputs, :given] = quantized
-    # Four inputs at a time, as one number: they are moved several times as fast as bytes are.
+    # Four inputs at a time, as one 32-bit number: this is several times as fast as moving bytes.
     if full.storage_offset() % 4:
         full = full.clone()
     fours = full.contiguous().view(torch.int32).view(panels, lanes, inputs // 4)
     weights = _flat(fours.transpose(1, 2))
     if zero:
-        weights.bitwise_xor_(zero)  # + 128 where it is 128
+        weights.bitwise_xor_(zero)  # adds 128 if `zero` is 128
     scales = torch.zeros(panels * lanes, dtype=torch.float32)
     scales[:num_outputs] = scale
     return PackedMatrix("int8", weights, _flat(scales), num_outputs, inputs, given)
 
 
 def pack_float32(weight: Tensor, lanes: int) -> PackedMatrix:
-    """Numbers [out, in] as they are."""
+    """Pack floats [out, in] without quantization."""
     num_outputs, given = weight.shape
     full = _rows(weight.detach().float(), _up(num_outputs, lanes) - num_outputs)
     weights = full.view(-1, lanes, given).transpose(1, 2)  # [panels, in, lanes]
     return PackedMatrix("float32", _flat(weights), torch.empty(0, dtype=torch.uint8), num_outputs, given, given)
 
 
-#: Brings rows of blocks [out, bytes] of a kind into the order, in memory for the weights and for the scales.
+#: Writes rows of blocks [out, bytes] of a kind in the order of the kernels, into memory for the weights and for the
+#: scales.
 Fill = Callable[[BlockType, Tensor, Tensor, Tensor], None]
 
 
 def pack_blocks(kind: BlockType, blocks: Tensor, lanes: int, fill: Fill) -> PackedMatrix:
-    """Rows of blocks [out, bytes]."""
+    """Pack rows of blocks [out, bytes]."""
     return pack_side_by_side(kind, [blocks], lanes, fill)[0]
 
 
 def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, fill: Fill) -> list[PackedMatrix]:
-    """As `pack_blocks`, with the bytes of several matrices one behind the other."""
+    """Pack several matrices as `pack_blocks` does, with contiguous bytes."""
     inputs = parts[0].shape[1] // kind.num_bytes * kind.inputs
     sizes = [packed_sizes(kind.name, _up(part.shape[0], lanes), inputs) for part in parts]
     weights, scales = _side_by_side([size for size, _ in sizes]), _side_by_side([size for _, size in sizes])
@@ -89,14 +91,14 @@ def pack_side_by_side(kind: BlockType, parts: Sequence[Tensor], lanes: int, fill
 
 
 def _side_by_side(sizes: Sequence[int]) -> list[Tensor]:
-    """Memory for the given numbers of bytes, one behind the other."""
+    """Return contiguous pieces of memory with these numbers of bytes."""
     whole, ends = alloc_huge_pages(sum(sizes)), list(accumulate(sizes))
     return [whole[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def plain_fill(lanes: int, zero: int) -> Fill:
-    """Return a function that does in plain torch what `Kernels.pack` does. `lanes` and `zero` are those of the kernels.
-    The kernels are compared with it before they are used; it takes ten times as long."""
+    """Return an implementation of `Kernels.pack` in plain torch. `lanes` and `zero` are those of the kernels. The
+    kernels are compared with this function before they are used; the function takes ten times as long."""
 
     def fill(kind: BlockType, blocks: Tensor, weights: Tensor, scales: Tensor) -> None:
         split, missing = split_blocks(kind, blocks), _up(blocks.shape[0], lanes) - blocks.shape[0]
@@ -107,8 +109,8 @@ def plain_fill(lanes: int, zero: int) -> Fill:
 
 
 def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
-    """Matrices of one kind as one, if their bytes lie one behind the other and the panels of all but the last are
-    full."""
+    """Join matrices of one kind, if their bytes are contiguous and the panels of all but the last are full; otherwise
+    return None."""
     first = parts[0]
     if any(part.outputs % lanes for part in parts[:-1]) or len({(part.kind, part.inputs) for part in parts}) > 1:
         return None
@@ -120,7 +122,7 @@ def joined(parts: Sequence[PackedMatrix], lanes: int) -> PackedMatrix | None:
 
 
 def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
-    """Views of one memory, each of which begins where the one before it ends, as one."""
+    """Join views of one memory if each begins where the previous one ends; otherwise return None."""
     at = parts[0].data_ptr()
     for part in parts:
         if part.data_ptr() != at or part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr():
@@ -130,7 +132,7 @@ def _run_of(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
-    """Bytes of the weights and of the scales of whole panels."""
+    """Return the bytes of the weights and of the scales of whole panels."""
     if kind == "int8":
         return outputs * inputs, 4 * outputs
     if kind == "float32":
@@ -142,20 +144,20 @@ def packed_sizes(kind: str, outputs: int, inputs: int) -> tuple[int, int]:
 
 
 def unpack_int8(packed: PackedMatrix, lanes: int, zero: int) -> tuple[Tensor, Tensor]:
-    """The integers [out, in] and scales [out] that `pack_int8` was given."""
+    """Return the integers [out, in] and scales [out] that were given to `pack_int8`."""
     full = packed.weights.view(-1, packed.inputs // 4, lanes, 4).transpose(1, 2).reshape(-1, packed.inputs)
     integers = full[: packed.outputs, : packed.given] ^ zero
     return integers.contiguous().view(torch.int8), packed.scales.view(torch.float32)[: packed.outputs]
 
 
 def unpack_float32(packed: PackedMatrix, lanes: int) -> Tensor:
-    """The numbers that `pack_float32` was given."""
+    """Return the floats that were given to `pack_float32`."""
     full = packed.weights.view(torch.float32).view(-1, packed.inputs, lanes).transpose(1, 2)
     return full.reshape(-1, packed.inputs)[: packed.outputs]
 
 
 def unpack_blocks(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int) -> SplitBlocks:
-    """The blocks that `pack_blocks` was given, taken apart."""
+    """Return the blocks that were given to `pack_blocks`, separated into integers and scales."""
     num_blocks = packed.inputs // BLOCK
     panels = packed.weights.view(-1, num_blocks, kind.bits, lanes, 4).permute(0, 3, 1, 2, 4)
     integers = _integers(panels, kind.bits).reshape(-1, packed.inputs)[: packed.outputs]
@@ -165,7 +167,7 @@ def unpack_blocks(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int) 
 
 
 def unpack_rows(kind: BlockType, packed: PackedMatrix, lanes: int, zero: int, rows: Tensor) -> SplitBlocks:
-    """The blocks of a few rows [n] alone, taken apart."""
+    """Return the blocks of only the rows [n], separated into integers and scales."""
     panel, lane = rows // lanes, rows % lanes
     vectors = packed.weights.view(-1, packed.inputs // BLOCK, kind.bits, lanes, 4)[panel, :, :, lane]
     integers = _integers(vectors.unsqueeze(1), kind.bits).reshape(-1, packed.inputs)
@@ -181,7 +183,7 @@ def _unsigned(kind: BlockType, integers: Tensor, zero: int) -> Tensor:
 
 
 def _integers(panels: Tensor, bits: int) -> Tensor:
-    """[panels, lanes, blocks, vectors, 4] bytes -> [panels, lanes, blocks, 8, 4] integers"""
+    """Unpack bytes [panels, lanes, blocks, vectors, 4] to integers [panels, lanes, blocks, 8, 4]."""
     if bits == 8:
         return panels
     first = panels[..., :4, :]
@@ -195,12 +197,13 @@ def _integers(panels: Tensor, bits: int) -> Tensor:
 
 
 def _scale_bytes(kind: BlockType, packed: PackedMatrix, lanes: int) -> Tensor:
-    """[panels, blocks, bytes]"""
+    """Return the scales as [panels, blocks, bytes]."""
     return packed.scales.view(-(-packed.outputs // lanes), packed.inputs // kind.inputs, -1)
 
 
 def _fields(kind: BlockType, scales: Tensor, lanes: int) -> dict[str, Tensor]:
-    """The fields of a `SplitBlocks` that the kind has, beside integers, each [panels, blocks, count, lanes]"""
+    """Return the fields of a `SplitBlocks` that the kind has, except integers, each as [panels, blocks, count,
+    lanes]."""
     per_block = kind.inputs // kind.group
     found: dict[str, Tensor] = {}
     begin = 0
@@ -219,14 +222,14 @@ def _fields(kind: BlockType, scales: Tensor, lanes: int) -> dict[str, Tensor]:
 
 
 def _weights(kind: BlockType, split: SplitBlocks, lanes: int, zero: int, missing: int) -> Tensor:
-    """[panels, bytes]"""
+    """Return the packed integers as [panels, bytes]."""
     integers = _rows(_unsigned(kind, split.integers, zero), missing)
     groups = integers.view(-1, lanes, integers.shape[1] // BLOCK, 8, 4)  # [panels, lanes, blocks, g, 4]
     return torch.cat(_vectors(groups, kind.bits), 3).permute(0, 2, 3, 1, 4).flatten(1)
 
 
 def _vectors(groups: Tensor, bits: int) -> list[Tensor]:
-    """[panels, lanes, blocks, 8, 4] integers -> parts [panels, lanes, blocks, vectors, 4] of bytes"""
+    """Pack integers [panels, lanes, blocks, 8, 4] to parts [panels, lanes, blocks, vectors, 4] of bytes."""
     if bits == 8:
         return [groups]
     low = groups & 15
@@ -241,7 +244,8 @@ def _vectors(groups: Tensor, bits: int) -> list[Tensor]:
 
 
 def _scales(split: SplitBlocks, lanes: int, missing: int) -> Tensor:
-    """[panels, blocks, bytes]: scale, minimum, factors, offsets of each block, those that there are"""
+    """Return [panels, blocks, bytes]: scale, minimum, factors and offsets of each block, as far as the kind has
+    them."""
     num_blocks = split.scale.shape[1]
     parts = []
     for tensor in (split.scale, split.minimum, split.factor, split.offset):
@@ -253,12 +257,12 @@ def _scales(split: SplitBlocks, lanes: int, missing: int) -> Tensor:
 
 
 def _rows(tensor: Tensor, missing: int) -> Tensor:
-    """`tensor` with `missing` rows of zeros below."""
+    """Append `missing` rows of zeros to `tensor`."""
     return torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])]) if missing else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """A copy of its bytes, in order, where it stays."""
+    """Return a flat copy of the tensor's bytes in memory with huge pages."""
     flat = alloc_huge_pages(tensor.numel() * tensor.element_size())
     flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
     return flat

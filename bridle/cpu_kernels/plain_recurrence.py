@@ -1,8 +1,8 @@
-"""Plain torch for what goes along the tokens of recurrent layers: short convolutions, gated delta rules, and the scans
-of Mamba and Mamba-2. It has the functions of `RecurrenceKernels`, for any device.
+"""Plain torch for the sequential operations of recurrent layers: short convolutions, gated delta rules, and the scans
+of Mamba and Mamba-2. The module has the functions of `RecurrenceKernels`, for any device.
 
 Tokens are computed one after the other over the state of their sequence, in place. Each value comes from the same
-operations in the same order, whatever else is in the step.
+operations in the same order, whatever other sequences are in the step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from bridle.cpu_kernels.recurrence import Stretch
 
-_EPSILON = 1e-6  # of the length of keys and queries, in all delta rules
+_EPSILON = 1e-6  # added to the squared length of keys and queries, in all delta rules
 
 
 class PlainRecurrences:
-    """The functions of `RecurrenceKernels`; shapes are given there."""
+    """The functions of `RecurrenceKernels`, which documents the shapes."""
 
     def convolve(
         self, rows: Tensor, taps: Tensor, bias: Tensor | None, has_silu: bool, stretches: Sequence[Stretch], out: Tensor
@@ -104,7 +104,7 @@ class PlainRecurrences:
 
 
 def _covered(stretches: Sequence[Stretch]) -> slice:
-    """The tokens of stretches, which follow each other."""
+    """Return the slice of the tokens of consecutive stretches."""
     return slice(stretches[0].offset, stretches[-1].offset + stretches[-1].length)
 
 
@@ -117,7 +117,7 @@ def _kept(each: Stretch) -> Tensor:
 
 
 def _tokens(stretches: Sequence[Stretch], *inputs: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """The state and the parts of each token."""
+    """Yield the state and the inputs of each token."""
     for each in stretches:
         if each.is_fresh:
             each.state.zero_()
@@ -127,10 +127,10 @@ def _tokens(stretches: Sequence[Stretch], *inputs: Tensor) -> Iterator[tuple[Ten
 
 def _shifted_sum(rows: Callable[[int], Tensor], taps: Tensor, out: Tensor) -> None:
     torch.mul(rows(0), taps[0], out=out)
-    for number in range(1, len(taps)):  # in two operations: fused, last digits might depend on a number's place
+    for number in range(1, len(taps)):  # in two operations: in a fused one, last digits might depend on a value's place
         out += rows(number) * taps[number]
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """[T, H, K] -> [T, H, 1, K], each of length one"""
+    """Scale rows [T, H, K] to length 1, as [T, H, 1, K]."""
     return (rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + _EPSILON)).unsqueeze(2)

@@ -1,6 +1,6 @@
-"""Kernels for what goes along the tokens of recurrent layers, with checked arguments.
+"""Kernels for the sequential operations of recurrent layers, with checked arguments.
 
-Rows are float32, each contiguous, at any distance from each other. The order of the fields is that of
+Rows are float32 and each contiguous, with any stride between rows. The order of the fields is that of
 sources/recurrent.h.
 """
 
@@ -23,8 +23,8 @@ _MAX_TOKENS = 1 << 20
 
 
 class Stretch(NamedTuple):
-    """Consecutive tokens of one sequence, from row `offset` on, and its state, which is written in place. What the
-    state holds counts only if it is not `is_fresh`."""
+    """Consecutive tokens of one sequence, from row `offset` on, and its state, which is written in place. With
+    `is_fresh`, the contents of the state are ignored."""
 
     offset: int
     length: int
@@ -67,7 +67,7 @@ class CScan(ctypes.Structure):
 
 
 class RecurrenceKernels:
-    """The functions of sources/recurrent.h. No two stretches of a call may be of one sequence."""
+    """The functions of sources/recurrent.h. No two stretches of a call may belong to the same sequence."""
 
     def __init__(self, found: Kernels) -> None:
         self._convolve = found.function("bridle_convolve", POINTER(CConvolution), c_int)
@@ -84,7 +84,7 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [W, C], W >= K - 1
         out: Tensor,  # [T, C]
     ) -> None:
-        """Write the sums of each row and those before it, times `taps`, to `out`; a state keeps the last rows."""
+        """Write the sums of each row and the rows before it, times `taps`, to `out`. A state keeps the last rows."""
         (channels, num_taps), width = taps.shape, stretches[0].state.shape[0]
         require(
             0 < num_taps <= min(MAX_TAPS, width + 1) and rows.shape[1] == channels, f"{num_taps} taps, {width} kept"
@@ -107,7 +107,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [H, K, V]
         out: Tensor,  # [T, H, V]
     ) -> None:
-        """Write what states hold for the queries to `out`, after each came nearer to the value of its key."""
+        """Update states by the delta rule: each moves closer to the value of its key. Then write the states' results
+        for the queries to `out`."""
         (tokens, groups, size), (_, heads, columns) = key.shape, value.shape
         decays = decay.numel() // max(tokens * heads, 1)
         require(0 < size <= MAX_SIZE and heads % groups == 0 and decays in (1, size), f"keys of {size}, {heads} heads")
@@ -133,7 +134,7 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [H, P, N]
         out: Tensor,  # [T, H, P]
     ) -> None:
-        """Write what decaying states hold in the direction of `read` to `out`, after each took its inputs in."""
+        """Update decaying states with the inputs. Then write the states' results for `read` to `out`."""
         (tokens, heads, rows), (_, groups, size) = inputs.shape, write.shape
         require(heads % groups == 0 and write.shape == read.shape and write.shape[0] == tokens, f"{heads} heads")
         table = _table(stretches, tokens, heads * rows * size)
@@ -157,7 +158,8 @@ class RecurrenceKernels:
         stretches: Sequence[Stretch],  # states [C, N]
         out: Tensor,  # [T, C]
     ) -> None:
-        """The same with a rate for each number of a state; what is read is multiplied by the SiLU of `gate`."""
+        """Compute `state_space` with a rate for each value of a state. The results are multiplied by the SiLU of
+        `gate`."""
         (tokens, channels), size = inputs.shape, rate.shape[1]
         require(step.shape == inputs.shape and write.shape == read.shape == (tokens, size), f"{channels} channels")
         require(gate is None or gate.shape == inputs.shape, "a gate of another shape")
@@ -173,7 +175,8 @@ class RecurrenceKernels:
 
 
 def _table(stretches: Sequence[Stretch], tokens: int, size: int) -> array[int]:
-    """The stretches as the kernels read them, once they are known to be within `tokens` rows, with states of `size`."""
+    """Return the stretches in the form of the kernels, after a check that they are within `tokens` rows and have states
+    of `size`."""
     require(0 < tokens < _MAX_TOKENS, f"{tokens} tokens")
     fields = array("q")
     for offset, length, state, is_fresh in stretches:
@@ -188,7 +191,7 @@ def _dense(tensor: Tensor, size: int) -> int:
 
 
 def _rows(rows: Tensor) -> int:
-    """The address of rows [T, ...], each of which is contiguous."""
+    """Return the address of rows [T, ...], each of which must be contiguous."""
     size, is_dense = 1, rows.stride(0) >= 0
     for length, stride in zip(rows.shape[:0:-1], rows.stride()[:0:-1], strict=True):
         is_dense = is_dense and (stride == size or length == 1)

@@ -1,6 +1,6 @@
 """Sampling kernels for rows of logits: masks, argmax, samples, and ranks of given tokens.
 
-Rows are float32 and as wide as whole blocks of `COLUMNS`, unless it is said otherwise. The order of the fields is that
+Unless stated otherwise, rows are float32, and their width is a multiple of `COLUMNS`. The order of the fields is that
 of sources/sampling.h.
 """
 
@@ -18,9 +18,9 @@ from bridle.cpu_kernels.kernels import Kernels, check_tensor
 from bridle.cpu_kernels.threads import is_parallel
 from bridle.errors import InternalError
 
-#: Columns come in blocks of as many.
+#: Number of columns in a block.
 COLUMNS = 256
-#: The most of the best tokens that are looked for.
+#: Maximum number of best tokens that kernels find.
 MAX_BEST = 128
 _MAX_NUMBERS = 1 << 31
 
@@ -54,15 +54,15 @@ class CSurvey(ctypes.Structure):
 
 class Cuts(NamedTuple):
     """Filters of each row, after its largest logit was subtracted and temperature applied. They keep the best `top_k`
-    tokens (0: all). Of these, a token stays while the better ones hold less than `top_p` of the total weight. Nothing
-    below a floor stays."""
+    tokens (0: all). Of these, a token is kept while the better ones hold less than `top_p` of the total weight. Tokens
+    below a floor are removed."""
 
     top_k: Sequence[int]
     top_p: Sequence[float]
     floors: Tensor  # float32 [n]
 
     def check(self, count: int) -> None:
-        """Raise `InternalError` if they are not for `count` rows."""
+        """Raise `InternalError` if the filters are not for `count` rows."""
         check_tensor(self.floors, torch.float32, count, "floors")
         if len(self.top_k) != count or len(self.top_p) != count or not all(0 <= k <= MAX_BEST for k in self.top_k):
             raise InternalError(f"cuts of {len(self.top_k)} rows, {count} are drawn from; top_k {list(self.top_k)}")
@@ -78,8 +78,8 @@ class SamplingKernels:
         self._search = found.function("bridle_search", POINTER(CSearch), c_int, c_int)
 
     def allow(self, work: Tensor, where: Sequence[int], masks: Sequence[bytes]) -> None:
-        """Write -inf over what the masks of rows `where` of `work` [R, W] do not allow. Bit i of a mask's bytes, the
-        lowest first, allows token i; what is beyond its end is forbidden."""
+        """Set logits to -inf where the masks of rows `where` of `work` [R, W] forbid a token. Bit i of a mask's bytes,
+        the lowest first, allows token i. Tokens beyond the mask's end are forbidden."""
         _, columns = _shape(work)
         index, bits, sizes = _masked(where, masks, work)
         pointers = (work.data_ptr(), index.data_ptr(), addressof(bits), sizes.data_ptr())
@@ -115,9 +115,9 @@ class SamplingKernels:
         uniform: Tensor,
         cuts: Cuts | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens [n] sampled from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the weights
-        that they were sampled from. Each row has its largest logit and its temperature, float32 [n], and a number in
-        [0, 1), float64 [n]."""
+        """Return tokens [n] sampled from rows `where` of logits `work` [R, W], and the totals [n, 1], float64, of the
+        weights that they were sampled from. Each row has its largest logit and its temperature, float32 [n], and a
+        number in [0, 1), float64 [n]."""
         num_rows, columns = _shape(work)
         count = len(where)
         if not all(0 <= row < num_rows for row in where):
@@ -140,8 +140,8 @@ class SamplingKernels:
         return tokens, totals
 
     def totals(self, work: Tensor, largest: Tensor) -> Tensor:
-        """The totals [R, 1] that a draw at temperature 1 from `work` [R, W] counts; `largest` [R] are its largest
-        values."""
+        """Return the totals [R, 1] of the weights for sampling at temperature 1 from `work` [R, W]; `largest` [R] are
+        its largest values."""
         num_rows, _ = _shape(work)
         ones, zeros = torch.ones(num_rows, dtype=torch.float32), torch.zeros(num_rows, dtype=torch.float64)
         return self.draw(work, range(num_rows), largest, ones, zeros)[1]
@@ -167,7 +167,7 @@ class SamplingKernels:
 
 
 def _masked(where: Sequence[int], masks: Sequence[bytes | None], work: Tensor) -> tuple[Tensor, Any, Tensor]:
-    """Indices, pointers to masks and their sizes, for rows `where` of `work`."""
+    """Return indices, pointers to masks and their sizes, for rows `where` of `work`."""
     if len(where) != len(masks) or not all(0 <= row < work.shape[0] for row in where):
         raise InternalError(f"{len(masks)} masks of rows {list(where)} of {work.shape[0]}")
     pointers = (c_char_p * len(masks))(*masks)  # keeps the masks alive

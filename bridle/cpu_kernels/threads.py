@@ -1,9 +1,10 @@
 """Number of compute threads, and torch limited to one of them while kernels do the work.
 
-torch's workers of OpenMP look out for work for some milliseconds after each parallel operation. The kernels' own pool
-computes at that time. With as many threads as processors, two threads then share one: a token of a 0.5B model took 18
-ms in place of 12. So torch computes alone around the kernels. Its setting is for all threads of a process that have not
-computed yet; OpenMP's own is for the calling thread, which is the one needed here.
+torch's OpenMP workers busy-wait for work for some milliseconds after each parallel operation. The kernels' own pool
+computes at that time. With as many threads as processors, two threads then share a processor: a token of a 0.5B model
+took 18 ms instead of 12. So torch is limited to one thread around the kernels. torch's own setting applies to all
+threads of a process that have not computed yet. OpenMP's setting applies only to the calling thread, which is needed
+here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _held = local()
 
 
 def num_threads() -> int:
-    """Return the number of compute threads of the calling thread, whether torch is limited to one or not."""
+    """Return the number of compute threads of the calling thread, also while torch is limited to one."""
     found: int = getattr(_held, "threads", 0)
     return found or torch.get_num_threads()
 
@@ -32,7 +33,8 @@ def is_parallel() -> int:
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """Operations of torch in the calling thread wake no others, as far as that can be said. May be nested."""
+    """Limit torch's operations in the calling thread to one thread in this block, if the platform supports it. May be
+    nested."""
     threads, set_threads = torch.get_num_threads(), _setter()
     if threads == 1 or set_threads is None:
         yield
@@ -48,7 +50,8 @@ def torch_alone() -> Iterator[None]:
 
 @cache
 def _setter() -> Callable[[int], None] | None:
-    """OpenMP's own function, if torch computes by it; None where torch has other threads (macOS's, Windows')."""
+    """Return OpenMP's function that sets the number of threads; None if torch uses other threads (on macOS or
+    Windows)."""
     try:
         function = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):

@@ -1,7 +1,8 @@
-"""GGUF files: reads them with distrust, writes them, and separates them into a configuration, a tokenizer and weights.
+"""GGUF files: reads them as untrusted input, writes them, and separates them into a configuration, a tokenizer and
+weights.
 
-This package knows no model class or executor; `bridle.model` puts the tensors into one. A file is mapped, never
-executed; what its header claims is checked against what the file holds before a single number is read.
+This package does not know model classes or executors; `bridle.model` puts the tensors into a model. A file is read,
+never executed. The claims of its header are checked against the file's contents before any value is read.
 """
 
 from bridle.gguf.reader import GgufFile, TensorEntry, open_gguf

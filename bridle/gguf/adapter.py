@@ -1,7 +1,8 @@
-"""A LoRA adapter in a GGUF file as a folder such as PEFT saves, so that everything that reads those reads it too.
+"""Converts a LoRA adapter in a GGUF file to a folder in PEFT's format, so that code that reads PEFT folders can read
+it.
 
-A file names tensors as llama.cpp does, and has the rows of queries and keys in its order. It does not say how many
-heads the model has, so the model's configuration is needed to undo that.
+The file uses llama.cpp's names of tensors, and its order of the rows of queries and keys. It does not have the number
+of heads, so the model's configuration is needed to restore the order.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def unpack_adapter(path: Path, config: Mapping[str, Any]) -> Path:
-    """The folder of the adapter in file `path`, for a model with the fields `config` in its `config.json`. Raises
-    `AdapterRefused` with the reason."""
+    """Return the folder of the adapter in file `path`, for a model with the fields `config` in its `config.json`.
+    Raises `AdapterRefused` with the reason."""
     path = path.expanduser().resolve()
     try:
         model = GgufModel([open_gguf(path)])
@@ -68,7 +69,7 @@ def _check_kind(model: GgufModel, config: Mapping[str, Any]) -> GgufFamily:
 
 
 def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """The two files of the folder."""
+    """Return the contents of the folder's two files."""
     alpha = model.real("adapter.lora.alpha", 0.0)
     weights: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
@@ -85,14 +86,14 @@ def _files(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> d
         "lora_alpha": alpha or rank,
         "target_modules": sorted({layer.rpartition(".")[2] for layer in ranks}),
         "rank_pattern": {layer: own for layer, own in ranks.items() if own != rank},
-        # Without an alpha llama.cpp adds what the tensors say, whatever their rank.
+        # Without an alpha, llama.cpp adds the product of the tensors unscaled, for any rank.
         "alpha_pattern": {} if alpha else {layer: own for layer, own in ranks.items() if own != rank},
     }
     return {_CONFIG: json.dumps(settings).encode(), _WEIGHTS: save(weights, metadata={"format": "pt"})}
 
 
 def _pairs(model: GgufModel, family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each layer with its A [rank, in] and B [out, rank], rows in the library's order."""
+    """Yield each layer with its A [rank, in] and B [out, rank], rows in the order of transformers."""
     places = dict(places_of(family, config))
     for name in model.tensors:
         stem = name.removesuffix(_A).removesuffix(_B)
@@ -118,7 +119,7 @@ def _ordered(matrix: Tensor, order: Order, dim: int, config: Mapping[str, Any]) 
 
 
 def places_of(family: GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, TensorRule]]]:
-    """The file's names of layers -> the library's, and their rules."""
+    """Yield the file's names of layers with their names in transformers and their rules."""
     num_layers = int(config.get("num_hidden_layers") or len(config.get("layers_block_type") or ()))
     for rule in family.rules:
         if "{}" in rule.model and len(rule.file) == 1 and "norm" not in rule.model:

@@ -1,4 +1,4 @@
-"""Bytes of a GGUF file: read from where they are asked for, and in order, as far as the file really has them."""
+"""Bytes of a GGUF file: at any offset, or in order. Every read is checked against the size of the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _U32, U64 = Struct("<I"), Struct("<Q")
 
 
 class PlainFile:
-    """A plain file that stays open for as long as somebody holds this."""
+    """A plain file that stays open as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +31,7 @@ class PlainFile:
         self._lock = Lock()
 
     def read_into(self, target: memoryview, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; returns how many there were."""
+        """Fill `target` with the bytes from `start` on; return the number of bytes read."""
         done = 0
         try:
             with self._lock:
@@ -44,26 +44,27 @@ class PlainFile:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open without waiting, should a pipe have taken the file's place."""
+    """Open without waiting, in case a pipe has replaced the file."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 class ByteReader:
-    """A position in the file. Each step first says how many bytes it needs, and is refused if they are not there."""
+    """A position in the file. Each step first states the number of bytes that it needs, and raises an error if the file
+    has fewer."""
 
     def __init__(self, file: PlainFile) -> None:
         self.path, self.size = file.path, file.size
         self.at = 0
         self._file = file
-        self._bytes = bytearray()  # the file's beginning, as far as it was needed
+        self._bytes = bytearray()  # the file's beginning, as far as it was read
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from `start` to `end`, which the file has."""
+        """Return the bytes from `start` to `end`, which must be in the file."""
         self._fetch(end)
         return bytes(memoryview(self._bytes)[start:end])
 
     def _fetch(self, end: int) -> None:
-        """Have the file in memory up to `end`, and some more in advance."""
+        """Read the file into memory up to `end`, and some bytes in advance."""
         have = len(self._bytes)
         if end <= have:
             return
@@ -76,7 +77,7 @@ class ByteReader:
         return UnsupportedModel(f"{self.path} is damaged: {what}")
 
     def skip(self, size: int, what: str) -> int:
-        """Move on by `size` bytes; returns where they begin."""
+        """Move on by `size` bytes; return the offset of the skipped bytes."""
         start = self.at
         if size > self.size - start:
             raise self.fail(f"{what} needs {size} bytes at byte {start}, and the file ends at {self.size}")
@@ -84,13 +85,13 @@ class ByteReader:
         return start
 
     def stretch(self, start: int, least: int, what: str) -> bytes:
-        """At least the given number of bytes from `start` on."""
+        """Return at least `least` bytes from `start` on."""
         if start + least > self.size:
             raise self.fail(f"{what} reaches beyond the end of the file")
         return self.read(start, min(start + max(least, READ_AHEAD_BYTES), self.size))
 
     def read_next(self, size: int, what: str) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         start = self.skip(size, what)
         return self.read(start, start + size)
 
@@ -101,7 +102,7 @@ class ByteReader:
         return int(U64.unpack(self.read_next(8, what))[0])
 
     def text(self, limit: int, what: str) -> str:
-        """A string of at most `limit` bytes. Bytes that are no UTF-8 become U+FFFD."""
+        """Return a string of at most `limit` bytes. Bytes that are not UTF-8 become U+FFFD."""
         size = self.u64(what)
         if size > limit:
             raise self.fail(f"{what} has {size} bytes; at most {limit} are read")

@@ -1,8 +1,9 @@
-"""Packed blocks to numbers: the common types by `bridle.cpu_kernels`, older ones here, the rare ones by the `gguf`
-package.
+"""Decodes quantized blocks to floats: common types by `bridle.cpu_kernels`, older types in this module, rare types by
+the `gguf` package.
 
-Every type here stores some bits per number and a scale or two per block; the layouts are those of ggml. Bytes come in
-as [rows, bytes per row], numbers go out as float32 [rows, numbers per row], the same ones that llama.cpp computes with.
+Every type in this module stores some bits per value and one or two scales per block; the layouts are those of ggml. The
+input is bytes [rows, bytes per row], and the output float32 [rows, values per row]. llama.cpp computes with the same
+values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from bridle.gguf.format import TYPES_BY_NAME
 
 
 def decode_blocks(kind: str, rows: Tensor) -> Tensor:
-    """uint8 [R, bytes] of type `kind` -> float32 [R, numbers]. Raises `UnsupportedModel` for types without numbers."""
+    """Decode uint8 [R, bytes] of type `kind` to float32 [R, values]. Raises `UnsupportedModel` for types that cannot be
+    decoded."""
     if kind in TYPES:
         return dequantize(TYPES[kind], rows)
     decode = _DECODERS.get(kind)
@@ -30,7 +32,7 @@ def decode_blocks(kind: str, rows: Tensor) -> Tensor:
     return decode(blocks).reshape(rows.shape[0], -1)
 
 
-#: Types that the `gguf` package turns into numbers.
+#: Types that the `gguf` package decodes.
 RARE = frozenset(
     {
         *("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"),
@@ -51,12 +53,12 @@ def _decode_rare(kind: str, rows: Tensor) -> Tensor:
 
 
 def _half(pair: Tensor) -> Tensor:
-    """[B, 2] bytes -> float32 [B, 1]"""
+    """Convert bytes [B, 2] of half precision to float32 [B, 1]."""
     return pair.contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[B, ..., n] bytes -> [B, ..., 2 n]: all low halves, then all high ones."""
+    """Unpack bytes [B, ..., n] to [B, ..., 2 n]: all low halves, then all high halves."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
@@ -68,12 +70,12 @@ def _bf16(blocks: Tensor) -> Tensor:
     return blocks.contiguous().view(torch.bfloat16).float()
 
 
-#: What four bits stand for in IQ4_NL.
+#: The values of the 16 codes of IQ4_NL.
 _NONLINEAR = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
 
 
 def _integers_iq4_nl(blocks: Tensor) -> Tensor:
-    """[B, 18] bytes -> int8 [B, 32]"""
+    """Decode bytes [B, 18] of IQ4_NL to int8 [B, 32]."""
     return _NONLINEAR[_nibbles(blocks[:, 2:]).int()]
 
 
@@ -81,12 +83,12 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
     return _integers_iq4_nl(blocks).float() * _half(blocks[:, :2])
 
 
-#: Numbers of four bits with a sign, an exponent of two bits and one more bit, doubled.
+#: The values of four-bit floats with a sign, an exponent of two bits and a mantissa bit, doubled.
 _DOUBLED_FP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
 
 
 def _split_mxfp4(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, 17] bytes -> int8 [B, 32] and the exponents of their scales, int32 [B, 1]"""
+    """Decode bytes [B, 17] to int8 [B, 32] and the exponents of their scales, int32 [B, 1]."""
     return _DOUBLED_FP4[_nibbles(blocks[:, 1:]).long()], blocks[:, :1].int() - 128
 
 
@@ -96,9 +98,9 @@ def _mxfp4(blocks: Tensor) -> Tensor:
 
 
 def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
-    """uint8 [R, bytes] of type `kind` as blocks of Q8_0 that stand for the very same numbers; None if there are
-    none. The values of IQ4_NL and MXFP4 are integers with a scale. Half precision cannot represent all scales of
-    MXFP4."""
+    """Return uint8 [R, bytes] of type `kind` as blocks of Q8_0 with exactly the same values; None if Q8_0 cannot
+    represent them. The values of IQ4_NL and MXFP4 are integers with a scale. Half precision cannot represent all scales
+    of MXFP4."""
     if kind == "IQ4_NL":
         blocks = rows.reshape(-1, 18)
         return _as_q8_0(blocks[:, :2], _integers_iq4_nl(blocks), rows)
@@ -113,7 +115,7 @@ def exact_q8_0(kind: str, rows: Tensor) -> Tensor | None:
 
 
 def _as_q8_0(scales: Tensor, integers: Tensor, rows: Tensor) -> Tensor:
-    """The bytes of half-precision scales [B, 2] and int8 [B, 32], in as many rows as `rows`"""
+    """Return the bytes of half-precision scales [B, 2] and int8 [B, 32], in the number of rows that `rows` has."""
     return torch.cat((scales, integers.view(torch.uint8)), 1).reshape(rows.shape[0], -1)
 
 

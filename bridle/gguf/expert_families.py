@@ -1,10 +1,10 @@
-"""Families with experts of 2025 and later, whose files say most of their properties as plain fields."""
+"""Families with experts of 2025 and later, whose files have most of their properties as plain fields."""
 
 from bridle.gguf import rules as r
 from bridle.gguf.family import GgufFamily
 from bridle.gguf.fields import Field
 
-#: Layers with experts and without, by the library's name and by their tensors.
+#: Layers with and without experts: the field in transformers, and the tensors that show the kind of a layer.
 DENSE_OR_SPARSE = ("mlp_layer_types", (("ffn_gate_inp.weight", "sparse"), ("ffn_gate.weight", "dense")))
 COUNTS = (
     Field("expert_count", "num_experts"),

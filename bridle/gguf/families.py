@@ -1,5 +1,5 @@
-"""The architectures of GGUF files and the families of the library that they are: names of tensors and fields of
-configurations, both ways. One table serves reading and writing.
+"""The architectures of GGUF files and their families in transformers: names of tensors and fields of configurations.
+The same table is used for reading and writing.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ FAMILIES = (
     *EXPERT_FAMILIES,
     *RECURRENT_FAMILIES,
     *OLDER_FAMILIES,
-    # The texts of models that see: three numbers of a position are the same for each of their tokens.
+    # Text parts of vision models: a text token has the same number three times as its position.
     GgufFamily("qwen2vl", "qwen2", (*r.PLAIN, *r.GATED), reads=("three positions",), is_alias=True),
     GgufFamily("qwen3vl", "qwen3", (*r.PLAIN, *r.head_norms(), *r.GATED), reads=("three positions",), is_alias=True),
     GgufFamily(
@@ -220,7 +220,7 @@ FAMILIES = (
         reads=("expert sizes", "even experts", "three positions"),
         is_alias=True,
     ),
-    # Models that the library lacks, which compute what Granite or Llama does.
+    # Models that transformers lacks, which compute the same as Granite or Llama.
     GgufFamily(
         "minicpm",
         "granite",
@@ -235,7 +235,7 @@ FAMILIES = (
 
 BY_MODEL_TYPE = {family.model_type: family for family in FAMILIES if not family.is_alias}
 
-#: Tensors that describe the rotation of positions, and tensors that are not needed here.
+#: Tensors that describe the scaling of rotary positions, and tensors that bridle does not need.
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 

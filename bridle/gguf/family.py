@@ -1,4 +1,4 @@
-"""An architecture of GGUF files and the family of the library that it is."""
+"""An architecture of GGUF files and its model family in transformers."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any, Literal
 from bridle.gguf.fields import Field
 from bridle.gguf.rules import TensorRule
 
-#: How files describe attention: as usual; as one vector per token, see `bridle.gguf.mla`; with sizes that differ from
-#: layer to layer, see `bridle.gguf.mixed_layers` and `bridle.gguf.varied_layers`; or not at all, if a model has none.
+#: The way in which files describe attention: as usual; as one vector per token, see `bridle.gguf.mla`; with sizes that
+#: differ between layers, see `bridle.gguf.mixed_layers` and `bridle.gguf.varied_layers`; or not at all, if a model has
+#: no attention.
 Layout = Literal["", "latent", "mixed", "varied", "paired kinds", "whole latent", "none"]
-#: A field with the kind of each layer, and the tensors by which kinds are known.
+#: A field with the kind of each layer, and the tensors that show the kind of a layer.
 Kinds = tuple[str, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """An architecture: the library's name of it, its tensors, and its further properties."""
+    """An architecture: its name in transformers, its tensors, and its further properties."""
 
     arch: str
     model_type: str
     rules: tuple[TensorRule, ...]
     layer_norm: str = ""  # the configuration's field, if norms are not RMS norms
-    norm_field: str = "rms_norm_eps"  # the same if they are
-    norm_eps: float = 0.0  # of layer norms, if the library has it as a constant
+    norm_field: str = "rms_norm_eps"  # the configuration's field for RMS norms
+    norm_eps: float = 0.0  # of layer norms, if transformers has a constant
     reads: tuple[str, ...] = ()  # names of the further properties: see `bridle.gguf.traits`
     fields: tuple[Field, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()  # fields with one value in all files
-    lacks: frozenset[str] = frozenset()  # common keys that its files do not have, or in another form
+    lacks: frozenset[str] = frozenset()  # common keys that its files lack, or store in another form
     kinds: tuple[Kinds, ...] = ()
-    lists_heads: bool = False  # files have the number of key heads of each layer, 0 where there is no attention
+    lists_heads: bool = False  # files have the number of key heads of each layer, 0 for layers without attention
     layout: Layout = ""
-    is_alias: bool = False  # files of it are read as another architecture's model, and not written
+    is_alias: bool = False  # files of it are read as another architecture, and never written
 
     @property
     def has_rotation(self) -> bool:

@@ -1,4 +1,4 @@
-"""Helpers shared by all parts of reading and writing configurations."""
+"""Helper functions for reading and writing configurations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridle.errors import UnsupportedModel
 from bridle.gguf.shards import GgufModel
 
 Config = dict[str, Any]
-#: Takes a key without the architecture, and its value.
+#: Writes a key, given without the architecture, and its value.
 Put = Callable[[str, Any], None]
 Reader = Callable[[GgufModel, str, Config], None]
 Writer = Callable[[Any, Put], None]
@@ -21,20 +21,20 @@ MAX_SIDE = 1 << 24
 
 
 def head_dim(config: Any) -> int:
-    """Numbers of one head."""
+    """Return the number of values of one head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def read_nothing(model: GgufModel, arch: str, config: Config) -> None:
-    """The reader of a property that a file does not have."""
+    """Read no field: the reader of a property that files do not have."""
 
 
 def write_nothing(config: Any, put: Put) -> None:
-    """The writer of a property that is read from fields which others write."""
+    """Write no key: the writer of a property that follows from fields which other writers write."""
 
 
 def key_heads(config: Any) -> int:
-    """Heads of keys, which older families call differently, or of which they have as many as of queries."""
+    """Return the number of key heads. Older families have another field for it, or as many key heads as query heads."""
     if getattr(config, "new_decoder_architecture", False):
         return int(config.num_kv_heads)
     if getattr(config, "multi_query", False):
@@ -43,15 +43,15 @@ def key_heads(config: Any) -> int:
 
 
 def has(model: GgufModel, name: str) -> bool:
-    """Return whether some layer has a tensor of that name."""
+    """Return whether a layer has a tensor called `name`."""
     return f"blk.0.{name}" in model.tensors or any(
         each.startswith("blk.") and each.split(".", 2)[2:] == [name] for each in model.tensors
     )
 
 
 class Field(NamedTuple):
-    """A field of the library's configuration that a file has under a key of its own. `kind` is int, float or bool;
-    without a `default` the file must have it."""
+    """A field of the transformers configuration that a file has under its own key. `kind` is int, float or bool.
+    Without a `default` the file must have the key."""
 
     key: str
     name: str
@@ -69,7 +69,7 @@ class Field(NamedTuple):
 
 
 def by_layer(model: GgufModel, key: str, count: int, default: int | None = None) -> list[int]:
-    """A number of each layer, of which a file has one for all or a list."""
+    """Return a number for each layer. A file has one number for all layers, or a list."""
     value = model.metadata.get(key)
     if not isinstance(value, np.ndarray):
         return [model.integer(key, default, 0, MAX_SIDE)] * count
@@ -80,7 +80,8 @@ def by_layer(model: GgufModel, key: str, count: int, default: int | None = None)
 
 
 def one_of(model: GgufModel, key: str, numbers: list[int]) -> int:
-    """The number of the layers that have one. Raises `UnsupportedModel` if these differ."""
+    """Return the number that all layers with a number other than 0 have. Raises `UnsupportedModel` if these layers
+    differ."""
     found = {number for number in numbers if number}
     if len(found) != 1:
         raise UnsupportedModel(f"{model.path}: {key} differs from layer to layer, or is 0 in all of them")

@@ -1,8 +1,8 @@
-"""A GGUF file as a model folder: configuration, tokenizer and chat template are written out as the usual files, and the
-weights stay in the GGUF file. A vision tower in a file next to it (`mmproj`) belongs to the model.
+"""A GGUF file as a model folder: configuration, tokenizer and chat template are written as the usual files, and the
+weights stay in the GGUF file. A vision tower in a file next to the GGUF file (`mmproj`) belongs to the model.
 
-A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders lie in the
-user's cache, and everything in them can be made anew.
+A folder is named after a digest of the file's header, so that the same file is unpacked once. The folders are in the
+user's cache, and can be deleted and made again.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from bridle.gguf.vocabulary import GgufVocabulary, read_vocabulary
 
 _log = logging.getLogger(__name__)
 
-#: The file that names the GGUF file whose weights a folder stands for.
+#: The file in a folder that names the GGUF file with the weights.
 POINTER = "gguf.json"
-#: The field of a configuration that says why torch cannot compute the model.
+#: The field of a configuration that has the reason why torch cannot compute the model.
 REFUSED = "bridle_refused"
-#: The version of the folders' contents: a change makes all of them anew.
+#: The version of the folders' contents. After a change of it, all folders are made again.
 _EDITION = b"4"
 _MAX_LINKS = 4096
 
 
 def is_unpacked(path: Path) -> bool:
-    """Return whether `unpack` has nothing to do for a file."""
+    """Return whether a file was already unpacked, so that `unpack` does no work."""
     return _known_folder(_named(path), tower_beside(_named(path))) is not None
 
 
 def _named(path: Path) -> Path:
-    return path.parent.resolve() / path.name  # the hub's cache links to files whose names say nothing
+    return path.parent.resolve() / path.name  # the hub's cache has links to files with meaningless names
 
 
 def unpack(path: Path, tower: Path | None = None) -> Path:
-    """The folder of the model in GGUF file `path`, with the vision tower in `tower`. Without one, a file next to the
-    model is used if it is the only one and fits. Raises `UnsupportedModel`."""
+    """Return the folder of the model in GGUF file `path`, with the vision tower in `tower`. Without `tower`, a tower
+    file next to the model is used if there is only one and it fits the model. Raises `UnsupportedModel`."""
     path = _named(path)
     given = tower is not None
     tower = tower_beside(path) if tower is None else _named(tower)
@@ -63,7 +63,7 @@ def unpack(path: Path, tower: Path | None = None) -> Path:
 
 
 def _known_folder(path: Path, tower: Path | None) -> Path | None:
-    """The folder of a file that was not changed since it was unpacked: its header is not read again."""
+    """Return the folder of a file that has not changed since it was unpacked. The file's header is not read again."""
     state = _state(path, tower)
     name = None if state is None else _names().read_text(_place_of(path, state))
     folder = None if name is None else cache_folder() / Path(name.decode()).name
@@ -79,7 +79,7 @@ def _place_of(path: Path, state: list[list[Any]]) -> Path:
 
 
 def _state(path: Path, tower: Path | None) -> list[list[Any]] | None:
-    """The files of a model, with sizes and times of change; None if they are not there."""
+    """Return the files of a model with sizes and times of change; None if they do not exist."""
     try:
         states = [(piece, piece.stat()) for piece in (*pieces_of(path), *([] if tower is None else [tower]))]
     except OSError:
@@ -109,7 +109,8 @@ def _unpack(path: Path, tower: Path | None, is_given: bool) -> Path:
 
 
 def _config(model: GgufModel) -> dict[str, Any]:
-    """The configuration. For an architecture that only llama.cpp computes, it says why other backends refuse it."""
+    """Return the configuration. For an architecture that only llama.cpp computes, it has the reason why other backends
+    refuse the model."""
     try:
         family = find_family(model)
     except UnsupportedModel as error:
@@ -119,18 +120,18 @@ def _config(model: GgufModel) -> dict[str, Any]:
 
 
 def cache_folder() -> Path:
-    """The cache folder for GGUF files."""
+    """Return the cache folder for GGUF files."""
     return file_cache.cache_folder() / "gguf"
 
 
 def weights_of(folder: Path) -> Path | None:
-    """The GGUF file that a folder of the cache stands for; None for any other folder, whatever files it brings."""
+    """Return the GGUF file of a folder in the cache; None for any other folder, whatever files it contains."""
     found = _pointer(folder)
     return None if found is None else Path(found["path"])
 
 
 def tower_of(folder: Path) -> Path | None:
-    """The GGUF file with the vision tower of a folder of the cache; None if it has none."""
+    """Return the GGUF file with the vision tower of a folder in the cache; None if there is none."""
     found = _pointer(folder)
     return None if found is None or "tower" not in found else Path(found["tower"])
 
@@ -156,8 +157,8 @@ def is_adapter_file(source: str) -> bool:
 
 
 def _name_of(model: GgufModel, files: Sequence[GgufFile]) -> str:
-    """The folder's name, from the headers' bytes and the files' paths: a copy elsewhere may be changed
-    independently."""
+    """Return the folder's name, a digest of the headers' bytes and the files' paths. Paths are included because a copy
+    in another folder may be changed independently."""
     digest = hashlib.blake2b(_EDITION, digest_size=12)
     for file in files:
         digest.update(str(file.path).encode())
@@ -183,8 +184,8 @@ def _files(path: Path, config: dict[str, Any], vocabulary: GgufVocabulary, more:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:
-    """Make `folder` with all of `files` or none, of which `mark` tells that it is one: another process may be doing the
-    same."""
+    """Make `folder` with all of `files` or none. The file `mark` shows that the folder is complete, because another
+    process may be making the same folder."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as made:
@@ -195,7 +196,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes], mark: str) -> None:
             try:
                 draft.rename(folder)
             except OSError:
-                if not (folder / mark).is_file():  # not made by somebody else meanwhile
+                if not (folder / mark).is_file():  # no other process has made it meanwhile
                     raise
     except OSError as error:
         raise UnsupportedModel(

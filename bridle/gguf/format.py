@@ -1,7 +1,7 @@
-"""The numbers of the GGUF format: its magic, the types of its values, the types of its tensors and their block sizes.
+"""The constants of the GGUF format: its magic, the types of its values, the types of its tensors and their block sizes.
 
-A tensor type packs `values` numbers into `size` bytes, always along a row. The names are those that people use in file
-names and that llama.cpp prints.
+A tensor type packs `values` values into `size` bytes, always along a row. The names are those of llama.cpp, which are
+also usual in file names.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY, BOOL = 8, 9, 7
-#: Type number of a value -> struct code.
+#: Struct code by the type number of a value.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
 
 class TensorType(NamedTuple):
-    """Packing of values: `values` of them take `size` bytes."""
+    """Packing of a tensor type: `values` values take `size` bytes."""
 
     name: str
     values: int
     size: int
 
 
-#: Type number of a tensor -> its name and packing.
+#: Name and packing by the type number of a tensor.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -61,5 +61,5 @@ TENSOR_TYPES = {
 }
 TYPES_BY_NAME = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
-#: Types whose numbers are plain floating point.
+#: Types whose values are plain floating point.
 FLOATS = ("F32", "F16", "BF16")

@@ -1,5 +1,5 @@
-"""Tensors whose form in a file differs from that in the library's models, converted both ways. A file may add one to a
-tensor, transpose it, cut it into several or reshape it. It may also hold what a model computes from the tensor.
+"""Converts tensors whose form in a file differs from that in transformers, in both directions. A file may add 1 to a
+tensor, transpose it, split it or reshape it. The file may also hold values that a model computes from the tensor.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from bridle.gguf.mla import cut_latent, joined_latent
 from bridle.gguf.rows import file_order
 from bridle.gguf.rules import TensorRule
 
-#: Changes of weights that leave a bias as it is.
+#: Changes that apply to weights but not to biases.
 _OF_WEIGHTS = ("offset", "conv", "column", "groups")
 
 
 def library_form(rule: TensorRule, parts: Sequence[Tensor], shape: tuple[int, ...], suffix: str) -> Tensor:
-    """The library's tensor of `parts` in the file, with rows in the file's order. Raises `RuntimeError`, `IndexError`
-    or `ValueError` if these do not fit each other."""
+    """Return the tensor of transformers made of `parts` in the file, with rows in the file's order. Raises
+    `RuntimeError`, `IndexError` or `ValueError` if the shapes of parts do not fit together."""
     tensor = _joined(rule, parts)
     if rule.change == "slice":
         return tensor[int(rule.model.rpartition(".")[2])].clone()
@@ -45,7 +45,7 @@ def _joined(rule: TensorRule, parts: Sequence[Tensor]) -> Tensor:
         return parts[0]
     if rule.change == "latent":
         return joined_latent(parts[0], parts[1])
-    if rule.change == "woven":  # [E, n, ...] of gates and of values, their rows in turns
+    if rule.change == "woven":  # [E, n, ...] of gates and of values, whose rows alternate
         return torch.stack(list(parts), 2).flatten(1, 2)
     if rule.change == "conv":
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
@@ -59,7 +59,7 @@ def _logarithm(decay: Tensor) -> Tensor:
 
 
 def file_forms(rule: TensorRule, tensor: Tensor, suffix: str, config: Any) -> Sequence[Tensor]:
-    """The tensors of the file that the library's one is written as, in float32 if their numbers change."""
+    """Return the tensors of the file for a tensor of transformers, in float32 if their values change."""
     for dim, order in ((0, rule.order), (-1, rule.columns)):
         rows = file_order(order, tensor.shape[dim], config)
         tensor = tensor if rows is None else tensor.index_select(dim, rows.to(tensor.device))
@@ -90,7 +90,7 @@ def _changed(change: str, tensor: Tensor, config: Any) -> Tensor:
 
 
 def num_groups(config: Any) -> int:
-    """Groups of a Mamba-2 layer, which families call differently."""
+    """Return the number of groups of a Mamba-2 layer, for which families have different field names."""
     return int(getattr(config, "mamba_n_groups", None) or config.n_groups)
 
 

@@ -10,7 +10,8 @@ from bridle.gguf.shards import GgufModel
 
 
 def _drop_heads(model: GgufModel, arch: str, config: Config, wanted: int) -> None:
-    """Drop fields that such a configuration lacks. Raises `UnsupportedModel` if heads are not as it implies."""
+    """Drop fields that such a configuration lacks. Raises `UnsupportedModel` if the heads differ from those that the
+    configuration implies."""
     found = (config.pop("num_key_value_heads"), config.pop("head_dim"))
     if found != (wanted, config["hidden_size"] // config["num_attention_heads"]):
         raise UnsupportedModel(f"{model.path}: {found[0]} heads of keys of {found[1]} numbers are not read for {arch}")
@@ -31,7 +32,7 @@ def _write_one_key_head(config: Any, put: Put) -> None:
 
 
 def _read_groups(model: GgufModel, arch: str, config: Config) -> None:
-    """Falcon's: one head of keys is a group as well."""
+    """Read Falcon's groups of heads: one key head is a group as well."""
     config |= {
         "new_decoder_architecture": True,
         "num_kv_heads": config["num_key_value_heads"],
@@ -59,7 +60,7 @@ def _write_four_times(config: Any, put: Put) -> None:
 
 
 def _read_biased_positions(model: GgufModel, arch: str, config: Config) -> None:
-    """MPT's, whose biases grow with the distance of two tokens."""
+    """Read MPT's positions, whose biases grow with the distance of two tokens."""
     most = model.real(f"{arch}.attention.max_alibi_bias", 0.0)
     if most <= 0 or most != int(most):
         raise UnsupportedModel(f"{model.path}: {arch}.attention.max_alibi_bias is {most}; must be a whole number")

@@ -1,4 +1,4 @@
-"""Families whose keys and values are made of one short vector per token: DeepSeek's and their kin."""
+"""Families whose keys and values are made of one short vector per token: DeepSeek and related families."""
 
 from bridle.gguf.expert_families import COUNTS, DENSE_OR_SPARSE, GROUPS
 from bridle.gguf.family import GgufFamily
@@ -13,7 +13,7 @@ _INDEX = (
 )
 
 _INDEX_KINDS = ("indexer_types", (("indexer.attn_q_b.weight", "full"), ("attn_output.weight", "shared")))
-#: Several versions of each row, which a layer mixes before it and after it.
+#: Rules of DeepSeek's several versions of each row, which a layer mixes before and after its computation.
 _MIXED_ROWS = tuple(
     rule
     for part in ("fn", "base", "scale")

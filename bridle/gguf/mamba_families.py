@@ -11,7 +11,7 @@ _FULL = "full_attention"
 
 
 def _mamba(prefix: str, *, has_norm: bool = True) -> tuple[TensorRule, ...]:
-    """A Mamba-2 layer."""
+    """Return the rules of a Mamba-2 layer."""
     norm = (layer(f"{prefix}.norm", "ssm_norm", "groups"),) if has_norm else ()
     return (
         layer(f"{prefix}.A_log", "ssm_a!", "decays"),
@@ -25,7 +25,7 @@ def _mamba(prefix: str, *, has_norm: bool = True) -> tuple[TensorRule, ...]:
 
 
 def _first_mamba(prefix: str) -> tuple[TensorRule, ...]:
-    """A layer of the first Mamba."""
+    """Return the rules of a layer of the first Mamba."""
     return (
         layer(f"{prefix}.A_log", "ssm_a!", "decay"),
         layer(f"{prefix}.D", "ssm_d!"),

@@ -1,5 +1,5 @@
-"""Gemma 4, whose layers with a sliding window and layers without one differ. They have other head sizes, other rotary
-angles and networks of other widths. The last layers use keys and values of earlier layers."""
+"""Gemma 4, whose layers with a sliding window and layers without one differ. The two kinds of layers have different
+head sizes, rotary angles and widths of networks. The last layers use keys and values of earlier layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARED = "attention.shared_kv_layers"
 
 
 def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
-    """Heads, networks, windows and shared layers."""
+    """Read heads, networks, windows and shared layers."""
     count = config["num_hidden_layers"]
     read_window_in_some(model, arch, config)
     full = [layer for layer in range(count) if config["layer_types"][layer] == _FULL]
@@ -46,7 +46,8 @@ def read_mixed(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_rotations(model: GgufModel, arch: str) -> Config:
-    """Layers without a window rotate the first numbers of a head alone: the divisors of others are huge."""
+    """Read the rotary positions. Layers without a window rotate only the first values of a head: the divisors of the
+    other frequencies are huge."""
     divisors = read_line(model, "rope_freqs.weight") if "rope_freqs.weight" in model.tensors else [1.0]
     width = model.integer(f"{arch}.attention.key_length_swa", low=1, high=MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count_swa", width, 1, width)
@@ -110,14 +111,14 @@ def write_mixed(config: Any, put: Put) -> None:
 
 
 def divisors(config: Any) -> list[float]:
-    """Divisors of the frequencies of layers without a window, by which a file says which numbers rotate."""
+    """Return the divisors of the frequencies of layers without a window. They encode which values of a head rotate."""
     size = config.per_layer_config[list(config.layer_types).index(_FULL)].head_dim
     rotated = int(size * config.rope_parameters[_FULL]["partial_rotary_factor"] / 2)
     return [1.0] * rotated + [1e30] * (size // 2 - rotated)
 
 
 def unread_tensors(model: GgufModel) -> set[str]:
-    """Names of keys and values of layers that take those of others."""
+    """Return the names of the key and value tensors of layers that use the keys and values of other layers."""
     arch = model.text("general.architecture")
     shared = model.integer(f"{arch}.{_SHARED}", 0, 0, MAX_SIDE)
     last = model.integer(f"{arch}.block_count", low=1, high=MAX_SIDE)

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (MLA), as DeepSeek has it: keys and values are made from one short vector per token. Here
-are its sizes, and the matrix that makes them.
+"""Multi-head latent attention (MLA), as in DeepSeek's models: keys and values are made from one short vector per token.
+This module converts the sizes of MLA, and the matrix that makes keys and values.
 
-A file describes it as its reader computes it: as one key head that all queries share. So the matrix is cut in two, and
-the half that makes keys is transposed, head by head.
+A file describes MLA as llama.cpp computes it: as one key head that all queries share. So the matrix is split into two
+halves, and the half that makes keys is transposed for each head.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def read_latent(model: GgufModel, arch: str, config: Config) -> None:
-    """Sizes of heads. Files from before the matrix was cut say them under other names."""
+    """Read the sizes of heads. Files from before the matrix was split have the sizes under other keys."""
     key = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
     key = model.integer(f"{arch}.attention.key_length_mla", key, 1, MAX_SIDE)
-    value = config["hidden_size"] // config["num_attention_heads"]  # of MiniCPM 3, which says none
+    value = config["hidden_size"] // config["num_attention_heads"]  # of MiniCPM 3, whose files lack it
     value = model.integer(f"{arch}.attention.value_length", value, 1, MAX_SIDE)
     rotated = model.integer(f"{arch}.rope.dimension_count", low=1, high=MAX_SIDE)
     if rotated >= key:
@@ -52,7 +52,7 @@ def write_latent(config: Any, put: Put) -> None:
 
 
 def write_whole_latent(config: Any, put: Put) -> None:
-    """The same of a family whose files have the matrix as the library has it."""
+    """Write the sizes of heads of a family whose files have the matrix in the form of transformers."""
     put("attention.head_count_kv", int(config.num_key_value_heads))
     put("attention.key_length", int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim))
     put("attention.value_length", int(config.v_head_dim))
@@ -61,13 +61,13 @@ def write_whole_latent(config: Any, put: Put) -> None:
 
 
 def joined_latent(keys: Tensor, values: Tensor) -> Tensor:
-    """[H, rank, key] and [H, value, rank] -> [H (key + value), rank]"""
+    """Join the halves [H, rank, key] and [H, value, rank] to the matrix [H (key + value), rank]."""
     import torch
 
     return torch.cat((keys.mT, values), 1).flatten(0, 1)
 
 
 def cut_latent(matrix: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """The same, backwards; views."""
+    """Split the matrix into the two halves of `joined_latent`; returns views."""
     heads = matrix.view(config.num_attention_heads, -1, matrix.shape[-1])
     return heads[:, : config.qk_nope_head_dim].mT, heads[:, config.qk_nope_head_dim :]

@@ -11,7 +11,7 @@ from bridle.gguf.shards import GgufModel
 
 
 def _read_like_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Experts as wide as the layers without any would be."""
+    """Read the width of experts, which must equal the width of layers without experts."""
     width = model.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)
     if width != config["intermediate_size"]:
         raise UnsupportedModel(
@@ -32,13 +32,13 @@ def _write_clamped_gates(config: Any, put: Put) -> None:
 
 
 def read_draft_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Layers after those of the model, which guess further tokens, are not computed."""
+    """Exclude the layers after those of the model, which propose draft tokens. bridle does not compute them."""
     config["num_hidden_layers"] -= model.integer(f"{arch}.nextn_predict_layers", 0, 0, config["num_hidden_layers"] - 1)
     config["num_nextn_predict_layers"] = 0
 
 
 def draft_tensors(model: GgufModel, num_layers: int) -> set[str]:
-    """Names of the tensors of such layers, in a model of `num_layers` without them."""
+    """Return the names of the tensors of draft layers, in a model with `num_layers` layers without them."""
     arch = model.text("general.architecture")
     if not model.integer(f"{arch}.nextn_predict_layers", 0):
         return set()
@@ -47,7 +47,7 @@ def draft_tensors(model: GgufModel, num_layers: int) -> set[str]:
     return {name for name in model.tensors if name.startswith(prefixes)}
 
 
-#: Whole numbers of experts beside one that all tokens share: key -> field.
+#: Field by key for the number of shared experts, in addition to one that all tokens use.
 _SHARED_COUNTS = {
     "expert_count": "n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -83,7 +83,7 @@ def _write_shared_experts(config: Any, put: Put) -> None:
     put("expert_weights_norm", bool(config.norm_topk_prob))
 
 
-#: How experts are chosen, by the numbers that files use.
+#: The methods of choosing experts, by the numbers in files.
 SOFTMAX, SIGMOID = 1, 2
 
 
@@ -126,7 +126,7 @@ def _method(num_groups: int) -> str:
 
 
 def _read_shared_like_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Hunyuan's: one that all tokens share, as wide as the others."""
+    """Read Hunyuan's experts: one expert that all tokens share, as wide as the others."""
     config["num_experts"] = model.integer(f"{arch}.expert_count", low=1, high=1 << 16)
     config["moe_topk"] = model.integer(f"{arch}.expert_used_count", low=1, high=config["num_experts"])
     width = model.integer(f"{arch}.expert_shared_feed_forward_length", config["intermediate_size"], 0, MAX_SIDE)
@@ -144,7 +144,7 @@ def _write_shared_like_layers(config: Any, put: Put) -> None:
 
 
 def _write_dense_first(config: Any, put: Put) -> None:
-    """Write how many layers without experts there are; files have these first."""
+    """Write the number of layers without experts; in files these are the first layers."""
     dense = list(config.mlp_layer_types).count("dense")
     if list(config.mlp_layer_types) != ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense):
         raise UnsupportedModel("a GGUF file of this family has layers without experts first; this model differs")
@@ -159,7 +159,7 @@ def _write_shared_width(config: Any, put: Put) -> None:
 
 
 def _read_shared_by_width(model: GgufModel, arch: str, config: Config) -> None:
-    """Read the number of experts that all tokens share. A file has their width together."""
+    """Read the number of experts that all tokens share. A file has their total width."""
     width = model.integer(f"{arch}.{_SHARED_WIDTH}", 0, 0, MAX_SIDE)
     if width % config["moe_intermediate_size"]:
         raise UnsupportedModel(f"{model.path}: shared experts have {width} numbers, which are no whole experts")
@@ -185,7 +185,8 @@ _CHOICES = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 
 
 def _read_average(model: GgufModel, arch: str, config: Config) -> None:
-    """Command A+'s: the average of chosen experts and those that all tokens share; layers without any are wider."""
+    """Read Command A+'s experts: the results of chosen and shared experts are averaged. Layers without experts are
+    wider."""
     kind = model.integer(f"{arch}.expert_gating_func", SIGMOID, SOFTMAX, SIGMOID)
     config["expert_selection_fn"] = _CHOICES[kind]
     width = model.integer(f"{arch}.feed_forward_length", config["intermediate_size"], 1, MAX_SIDE)
@@ -199,7 +200,7 @@ def _write_average(config: Any, put: Put) -> None:
         put(_SHARED_WIDTH, int(config.intermediate_size) * int(config.num_shared_experts))
 
 
-#: Experts of Llama 4's largest model, which alone has no norms of queries and keys.
+#: Number of experts of Llama 4's largest model, the only one without norms of queries and keys.
 _WITHOUT_NORMS = 128
 
 

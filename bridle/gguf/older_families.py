@@ -10,7 +10,7 @@ _UNROTATED = _NO_WIDTH | {"rope"}
 
 
 def _layers(prefix: str, *rules: TensorRule) -> tuple[TensorRule, ...]:
-    """Rules of layers that the library has under `prefix`."""
+    """Return rules of layers that are under `prefix` in transformers."""
     return moved(rules, "model.layers", prefix)
 
 
@@ -23,7 +23,7 @@ def _top(prefix: str, embedding: str, norm: str) -> tuple[TensorRule, ...]:
 
 
 def _joined(names: str, order: Order = "", change: Change = "") -> tuple[TensorRule, ...]:
-    """A layer's four matrices, by the library's names of them."""
+    """Return the rules of a layer's four matrices, by their names in transformers."""
     files = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
     return tuple(
         layer(name, file, change, order if file == "attn_qkv" else "")

@@ -43,7 +43,7 @@ _DEEPSEEK3_WORDS = (
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
-#: Runs of digits in groups of three, counted from their ends.
+#: Matches runs of digits in groups of three, counted from the end.
 _DIGITS_FROM_END = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 _ASIAN = (
     "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fd5\u0e40-\u0e7f"
@@ -74,13 +74,13 @@ _KIMI = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """`steps` in order; a tuple is a pattern whose matches stand alone. `is_whole` takes a word that is a token as it
-    is, whatever the merges say; `adds_bos` is what holds where a file does not say."""
+    """`steps` in order; a tuple is a pattern whose matches become separate words. With `is_whole`, a word that is a
+    token is not split by merges. `adds_bos` is the default for files that do not set it."""
 
     steps: tuple[str | tuple[str], ...]
     is_whole: bool = False
     adds_bos: bool = False
-    is_composed: bool = False  # texts are brought into Unicode's composed form first
+    is_composed: bool = False  # texts are first normalized to Unicode's composed form (NFC)
 
 
 _LLAMA3_LIKE = PreTokenizer(((_LLAMA3,),), is_whole=True, adds_bos=True)
@@ -89,7 +89,7 @@ _GPT2_LIKE = PreTokenizer(("gpt2",))
 _DIGITS_LIKE = PreTokenizer(("digit", "gpt2"))
 _GPT4O_LIKE = PreTokenizer(((_GPT4O,),))
 
-#: By the name in the file. The first name of several that mean the same is the one that is written.
+#: Pre-tokenizers by their names in files. Of several names with the same meaning, the first is written.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3_LIKE,
     **dict.fromkeys(
@@ -160,12 +160,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": PreTokenizer(((r"[\p{P}\$\+<=>\^~\|]+",), "gpt2", (r"\p{N}+",), ("[0-9][0-9][0-9]",))),
 }
 
-#: Names of files whose texts are merged as a whole, as SentencePiece does it, though the file holds merges.
+#: Pre-tokenizer names of files that have merges, but merge whole texts as SentencePiece does.
 WHOLE_TEXTS = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
 
 
 def pre_tokenizer_spec(name: str) -> dict[str, Any] | None:
-    """The pre-tokenizer as `tokenizer.json` has it; None for a name that is not known."""
+    """Return the pre-tokenizer in the form of `tokenizer.json`; None for an unknown name."""
     rule = PRE_TOKENIZERS.get(name)
     if rule is None:
         return None
@@ -189,7 +189,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> str | None:
-    """The name that files use for this pre-tokenizer; None if there is none."""
+    """Return the name of this pre-tokenizer in files; None if there is none."""
     wanted = _canonical(spec)
     for name, rule in PRE_TOKENIZERS.items():
         if (rule.is_whole, rule.is_composed) == (is_whole, is_composed) and _canonical(
@@ -200,7 +200,7 @@ def name_of(spec: dict[str, Any] | None, is_whole: bool, is_composed: bool) -> s
 
 
 def _canonical(spec: dict[str, Any] | None) -> list[tuple[Any, ...]]:
-    """The steps alone, a byte-level step with a rule of its own as the two steps that it is."""
+    """Return only the steps. A byte-level step with its own rule is returned as two steps."""
     steps = (spec or {}).get("pretokenizers", [spec] if spec else [])
     found: list[tuple[Any, ...]] = []
     for step in steps:

@@ -1,8 +1,8 @@
 """Quantize values into packed blocks. The plain types equal ggml's to the bit (by the `gguf` package). The scales of
-the K types are chosen by a search. The search here is our own, and its blocks are as good:
+the K types are chosen by a search. This module has its own search, and its blocks are as accurate:
 `tests/gguf/test_dequantize.py` compares their error with the formats' resolution.
 
-Numbers come in as float32 [rows, numbers per row], bytes go out as uint8 [rows, bytes per row].
+The input is float32 [rows, values per row], and the output uint8 [rows, bytes per row].
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bridle.cpu_kernels.ggml import TYPES, quantize
 from bridle.errors import InvalidRequest
 from bridle.gguf.format import TYPES_BY_NAME
 
-#: How many numbers are worked on at once, in whole rows; the search keeps some dozen copies of them.
+#: Maximum number of values that are processed at once, in whole rows; the search makes some dozen copies of them.
 _MAX_NUMBERS = 1 << 21
 
 
 def encode_blocks(kind: str, rows: Tensor) -> Tensor:
-    """float32 [R, numbers] -> uint8 [R, bytes] of type `kind`."""
+    """Encode float32 [R, values] as uint8 [R, bytes] of type `kind`."""
     if kind == "F32":
         return rows.contiguous().view(torch.uint8)
     if kind in ("F16", "BF16"):
@@ -48,12 +48,12 @@ def _encode_part(kind: str, rows: Tensor) -> Tensor:
 
 
 def _bytes(half: Tensor) -> Tensor:
-    """float [B, 1] -> [B, 2] bytes"""
+    """Convert float [B, 1] to bytes [B, 2] of half precision."""
     return half.to(torch.float16).contiguous().view(torch.uint8)
 
 
 def _safe(divisor: Tensor) -> Tensor:
-    """`divisor`, with ones for zeros."""
+    """Return `divisor`, with zeros replaced by ones."""
     return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
@@ -80,7 +80,7 @@ def _fit_runs(runs: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _line_through(levels: Tensor, runs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """`scale * levels + base` closest to `runs`, base not above 0."""
+    """Return the scale and base of `scale * levels + base` closest to `runs`, with a base of at most 0."""
     total = weights.sum(-1, keepdim=True)
     sum_l, sum_ll = (weights * levels).sum(-1, keepdim=True), (weights * levels * levels).sum(-1, keepdim=True)
     sum_x, sum_lx = (weights * runs).sum(-1, keepdim=True), (weights * levels * runs).sum(-1, keepdim=True)
@@ -91,7 +91,7 @@ def _line_through(levels: Tensor, runs: Tensor, weights: Tensor) -> tuple[Tensor
 
 
 def _k_levels(blocks: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Blocks [B, 256] -> their heads [B, 16] and levels [B, 8, 32]."""
+    """Encode blocks [B, 256] as heads [B, 16] and levels [B, 8, 32]."""
     runs = blocks.reshape(-1, 8, 32)
     scale, low = (part.reshape(-1, 8).clamp_min(0) for part in _fit_runs(runs.reshape(-1, 32), top, steps))
     wide_scale, wide_low = (part.amax(-1, keepdim=True) / 63 for part in (scale, low))  # [B, 1]
@@ -113,7 +113,7 @@ def _k_levels(blocks: Tensor, top: int, steps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pair_nibbles(levels: Tensor) -> Tensor:
-    """[B, 8, 32] levels below 16 -> [B, 128]: even runs in the low halves, odd ones in the high halves."""
+    """Pack levels [B, 8, 32] below 16 to [B, 128]: even runs in the low halves, odd runs in the high halves."""
     pairs = levels.reshape(-1, 4, 2, 32)
     return (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(-1, 128)
 
@@ -134,7 +134,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _fit_signed(runs: Tensor) -> Tensor:
-    """The scale that loses least for runs [N, 16] in levels -32 to 31."""
+    """Return the scale with the least error for runs [N, 16] in levels -32 to 31."""
     weights = runs.square()
     at = runs.abs().argmax(-1, keepdim=True)
     peak = runs.gather(-1, at)

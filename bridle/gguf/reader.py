@@ -1,8 +1,8 @@
 """One GGUF file, with a header that was checked against the file before anything else is read.
 
-Every length, count, offset and type is compared with the bytes that are really there, and with a bound. So a damaged or
-hostile file gives one clear sentence, and never a read outside of the file. Files are read and not mapped: a file
-truncated during use causes an error in its reader instead of ending the process. This module knows nothing of models.
+Every length, count, offset and type is checked against the size of the file, and against a bound. So a damaged or
+malicious file gives a clear error, and never a read outside the file. Files are read and not mapped: a file truncated
+during use causes an error in its reader instead of ending the process. This module does not know models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_NAME = 1 << 10  # bytes in the name of a key or a tensor
 MAX_STRING = 1 << 26  # bytes in a value
-MAX_ITEMS = 1 << 24  # in a list
+MAX_ITEMS = 1 << 24  # items in a list
 MAX_SIDES = 4
 MAX_SIDE = 1 << 40
 MAX_ALIGNMENT = 1 << 16
@@ -46,12 +46,12 @@ _ARRAY_TYPES = {number: np.dtype(f"<{code}") for number, code in SCALARS.items()
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place of a tensor. `shape` has rows first, as everywhere in Python; the file has the opposite order."""
+    """The place of a tensor. `shape` has rows first, as usual in Python; the file has the opposite order."""
 
     name: str
     kind: TensorType
     shape: tuple[int, ...]
-    start: int  # in the file
+    start: int  # offset in the file
     num_bytes: int
 
     @property
@@ -60,7 +60,7 @@ class TensorEntry:
 
 
 class GgufFile:
-    """An open file: `metadata` by key, `tensors` by name. Numeric lists are numpy arrays, others Python lists."""
+    """An open file: `metadata` by key, `tensors` by name. Numeric lists are numpy arrays, other lists Python lists."""
 
     def __init__(
         self, file: PlainFile, metadata: dict[str, Any], tensors: dict[str, TensorEntry], header: bytes
@@ -68,12 +68,12 @@ class GgufFile:
         self.path = file.path
         self.metadata: Mapping[str, Any] = metadata
         self.tensors: Mapping[str, TensorEntry] = tensors
-        self.header = header  # the bytes in front of the tensors
+        self.header = header  # the bytes before the tensors
         self._file = file
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A tensor's bytes, [rows, bytes per row], in memory of their own. Raises `UnsupportedModel` if the file does
-        not have them any more."""
+        """Return a copy of a tensor's bytes, [rows, bytes per row]. Raises `UnsupportedModel` if the file was truncated
+        meanwhile."""
         entry = self.tensors[name]
         rows = np.empty(entry.num_bytes, np.uint8)
         if self._file.read_into(rows.data, entry.start) < entry.num_bytes:
@@ -82,7 +82,7 @@ class GgufFile:
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a file and check its header. Raises `UnsupportedModel` with what is wrong."""
+    """Open a file and check its header. Raises `UnsupportedModel` with the reason."""
     file = PlainFile(path)
     scan = ByteReader(file)
     num_tensors, num_keys = _read_counts(scan)
@@ -147,7 +147,8 @@ def _read_list(scan: ByteReader, key: str) -> Any:
 
 
 def _read_texts(scan: ByteReader, count: int, what: str) -> list[str]:
-    """A list of strings: vocabularies have hundreds of thousands, so this is one tight loop over what is in memory."""
+    """Read a list of strings. Vocabularies have hundreds of thousands of strings, so this is one tight loop over bytes
+    in memory."""
     if count * 8 > scan.size - scan.at:
         raise scan.fail(f"{what} has {count} items, and the file ends after {scan.size - scan.at} bytes")
     size, base, at = scan.size, scan.at, 0
@@ -219,7 +220,7 @@ def _read_entry(scan: ByteReader, name: str) -> tuple[TensorType, tuple[int, ...
 
 
 def _check_apart(scan: ByteReader, entries: Mapping[str, TensorEntry]) -> None:
-    """Refuse tensors that overlap."""
+    """Raise an error for tensors that overlap."""
     end, before = 0, ""
     for entry in sorted(entries.values(), key=lambda entry: entry.start):
         if entry.start < end:

@@ -1,4 +1,4 @@
-"""Sizes of layers that keep a state, which files describe by the same few keys for all kinds of these."""
+"""Sizes of recurrent layers. Files describe all kinds of them by the same few keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _write_delta(config: Any, put: Put) -> None:
 
 
 def _read_channel_delta(model: GgufModel, arch: str, config: Config) -> None:
-    """Kimi's: heads of the same size for keys and values."""
+    """Read Kimi's heads, which have the same size for keys and values."""
     config |= {
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": model.integer(f"{arch}.kda.head_dim", low=1, high=MAX_SIDE),
@@ -68,12 +68,12 @@ def _write_unrotated_part(config: Any, put: Put) -> None:
 
 
 class _Names(NamedTuple):
-    """Names of a Mamba layer's sizes in the configuration of a family; "" for one that it lacks."""
+    """Names of a Mamba layer's sizes in the configuration of a family; "" for a size that the family lacks."""
 
     state: str
     kernel: str
     expand: str
-    rank: str  # of the step, or the number of heads
+    rank: str  # rank of the step, or number of heads
     bias: str
     head: str = ""
     groups: str = ""
@@ -98,7 +98,7 @@ _MAMBA = _Names("state_size", "conv_kernel", "expand", "time_step_rank", "use_co
 
 
 def _mamba(names: _Names) -> tuple[Reader, Writer]:
-    """Reader and writer of a family that calls sizes by these names."""
+    """Return the reader and writer of a family whose configuration has these names of sizes."""
 
     def read(model: GgufModel, arch: str, config: Config) -> None:
         inner, rank = _size(model, arch, "inner_size"), _size(model, arch, "time_step_rank")
@@ -133,7 +133,7 @@ def _mamba(names: _Names) -> tuple[Reader, Writer]:
 
 
 def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
-    """Period and first number of the layers that are of a kind."""
+    """Return the period and the first number of the layers that are of a kind."""
     places = [number for number, is_one in enumerate(layers) if is_one]
     period = places[1] - places[0] if len(places) > 1 else len(layers)
     if not places or [number % period == places[0] % period for number in range(len(layers))] != layers:
@@ -142,7 +142,7 @@ def _period(model: GgufModel, what: str, layers: list[bool]) -> tuple[int, int]:
 
 
 def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
-    """Jamba's: each kind of layer returns after a number of layers."""
+    """Read Jamba's kinds of layers, each of which repeats after a fixed number of layers."""
     layers = range(config["num_hidden_layers"])
     for what, tensor in (("attn", "attn_q"), ("expert", "ffn_gate_inp")):
         found = [f"blk.{layer}.{tensor}.weight" in model.tensors for layer in layers]
@@ -150,7 +150,7 @@ def _read_periods(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
-    """Bamba's, which rotate one half of each head, whatever a configuration says."""
+    """Read Bamba's attention layers, which always rotate one half of each head."""
     if config["rope_parameters"].get("partial_rotary_factor") != 0.5:
         raise UnsupportedModel(f"{model.path}: {arch}.rope.dimension_count is not one half of a head, as Bamba's is")
     layers = range(config["num_hidden_layers"])
@@ -158,7 +158,7 @@ def _read_attention_layers(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_widths(model: GgufModel, arch: str, config: Config) -> None:
-    """Nemotron's: the width of networks, of which a file says 0 in layers without one."""
+    """Read Nemotron's width of networks. Files have the width 0 for layers without a network."""
     widths = {
         entry.shape[0] for name, entry in model.tensors.items() if name.endswith(".ffn_up.weight") and entry.shape
     }
@@ -184,7 +184,7 @@ def _write_widths(config: Any, put: Put) -> None:
 
 
 def _write_adjusted_width(config: Any, put: Put) -> None:
-    """LFM2's: a configuration may say a width from which the model computes its own."""
+    """Write LFM2's width of networks. The configuration may have a width from which the model computes the real one."""
     width = int(config.intermediate_size)
     if config.block_auto_adjust_ff_dim:
         width = int(float(config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
@@ -199,7 +199,7 @@ def _read_adjusted_width(model: GgufModel, arch: str, config: Config) -> None:
 
 
 def _read_granite_experts(model: GgufModel, arch: str, config: Config) -> None:
-    """Granite 4's: a network that all tokens share, and experts or none."""
+    """Read Granite 4's experts: a network that all tokens share, and optional experts."""
     config["num_local_experts"] = model.integer(f"{arch}.expert_count", 0, 0, 1 << 16)
     used = model.integer(f"{arch}.expert_used_count", 0, 0, 1 << 16)
     config["num_experts_per_tok"] = min(used, config["num_local_experts"])
@@ -237,7 +237,8 @@ def _write_norms_of_steps(config: Any, put: Put) -> None:
 
 
 def _write_both_epsilons(config: Any, put: Put) -> None:
-    """llama.cpp wants the epsilon of Nemotron-H's layer norms, which only its draft layers have."""
+    """Write the epsilon of Nemotron-H's layer norms. llama.cpp requires it, although only draft layers have these
+    norms."""
     put("attention.layer_norm_epsilon", float(config.layer_norm_epsilon))
 
 

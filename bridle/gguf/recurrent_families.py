@@ -1,4 +1,4 @@
-"""Families with layers that keep a state: short convolutions and delta rules next to attention, and Mamba."""
+"""Families with recurrent layers: short convolutions and delta rules next to attention, and Mamba."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FULL = "full_attention"
 
 
 def _delta(values: r.Order = "", late_values: r.Order = "") -> tuple[r.TensorRule, ...]:
-    """A layer of the gated delta rule; rows of values are in the given orders."""
+    """Return the rules of a layer of the gated delta rule; rows of values are in the given orders."""
     prefix = "linear_attn"
     return (
         r.layer(f"{prefix}.A_log", "ssm_a!", "decay", values),
@@ -30,7 +30,7 @@ def _delta(values: r.Order = "", late_values: r.Order = "") -> tuple[r.TensorRul
     )
 
 
-#: Norms that are one more than the library's weights, but for those of the delta rule.
+#: Norms whose weights in files are 1 more than in transformers, except those of the delta rule.
 _QWEN = (
     *r.top(offset=True),
     r.layer("input_layernorm", "attn_norm", "offset"),

@@ -1,4 +1,4 @@
-"""Rotary positions: the scalings that a GGUF file names as fields of the library's configuration, and back."""
+"""Rotary positions: converts the scalings of a GGUF file to fields of the transformers configuration, and back."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def read_rotation(model: GgufModel, arch: str, config: Config) -> Config:
     return rope
 
 
-#: What YaRN multiplies the logarithm of its factor by, which DeepSeek's files multiply further.
+#: The factor by which YaRN multiplies the logarithm of its scaling factor; DeepSeek's files multiply it further.
 _LOG_SCALE = 0.1
-#: The architecture whose files multiply it by nothing.
+#: The architecture whose files do not multiply it.
 _WHOLE_MULTIPLIER = "mistral3"
 
 
@@ -42,7 +42,7 @@ def _log_scale(arch: str) -> float:
 
 
 def read_temperature(model: GgufModel, arch: str, config: Config) -> None:
-    """Ministral 3: queries grow with their positions, in steps of the context that it was trained with."""
+    """Read Ministral 3's temperature: queries grow with their positions, in steps of the training context."""
     if config["rope_parameters"]["rope_type"] != "yarn":
         raise UnsupportedModel(f"{model.path}: positions of {arch} are read if they are scaled by yarn")
     config["rope_parameters"]["llama_4_scaling_beta"] = model.real(f"{arch}.attention.temperature_scale", 0.0)
@@ -72,7 +72,7 @@ def _read_yarn(model: GgufModel, arch: str, config: Config) -> Config:
 
 
 def read_line(model: GgufModel, name: str) -> list[float]:
-    """A tensor of one row as numbers."""
+    """Return a tensor of one row as floats."""
     entry = model.tensors[name]
     if len(entry.shape) != 1 or entry.num_values > MAX_SIDE:
         raise UnsupportedModel(f"{model.path}: tensor {name} has shape {entry.shape}; it must be one row")
@@ -84,12 +84,13 @@ def read_line(model: GgufModel, name: str) -> list[float]:
 
 
 def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
-    """Write rotations of layers without a window; `width` numbers of a head rotate, by default as said there."""
+    """Write the rotary positions of layers without a window. `width` values of a head rotate; by default, the number in
+    the configuration."""
     rope = dict(config.rope_parameters)
     rope = rope.get("full_attention", rope)
     kind = rope.get("rope_type", "default")
     base = float(rope["rope_theta"])
-    if kind == "dynamic" and rope.get("alpha"):  # Hunyuan's fixed stretch is a larger base
+    if kind == "dynamic" and rope.get("alpha"):  # Hunyuan's fixed scaling is a larger base
         kind, base = "default", base * float(rope["alpha"]) ** (head_dim(config) / (head_dim(config) - 2))
     put("rope.freq_base", base)
     put("rope.dimension_count", width or round(head_dim(config) * float(rope.get("partial_rotary_factor", 1.0))))
@@ -114,7 +115,8 @@ def write_rotation(config: Any, arch: str, put: Put, width: int = 0) -> None:
 
 
 def read_whole_ramp(model: GgufModel, arch: str, config: Config) -> None:
-    """gpt-oss: the ramp between frequencies that YaRN scales and others begins and ends between two of them."""
+    """Read gpt-oss's YaRN: the ramp between scaled and unscaled frequencies may begin and end between two
+    frequencies."""
     if config["rope_parameters"]["rope_type"] == "yarn":
         config["rope_parameters"]["truncate"] = False
 
@@ -125,7 +127,8 @@ def write_whole_ramp(config: Any, put: Put) -> None:
 
 
 def read_two_scalings(model: GgufModel, arch: str, config: Config) -> None:
-    """Phi-3 with a long context: a factor for each frequency, one list for short texts and one for long ones."""
+    """Read Phi-3's scaling for long contexts: a factor for each frequency, in one list for short texts and one for long
+    texts."""
     trained = model.integer(
         f"{arch}.rope.scaling.original_context_length", config["max_position_embeddings"], 1, MAX_SIDE
     )

@@ -1,8 +1,8 @@
-"""Rows of tensors in another order than the library's.
+"""Rows of tensors in another order than in transformers.
 
-llama.cpp rotates neighbors of a head for some architectures where the library rotates halves, so its converter brings
-the rows of queries and keys into that order. Heads of values that share a key head lie apart in some files. Rows are
-whole runs of blocks, so packed ones are put in order as well.
+For some architectures, llama.cpp rotates neighboring values of a head, while transformers rotates halves. So
+llama.cpp's converter reorders the rows of queries and keys. In some files, value heads that share a key head are not
+adjacent. Each row consists of whole blocks, so rows of quantized tensors are reordered as well.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bridle.gguf.rules import Order
 
 
 def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
-    """For each row of the library's tensor its row in the file; None if both have the same order. Raises `ValueError`
-    if that many rows cannot belong to a model with this configuration."""
+    """Return the row in the file for each row of the transformers tensor; None if both have the same order. Raises
+    `ValueError` if this number of rows is impossible for the configuration."""
     if not order:
         return None
     if order in ("query", "key"):
@@ -37,7 +37,7 @@ def library_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
 
 
 def _runs(num_rows: int, *sides: int) -> Tensor:
-    """Numbers of rows in `sides` of runs that have the same length, [*sides, length]."""
+    """Return the row numbers as runs of the same length, [*sides, length]."""
     if num_rows <= 0 or num_rows % max(sides[0] * sides[1], 1):
         raise ValueError(f"{num_rows} rows cannot be divided into {sides[0]} x {sides[1]}")
     if not sides[0]:
@@ -46,7 +46,8 @@ def _runs(num_rows: int, *sides: int) -> Tensor:
 
 
 def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
-    """All queries, keys and values, where the library has those of one key head after another."""
+    """Return the order with all queries, then all keys, then all values. In transformers, these are grouped by key
+    head."""
     size = num_rows // (heads + 2 * keys)
     if heads % keys or num_rows != size * (heads + 2 * keys):
         raise ValueError(f"{num_rows} rows cannot be divided into {heads} queries and {keys} keys")
@@ -56,13 +57,14 @@ def _groups(num_rows: int, heads: int, keys: int) -> Tensor:
 
 
 def _by_key_head(num_rows: int, keys: int, first: int) -> Tensor:
-    """Queries, keys, values and gates, each of all heads, where the library has all four of one head after another."""
+    """Return the order with queries, keys, values and gates, each of all heads. In transformers, these are grouped by
+    key head."""
     queries = torch.arange(first).view(2, keys, -1)
     values = _runs(num_rows - first, 2, keys) + first
     return torch.cat((queries[0], queries[1], values[0], values[1]), 1).reshape(-1)
 
 
 def file_order(order: Order, num_rows: int, config: Any) -> Tensor | None:
-    """For each row of the file its row in the library's tensor; None and errors as above."""
+    """Return the row in the transformers tensor for each row of the file; None and errors as in `library_order`."""
     rows = library_order(order, num_rows, config)
     return None if rows is None else rows.argsort()

@@ -1,8 +1,8 @@
-"""Rules that make a tensor of the library's model from tensors of a GGUF file, and the groups of them that families
+"""Rules that make a tensor of a transformers model from tensors of a GGUF file, and groups of rules that families
 share.
 
 Some files differ from transformers' form. Queries and keys of families that llama.cpp rotates in pairs have their rows
-in another order. Gemma's norms are stored with the 1 that transformers adds.
+in another order. The weights of Gemma's norms include the 1 that transformers adds.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-#: How the library's form of a tensor is made, see `bridle.gguf.forms`: unchanged; minus one; flattened to a line; with
-#: each matrix turned; of several tensors with their rows in turns; of the two halves of `bridle.gguf.mla`; in another
-#: shape; as the logarithm of a decay; as a number of the metadata; or as the slice that the name's number says.
+#: The way to make the transformers form of a tensor, see `bridle.gguf.forms`. It is unchanged; minus 1; flattened; with
+#: each matrix transposed; made of several tensors with alternating rows; or made of the halves of `bridle.gguf.mla`. It
+#: may also be in another shape; the logarithm of a decay; a number of the metadata; or the slice whose number is in the
+#: name.
 Change = Literal[
     "",
     "offset",
@@ -29,13 +30,14 @@ Change = Literal[
     "listed",
     "slice",
 ]
-#: Rows in another order, see `bridle.gguf.rows`.
+#: Order of rows, see `bridle.gguf.rows`.
 Order = Literal["", "query", "key", "values", "late values", "by key head", "by head"]
 
 
 class TensorRule(NamedTuple):
     """`file` names tensors of the file, several if their rows are joined; `{}` is the layer. Names lack `.weight`; a
-    name that ends in `!` is whole. Of several rules for a tensor the first whose tensors are in the file holds."""
+    name that ends in `!` is complete. Of several rules for a tensor, the first whose tensors are in the file is
+    used."""
 
     model: str
     file: tuple[str, ...]
@@ -45,12 +47,12 @@ class TensorRule(NamedTuple):
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of the file's name for the library's tensor `name`."""
+    """Return the suffix of the file's name for the transformers tensor `name`."""
     return ".bias" if name.endswith("bias") else ".weight"
 
 
 def file_name(file: str, layer: int, suffix: str) -> str:
-    """Return the whole name of a tensor in files."""
+    """Return the complete name of a tensor in files."""
     name = file.format(layer)
     return name.removesuffix("!") if name.endswith("!") else name + suffix
 
@@ -65,12 +67,12 @@ def layer(model: str, file: str, change: Change = "", order: Order = "", columns
 
 
 def listed(model: str, key: str) -> TensorRule:
-    """One number of each layer, which a file has in a list of its metadata called `key`."""
+    """Return the rule for one number of each layer, which a file has in a list of its metadata called `key`."""
     return TensorRule(_LAYER + model, (key,), "listed")
 
 
 def moved(rules: Iterable[TensorRule], old: str, new: str) -> tuple[TensorRule, ...]:
-    """The same rules for a library's model that has `new` in place of `old`."""
+    """Return the same rules for a transformers model that has `new` instead of `old` in its names."""
     return tuple(rule._replace(model=rule.model.replace(old, new, 1)) for rule in rules)
 
 
@@ -94,9 +96,9 @@ def head_norms(offset: bool = False) -> tuple[TensorRule, ...]:
 
 UNGATED = (layer("mlp.up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down"))
 GATED = (layer("mlp.gate_proj", "ffn_gate"), *UNGATED)
-#: Both matrices of the gate in one.
+#: Gate and up projections in one matrix.
 JOINED = (layer("mlp.gate_up_proj", "ffn_up"), layer("mlp.down_proj", "ffn_down"))
-#: Experts whose gates and values take turns, in matrices that stand the other way round, and with biases.
+#: Experts with alternating rows of gates and values, transposed matrices, and biases.
 WOVEN_EXPERTS = (
     layer("mlp.router", "ffn_gate_inp"),
     layer("mlp.experts.gate_up_proj", "ffn_gate_exps+ffn_up_exps", "woven"),
@@ -146,17 +148,17 @@ LATENT = (
     layer("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
     layer("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
     layer("self_attn.kv_b_proj", "attn_k_b+attn_v_b", "latent"),
-    layer("self_attn.kv_b_proj", "attn_kv_b"),  # as older files have it
+    layer("self_attn.kv_b_proj", "attn_kv_b"),  # in older files
     layer("self_attn.o_proj", "attn_output"),
 )
-#: What selects keys in DeepSeek V3.2 and its kin.
+#: Rules of the indexer of DeepSeek V3.2 and related models, which selects keys.
 INDEXER = (
     layer("self_attn.indexer.wq_b", "indexer.attn_q_b"),
     layer("self_attn.indexer.wk", "indexer.attn_k"),
     layer("self_attn.indexer.k_norm", "indexer.k_norm"),
     layer("self_attn.indexer.weights_proj", "indexer.proj"),
 )
-#: Of heads, after they are rotated.
+#: Rules of the norms of heads that are applied after rotation.
 LATE_HEAD_NORMS = (
     layer("self_attn.query_layernorm", "attn_q_norm"),
     layer("self_attn.key_layernorm", "attn_k_norm"),
@@ -165,7 +167,7 @@ MIDDLE_NORMS = (
     layer("input_layernorm", "attn_norm"),
     layer("post_attention_layernorm", "post_attention_norm"),
 )
-#: Gemma 4: inputs of each layer, and experts beside a network.
+#: Rules of Gemma 4: inputs of each layer, and experts next to a network.
 MIXED = (
     layer("input_layernorm", "attn_norm"),
     layer("post_attention_layernorm", "post_attention_norm"),
@@ -188,7 +190,7 @@ MIXED = (
     layer("post_feedforward_layernorm_1", "post_ffw_norm_1"),
     layer("post_feedforward_layernorm_2", "post_ffw_norm_2"),
 )
-#: Gemma 3n: four versions of each row, and a shortcut of low rank.
+#: Rules of Gemma 3n: four versions of each row, and a shortcut of low rank.
 ALTERED = (
     layer("altup.correct_output_scale", "altup_correct_scale"),
     layer("altup.correction_coefs", "altup_correct_coef"),

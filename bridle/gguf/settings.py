@@ -1,7 +1,7 @@
-"""The configuration of a GGUF file as a `config.json`, and back.
+"""Converts the configuration of a GGUF file to a `config.json`, and back.
 
-Each key of the metadata is a field of the library's configuration under another name; what a family has beyond the
-common ones stands in `bridle.gguf.traits`.
+Each key of the metadata is a field of the transformers configuration under another name. `bridle.gguf.traits` has the
+fields of a family beyond the common ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bridle.safe_repr import short_repr
 
 MAX_LAYERS = 1 << 12
 
-#: Whole numbers that every family has: key -> field.
+#: Fields of whole numbers in every family, by key.
 _COUNTS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -33,18 +33,20 @@ _COUNTS = {
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-#: Tokens of a context, as files say it of models without a limit.
+#: The context length that files have for models without a limit.
 _MOST_TOKENS = 1 << 20
 _NORM_KEYS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 
 
 def _is_sigmoid(model: GgufModel, arch: str) -> bool:
-    """Files that do not say how experts are chosen are of DeepSeek V2, or of GLM-4.7-Flash, which has a bias."""
+    """Return whether experts are chosen by a sigmoid. Files without this key are of DeepSeek V2, or of GLM-4.7-Flash,
+    which has a bias."""
     kind = model.integer(f"{arch}.expert_gating_func", 0)
     return kind == SIGMOID or (kind == 0 and has(model, "exp_probs_b.bias"))
 
 
-#: Architectures of several families, and what chooses among these. Mistral cannot be distinguished from Llama.
+#: Architectures that are used for several families, with the function that chooses the family. Mistral cannot be
+#: distinguished from Llama.
 _CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
     "llama": lambda model, arch: "mixtral" if model.integer(f"{arch}.expert_count", 0) else "llama",
     "deepseek2": lambda model, arch: "deepseek_v3" if _is_sigmoid(model, arch) else "deepseek_v2",
@@ -56,12 +58,12 @@ _CHOICES: dict[str, Callable[[GgufModel, str], str]] = {
     "granitehybrid": lambda model, arch: "granitemoehybrid" if f"{arch}.embedding_scale" in model.metadata else "bamba",
     "mamba": lambda model, arch: "falcon_mamba" if model.flag(f"{arch}.ssm.dt_b_c_rms", False) else "mamba",
 }
-#: Architectures that are another one under a name of their own.
+#: Architectures that equal another one under another name.
 _SAME = {"nemotron_h": "nemotron_h_moe"}
 
 
 def find_family(model: GgufModel) -> GgufFamily:
-    """Raises `UnsupportedModel` for an architecture that is not known."""
+    """Return the family of a file. Raises `UnsupportedModel` for an unknown architecture."""
     arch = model.text("general.architecture") or ""
     if arch in _CHOICES:
         return BY_MODEL_TYPE[_CHOICES[arch](model, arch)]
@@ -74,7 +76,7 @@ def find_family(model: GgufModel) -> GgufFamily:
 
 
 def check_causal(model: GgufModel) -> None:
-    """Raises `UnsupportedModel` for encoders and for models that write by diffusion: their tokens see later ones."""
+    """Raise `UnsupportedModel` for encoders and for diffusion models, whose tokens attend to later ones."""
     arch = model.text("general.architecture")
     if model.metadata.get(f"{arch}.attention.causal") is False:
         raise UnsupportedModel(
@@ -84,7 +86,8 @@ def check_causal(model: GgufModel) -> None:
 
 
 def read_config(model: GgufModel, family: GgufFamily) -> Config:
-    """The fields of `config.json`. Raises `UnsupportedModel` for a field that is missing, or has no counterpart."""
+    """The fields of `config.json`. Raises `UnsupportedModel` for a key that is missing, or that has no counterpart in
+    transformers."""
     arch = family.arch
     config: Config = {"model_type": family.model_type}
     for key, field in _counts(family).items():
@@ -94,7 +97,7 @@ def read_config(model: GgufModel, family: GgufFamily) -> Config:
     most = min(MAX_LAYERS, len(model.tensors))
     if config["num_hidden_layers"] > most:
         raise UnsupportedModel(f"{model.path} claims {config['num_hidden_layers']} layers; it can have {most} at most")
-    if "draft layers" in family.reads:  # first of all, because lists have an entry for these layers
+    if "draft layers" in family.reads:  # first, because lists have an entry for these layers
         read_draft_layers(model, arch, config)
     _LAYOUTS[family.layout][0](model, arch, config)
     if not family.norm_eps:
@@ -116,7 +119,7 @@ def _counts(family: GgufFamily) -> dict[str, str]:
 
 
 def _read_eps(model: GgufModel, arch: str, is_layer_norm: bool) -> float:
-    """Some files of RMS norms have it under the name of layer norms."""
+    """Return the epsilon of norms. Some files of models with RMS norms have it under the key of layer norms."""
     other = model.metadata.get(f"{arch}.{_NORM_KEYS[1]}") if not is_layer_norm else None
     return model.real(f"{arch}.{_NORM_KEYS[is_layer_norm]}", other)
 
@@ -184,7 +187,7 @@ def _special_ids(model: GgufModel) -> Config:
 
 
 def write_config(config: Any, family: GgufFamily, put: Put) -> None:
-    """Write the library's configuration as metadata; `put` gets keys without the architecture. Raises
+    """Write the transformers configuration as metadata; `put` gets keys without the architecture. Raises
     `UnsupportedModel` for settings that a GGUF file cannot express."""
     for name, value in family.constants:
         if getattr(config, name, value) != value:
@@ -204,7 +207,7 @@ def write_config(config: Any, family: GgufFamily, put: Put) -> None:
 
 
 def _listing(config: Any, family: GgufFamily, put: Put) -> Put:
-    """A `put` that writes the number of key heads of each layer, where files have that."""
+    """Return a `put` that writes the number of key heads of each layer, for families whose files have a list."""
     if not family.lists_heads:
         return put
     attends = [kind == "full_attention" for kind in config.layer_types]

@@ -18,7 +18,7 @@ MAX_PIECES = 1_000
 
 
 class GgufModel:
-    """All files of a model as if they were one. `metadata` is the first one's."""
+    """All files of a model as if they were one. `metadata` is that of the first file."""
 
     def __init__(self, files: Sequence[GgufFile]) -> None:
         self.files = tuple(files)
@@ -33,7 +33,7 @@ class GgufModel:
                 self.tensors[name], self._homes[name] = entry, file
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A tensor's bytes, [rows, bytes per row], a view of its file."""
+        """Return a tensor's bytes, [rows, bytes per row]."""
         return self._homes[name].read(name)
 
     @property
@@ -45,14 +45,15 @@ class GgufModel:
         return sum(entry.num_bytes for entry in self.tensors.values())
 
     def text(self, key: str) -> str | None:
-        """A string of the metadata; None if it is absent."""
+        """Return a string of the metadata; None if the key is absent."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, str):
             raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a string")
         return value
 
     def integer(self, key: str, default: int | None = None, low: int = 0, high: int = 1 << 40) -> int:
-        """A whole number of the metadata, in bounds. Raises `UnsupportedModel` if it is absent without a `default`."""
+        """Return a whole number of the metadata, in bounds. Raises `UnsupportedModel` if the key is absent and there is
+        no `default`."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise UnsupportedModel(
@@ -61,7 +62,7 @@ class GgufModel:
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A number of the metadata."""
+        """Return a number of the metadata."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or abs(value) > 1e30:
             raise UnsupportedModel(f"{self.path}: {key} is {short_repr(value)}, which is not a number")
@@ -74,14 +75,14 @@ class GgufModel:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of strings; empty if it is absent."""
+        """Return a list of strings of the metadata; empty if the key is absent."""
         value = self.metadata.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UnsupportedModel(f"{self.path}: {key} is not a list of strings")
         return value
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
-        """A list of numbers; empty if it is absent."""
+        """Return a list of numbers of the metadata; empty if the key is absent."""
         value = self.metadata.get(key)
         if value is None:
             return np.empty(0)
@@ -91,7 +92,7 @@ class GgufModel:
 
 
 def open_model(path: Path) -> GgufModel:
-    """The model in `path` and the files that belong to it. Raises `UnsupportedModel`."""
+    """Open the model in `path` and the files that belong to it. Raises `UnsupportedModel`."""
     first = open_gguf(path)
     count = _count(first, "split.count")
     if count <= 1:
@@ -128,7 +129,7 @@ def _count(file: GgufFile, key: str) -> int:
 
 
 def pieces_of(path: Path) -> list[Path]:
-    """The files of the model that `path` is the first or only file of, whether they are there or not."""
+    """Return the files of the model whose first or only file is `path`, whether they exist or not."""
     named = _PIECE.fullmatch(path.name)
     if named is None:
         return [path]
@@ -137,7 +138,7 @@ def pieces_of(path: Path) -> list[Path]:
 
 
 def is_first_piece(name: str) -> bool:
-    """Return whether a file of that name begins a model: the first of several, or the only one. The vision tower that
-    llama.cpp reads next to a model (`mmproj`) is not a model."""
+    """Return whether a file of this name is the first or only file of a model. The vision tower that llama.cpp reads
+    next to a model (`mmproj`) is not a model."""
     named = _PIECE.fullmatch(name)
     return "mmproj" not in name.lower() and (named is None or int(named[2]) == 1)

@@ -1,4 +1,4 @@
-"""Sliding windows, the layers that have them, and the caps that go with them in some families."""
+"""Sliding windows, the layers that have them, and the soft-caps that some families with windows have."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_final_cap(config: Any, put: Put) -> None:
 
 
 def _layer_types(count: int, period: int) -> list[str]:
-    """All layers slide but for the last of each `period`."""
+    """Return the types of layers: sliding windows in all layers except the last of each `period`."""
     return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(count)]
 
 
@@ -94,7 +94,8 @@ def write_alternating(config: Any, put: Put) -> None:
 
 
 def read_window_in_some(model: GgufModel, arch: str, config: Config) -> None:
-    """In the layers that the file lists, else in all but one of four; in none without a window."""
+    """Read a window that some layers have: those that the file lists, else all but one of four; no layer if there is no
+    window."""
     read_window(model, arch, config)
     count = config["num_hidden_layers"]
     if config["sliding_window"] is None:

@@ -14,13 +14,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def share(width: int, whole: int) -> float:
-    """The part of a head that rotates, so that its product with the head's size is `width` without rounding down."""
+    """Return the share of a head that rotates, such that its product with the head's size, rounded down, is `width`."""
     part = width / whole
     return part if int(part * whole) == width else (width + 0.5) / whole
 
 
 def _rotations(model: GgufModel, arch: str, config: Config, width: int) -> Config:
-    """Rotations of both kinds of layers; those with a window are not scaled."""
+    """Return the rotary positions of both kinds of layers; those of layers with a window are not scaled."""
     size = config["head_dim"]
     full = read_rotation(model, arch, config)
     full["partial_rotary_factor"] = share(model.integer(f"{arch}.rope.dimension_count", size, 1, size), size)
@@ -56,7 +56,8 @@ def write_two_rotations(config: Any, put: Put) -> None:
 
 
 def read_varied(model: GgufModel, arch: str, config: Config) -> None:
-    """Laguna's: heads of each layer, gates of heads or of their numbers, and full attention in one layer of four."""
+    """Read Laguna's layers: the heads of each layer, gates of heads or of their values, and full attention in one layer
+    of four."""
     count = config["num_hidden_layers"]
     heads = by_layer(model, f"{arch}.attention.head_count", count)
     size = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)
@@ -106,7 +107,7 @@ def write_varied(config: Any, put: Put) -> None:
 
 
 def read_paired_kinds(model: GgufModel, arch: str, config: Config) -> None:
-    """MiMo-V2's: layers with a window have twice as many heads of keys, and values are shorter than keys."""
+    """Read MiMo-V2's layers: those with a window have twice as many key heads, and values are shorter than keys."""
     count = config["num_hidden_layers"]
     read_window_in_some(model, arch, config)
     size = model.integer(f"{arch}.attention.key_length", low=1, high=MAX_SIDE)

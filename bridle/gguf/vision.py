@@ -1,5 +1,5 @@
-"""Vision towers in GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. Read here: the
-configuration of both together, the settings of the image processor, and the names of the tower's weights."""
+"""Vision towers in GGUF files (`mmproj`), which llama.cpp keeps next to the file of the text model. This module reads
+the configuration of model and tower, the settings of the image processor, and the names of the tower's weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bridle.gguf.fields import MAX_SIDE, Config
 from bridle.gguf.shards import GgufModel
 from bridle.safe_repr import short_repr
 
-#: A pattern in the library's name of a weight within the model without its head, and the files' names in its place.
-#: Of several files the rows follow each other.
+#: A pattern for a weight's name in transformers (in the model without its head), and the names in the file that replace
+#: it. Rows of several tensors are concatenated.
 Rename = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TowerFamily:
-    """A kind of tower. `models` are the model types of the whole and of its text, by the architecture of the text's
-    file; `marks` the texts of tokens, by fields of the configuration."""
+    """A kind of tower. `models` has the model types of the whole model and of its text part, by the architecture of the
+    text's file. `marks` has the texts of tokens by fields of the configuration."""
 
     models: Mapping[str, tuple[str, str]]
     marks: Mapping[str, str]
@@ -34,7 +34,8 @@ class TowerFamily:
 
 
 def tower_beside(path: Path) -> Path | None:
-    """The only file with a vision tower in the folder of a model; None if there is none, or several."""
+    """Return the only file with a vision tower in the folder of a model; None if the folder has no such file or
+    several."""
     try:
         found = [each for each in path.parent.glob("*.gguf") if "mmproj" in each.name.lower() and each != path]
     except OSError:
@@ -43,7 +44,7 @@ def tower_beside(path: Path) -> Path | None:
 
 
 def family_of(tower: GgufModel) -> TowerFamily:
-    """Raises `UnsupportedModel` for a tower that is not known."""
+    """Return the family of a tower. Raises `UnsupportedModel` for an unknown tower."""
     kind = tower.text("clip.projector_type") or tower.text("clip.vision.projector_type") or ""
     if kind not in _FAMILIES:
         raise UnsupportedModel(
@@ -53,8 +54,8 @@ def family_of(tower: GgufModel) -> TowerFamily:
 
 
 def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config, Config]:
-    """The configurations of a model with its tower, and of its image processor. `text` is that of the text alone.
-    Raises `UnsupportedModel` if they do not fit each other."""
+    """Return the configuration of a model with its tower, and that of its image processor. `text` is the configuration
+    of the text part. Raises `UnsupportedModel` if model and tower do not fit together."""
     family = family_of(tower)
     arch = model.text("general.architecture") or ""
     names = family.models.get(arch)
@@ -79,7 +80,7 @@ def with_tower(model: GgufModel, text: Config, tower: GgufModel) -> tuple[Config
 
 
 def file_names(family: TowerFamily, name: str, tower: GgufModel) -> tuple[str, ...]:
-    """The tensors of a weight of the library. Raises `UnsupportedModel` if there are none."""
+    """Return the file's tensors for a weight of transformers. Raises `UnsupportedModel` if there are none."""
     for pattern, files in family.names:
         if (found := re.fullmatch(pattern, name)) is None:
             continue
@@ -90,7 +91,7 @@ def file_names(family: TowerFamily, name: str, tower: GgufModel) -> tuple[str, .
 
 
 def deepstack_layers(tower: GgufModel) -> list[int]:
-    """The layers whose outputs go to the first layers of the text."""
+    """Return the layers whose outputs are added in the first layers of the text part."""
     flags = tower.metadata.get("clip.vision.is_deepstack_layers", [])
     return [int(number) for number in np.flatnonzero(np.asarray(flags, dtype=bool))]
 
@@ -197,7 +198,7 @@ def _qwen3(tower: GgufModel) -> Config:
 
 
 def _qwen_processor(least: int, most: int) -> Callable[[GgufModel], Config]:
-    """The processor of images of `least` to `most` rows, which files do not say."""
+    """Return the reader of the processor for images of `least` to `most` rows, which files do not state."""
 
     def read(tower: GgufModel) -> Config:
         patch, merged = _size(tower, "patch_size"), _size(tower, "spatial_merge_size", 2)
@@ -311,7 +312,7 @@ _QWEN25 = TowerFamily(
     processor=_qwen_processor(4, 1280),
     names=_QWEN_NAMES,
 )
-#: By `clip.projector_type`.
+#: Families of towers by `clip.projector_type`.
 _FAMILIES = {
     "gemma3": _GEMMA3,
     "idefics3": _IDEFICS3,

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file as a `tokenizer.json`, so that everything that reads those reads it too.
+"""Converts the tokenizer of a GGUF file to a `tokenizer.json`, so that the usual libraries can read it.
 
-These kinds are known: byte-level BPE (`gpt2`), SentencePiece's BPE, which a file holds as scores (`llama`) or as merges
-(`gemma4`), its unigram model (`t5`), and WordPiece (`bert`). Others are refused by name.
+These kinds are supported: byte-level BPE (`gpt2`), SentencePiece's BPE, which a file holds as scores (`llama`) or as
+merges (`gemma4`), its unigram model (`t5`), and WordPiece (`bert`). Other kinds are refused by name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bridle.gguf.pretokenizers import PRE_TOKENIZERS, WHOLE_TEXTS, pre_tokenizer
 from bridle.gguf.shards import GgufModel
 from bridle.safe_repr import short_repr
 
-#: Kinds of tokens, as files number them.
+#: Kinds of tokens, by their numbers in files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKEN_CHARS = 1 << 16
 
-#: Control tokens that end a turn in some family. Files name one token that ends a text; chats have others.
+#: Control tokens that end a turn in some family. Files name one token that ends a text; chats have further ones.
 END_NAMES = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>"),
@@ -38,7 +38,8 @@ _KEPT_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The contents of `tokenizer.json`, names of special tokens by role, tokens that end an output, templates."""
+    """The contents of `tokenizer.json`, names of special tokens by role, tokens that end an output, and chat
+    templates."""
 
     spec: dict[str, Any]
     roles: dict[str, str]
@@ -60,7 +61,7 @@ def read_vocabulary(model: GgufModel) -> GgufVocabulary:
 
 
 class _Pieces:
-    """The tokens of a file, their kinds, and which of them have a role."""
+    """The tokens of a file, their kinds, and the tokens that have a role."""
 
     def __init__(self, model: GgufModel) -> None:
         self.path = model.path
@@ -78,7 +79,7 @@ class _Pieces:
         for number, text in enumerate(self.texts):
             if not (self.kinds[number] == UNUSED and _PADDING.fullmatch(text)):
                 self.ids.setdefault(text, number)
-        # Phi-3's marks take the blanks behind them along; files do not say so.
+        # Phi-3's special tokens remove the spaces after them; files do not state this.
         self.strips_marks = (
             model.text("general.architecture") == "phi3" and model.text("tokenizer.ggml.model") == "llama"
         )
@@ -90,7 +91,7 @@ class _Pieces:
             key = f"tokenizer.ggml.{role}_token_id"
             if key in model.metadata:
                 token = model.integer(key, high=(1 << 32) - 1)
-                if token < len(self.texts):  # files have -1, and numbers beyond the vocabulary, for none
+                if token < len(self.texts):  # files use -1, and numbers beyond the vocabulary, for no token
                     yield role, token
         if model.text("tokenizer.ggml.model") == "bert":
             for role, text in _BERT_MARKS.items():
@@ -98,7 +99,7 @@ class _Pieces:
                     yield role, self.ids[text]
 
     def added(self) -> list[dict[str, Any]]:
-        """Tokens that are found in a text before it is cut into words."""
+        """Return the tokens that are matched in a text before it is split into words."""
         wanted = (CONTROL, USER_DEFINED, UNKNOWN)
         return [
             {
@@ -115,7 +116,7 @@ class _Pieces:
         ]
 
     def ends(self) -> tuple[int, ...]:
-        """The token that the file names, first, then tokens that are known to end turns."""
+        """Return the end token that the file names, then the tokens that are known to end turns."""
         named = [self.by_role[role] for role in ("eos", "eot", "eom") if role in self.by_role]
         known = [self.ids[name] for name in sorted(END_NAMES & self.ids.keys())]
         return tuple(dict.fromkeys([*named, *(token for token in known if self.kinds[token] == CONTROL)]))
@@ -143,7 +144,7 @@ def _byte_level(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _spaced_words(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
-    """BPE over the characters of words; what is between words is lost."""
+    """Return BPE over the characters of words; the separators between words are lost."""
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
     is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", False)
     return {
@@ -155,7 +156,7 @@ def _spaced_words(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
-    """The merges of a file whose tokens all exist."""
+    """Return the merges of a file whose tokens all exist."""
     merges, ids = [_pair(text) for text in model.texts("tokenizer.ggml.merges")], pieces.ids
     known = [pair for pair in merges if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
     if len(known) < len(merges) // 2:
@@ -164,7 +165,7 @@ def _known_merges(model: GgufModel, pieces: _Pieces) -> list[tuple[str, str]]:
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """The two sides of a merge: the first blank that is not the first character parts them."""
+    """Return the two sides of a merge. They are separated by the first space that is not the first character."""
     at = merge.find(" ", 1)
     return merge[:at], merge[at + 1 :]
 
@@ -183,7 +184,7 @@ def _merged_pieces(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: bool) -> dict[str, Any]:
-    """BPE over texts that are not cut into words, with bytes to fall back on."""
+    """Return BPE over texts that are not split into words, with a fallback to bytes."""
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else None
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     lead = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
@@ -202,8 +203,8 @@ def _whole_texts(pieces: _Pieces, merges: list[tuple[str, str]], has_prefix: boo
 
 
 def _merges_of(pieces: _Pieces, scores: list[float]) -> list[tuple[str, str]]:
-    """Merges in the order in which SentencePiece makes them: the piece with the best score first. A piece can come
-    about from several pairs; all of them are its merges."""
+    """Merges in the order in which SentencePiece makes them: the piece with the best score first. Several pairs can
+    form the same piece; all of these pairs are merges."""
     ids, kinds = pieces.ids, pieces.kinds
     ranked = sorted(
         (token for token in ids.values() if kinds[token] in (NORMAL, UNUSED)), key=lambda token: -scores[token]
@@ -245,7 +246,7 @@ def _unigram(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
 
 
 def _word_piece(model: GgufModel, pieces: _Pieces) -> dict[str, Any]:
-    """Files mark the pieces that begin a word; `tokenizer.json` marks the others."""
+    """Return WordPiece. Files mark the pieces that begin a word; `tokenizer.json` marks all other pieces."""
     vocabulary = {_continued(text): number for text, number in pieces.ids.items()}
     unknown = pieces.texts[pieces.by_role["unknown"]] if "unknown" in pieces.by_role else "[UNK]"
     is_lower = model.flag("tokenizer.ggml.normalizer.lowercase", True)
@@ -297,7 +298,7 @@ def _adds(model: GgufModel, kind: str) -> tuple[bool, bool]:
     """Return whether BOS and EOS are added to a text, by default as llama.cpp does."""
     rule = PRE_TOKENIZERS.get(model.text("tokenizer.ggml.pre") or "default")
     begins = kind in ("llama", "bert") or (kind == "gpt2" and rule is not None and rule.adds_bos)
-    if kind == "gemma4":  # whatever its files say
+    if kind == "gemma4":  # in all its files
         return True, model.flag("tokenizer.ggml.add_eos_token", False)
     return (
         model.flag("tokenizer.ggml.add_bos_token", begins),
@@ -328,7 +329,7 @@ def _around(pieces: _Pieces, adds_bos: bool, adds_eos: bool) -> dict[str, Any] |
 
 
 def _templates(model: GgufModel) -> str | list[dict[str, str]] | None:
-    """The chat template, or several with their names."""
+    """Return the chat template, or several with their names."""
     default = model.text("tokenizer.chat_template")
     prefix = "tokenizer.chat_template."
     others = [

@@ -1,4 +1,4 @@
-"""A `tokenizer.json` as the fields of a GGUF file: the other direction of `vocabulary`."""
+"""Converts a `tokenizer.json` to the fields of a GGUF file: the inverse of `vocabulary`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VocabularyFields:
     chat_template: str | None = None
 
     def put(self, writer: Any) -> None:
-        """Add them to a `gguf.GGUFWriter`."""
+        """Add the fields to a `gguf.GGUFWriter`."""
         writer.add_tokenizer_model(self.kind)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
@@ -55,8 +55,8 @@ class VocabularyFields:
 def vocabulary_fields(
     spec: Mapping[str, Any], roles: Mapping[str, str], num_rows: int, chat_template: str | None
 ) -> VocabularyFields:
-    """The fields that describe the tokenizer `spec`, for an embedding of `num_rows`. Raises `UnsupportedModel` for a
-    tokenizer that a file cannot describe."""
+    """Return the fields that describe the tokenizer `spec`, for an embedding of `num_rows` rows. Raises
+    `UnsupportedModel` for a tokenizer that a file cannot describe."""
     model = spec["model"]
     if model.get("type") == "Unigram":
         fields = _unigram(spec)
@@ -108,7 +108,7 @@ def _sentencepiece(spec: Mapping[str, Any]) -> VocabularyFields:
 
 
 def _has_prefix(spec: Mapping[str, Any]) -> bool:
-    """Return whether a space is prepended to a text. Only SentencePiece's usual ways can be expressed."""
+    """Return whether a space is prepended to a text. Only SentencePiece's usual settings can be expressed."""
     normalizer, splitter = spec.get("normalizer") or {}, spec.get("pre_tokenizer") or {}
     steps = [step.get("type") for step in normalizer.get("normalizers", [normalizer] if normalizer else [])]
     if splitter.get("type") == "Metaspace" and not steps:
@@ -155,7 +155,7 @@ def _by_id(vocabulary: Mapping[str, int]) -> list[str]:
 
 
 def _add_marks(fields: VocabularyFields, spec: Mapping[str, Any], roles: Mapping[str, str]) -> None:
-    """Added tokens, with their kinds, and those with a role."""
+    """Add the tokens of `added_tokens` with their kinds, and the tokens that have a role."""
     for added in spec.get("added_tokens", []):
         token, text = added["id"], added["content"]
         while len(fields.tokens) <= token:
@@ -184,7 +184,7 @@ def _pad(fields: VocabularyFields, num_rows: int) -> None:
 
 
 def _say_around(fields: VocabularyFields, spec: Mapping[str, Any]) -> None:
-    """Find out whether a beginning and an end are put around a text, from the tokenizer's results."""
+    """Find out from the tokenizer's results whether it adds begin and end tokens around a text."""
     around = tokenizers.Tokenizer.from_str(json.dumps(spec)).encode("", add_special_tokens=True).ids
     begins = bool(around) and around[0] == fields.ids.get("bos")
     ends = bool(around) and around[-1] == fields.ids.get("eos") and len(around) > begins

@@ -1,6 +1,6 @@
-"""A model of the library's as a GGUF file, in the layout that llama.cpp's converter writes.
+"""Writes a model of transformers as a GGUF file, in the layout of llama.cpp's converter.
 
-This module knows names, orders and types; the caller, which has loaded the model, passes in the tensors one at a time.
+This module knows names, orders and types. The caller has loaded the model and passes its tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from bridle.gguf.rules import TensorRule, file_name, suffix_of
 from bridle.gguf.settings import write_config
 from bridle.gguf.vocabulary_writer import VocabularyFields
 
-#: Types of a whole file -> its number, the type of most tensors, the type of the most sensitive ones, that of the head.
+#: For each type of a whole file: its number, the type of most tensors, the type of the most sensitive ones, and that of
+#: the head.
 FILE_TYPES: dict[str, tuple[int, str, str, str]] = {
     "F32": (0, "F32", "F32", "F32"),
     "F16": (1, "F16", "F16", "F16"),
@@ -41,7 +42,7 @@ FILE_TYPES: dict[str, tuple[int, str, str, str]] = {
     "Q5_K_M": (17, "Q5_K", "Q6_K", "Q6_K"),
     "Q6_K": (18, "Q6_K", "Q6_K", "Q6_K"),
 }
-#: The type that replaces one whose blocks do not divide a row.
+#: The replacement of a type whose blocks do not divide a row.
 _NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _SENSITIVE = ("attn_v", "ffn_down", "ffn_down_exps")
 
@@ -49,13 +50,13 @@ Progress = Callable[[float], None]
 
 
 def check_type(name: str) -> None:
-    """Raise `InvalidRequest` for a type that files cannot be written in."""
+    """Raise `InvalidRequest` for a type in which files cannot be written."""
     if name not in FILE_TYPES:
         raise InvalidRequest(f"type is {name!r}; must be one of {', '.join(FILE_TYPES)}", "type")
 
 
 def family_to_write(model_type: str) -> GgufFamily:
-    """The family of a model type. Raises `UnsupportedModel` for one that cannot be written as a GGUF file."""
+    """Return the family of a model type. Raises `UnsupportedModel` for a type that cannot be written as a GGUF file."""
     family = BY_MODEL_TYPE.get(model_type)
     if family is None:
         raise UnsupportedModel(
@@ -73,8 +74,8 @@ def write_gguf(
     name: str,
     progress: Progress = lambda share: None,
 ) -> None:
-    """Write the model of `tensors`, by the library's names, to `path`. The file appears under its name once it is
-    complete."""
+    """Write the model of `tensors`, by their names in transformers, to `path`. The file appears under its name once it
+    is complete."""
     check_type(file_type)
     try:
         from gguf import GGMLQuantizationType, GGUFWriter
@@ -110,14 +111,14 @@ def write_gguf(
 
 
 def _lists(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Numbers of layers that the metadata has."""
+    """Return the numbers of layers that the metadata has as lists."""
     layers = range(config.num_hidden_layers)
     rules = [rule for rule in family.rules if rule.change == "listed"]
     return {rule.file[0]: [float(tensors[rule.model.format(layer)]) for layer in layers] for rule in rules}
 
 
 def _put(writer: Any, key: str, value: Any) -> None:
-    """A value under the type that converters give it."""
+    """Add a value with the type that converters use for it."""
     put = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     (writer.add_array if isinstance(value, list) else put[type(value)])(key, value)
 
@@ -127,13 +128,13 @@ def _put(writer: Any, key: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A tensor of the file, made of one of the model when it is written."""
+    """A tensor of the file, computed from a tensor of the model when it is written."""
 
     tensor: Tensor
     rule: TensorRule
     suffix: str = ".weight"
     config: Any = None
-    part: int = 0  # of those that the model's tensor is cut into
+    part: int = 0  # index among the parts that the model's tensor is split into
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +145,7 @@ class _Source:
         return prod(self.shape)
 
     def rows(self) -> Tensor:
-        """float32 [rows, numbers]"""
+        """Return the tensor as float32 [rows, values]."""
         return self._form(self.tensor.detach()).float().reshape(-1, self.shape[-1]).contiguous()
 
     def _form(self, tensor: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class _Source:
 
 
 def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """The file's tensors in order. Raises `UnsupportedModel` if one of the model's tensors has no place in the file."""
+    """Yield the file's tensors in order. Raises `UnsupportedModel` if the file has no tensor for one of the model's."""
     left = dict.fromkeys(tensors)
     if config.tie_word_embeddings:
         left.pop("lm_head.weight", None)
@@ -178,7 +179,7 @@ def _plan(family: GgufFamily, config: Any, tensors: Mapping[str, Tensor]) -> Ite
 
 
 def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, _Source]]:
-    """Matrices that a file has as one tensor, at the first of them."""
+    """Yield matrices that a file stores as one tensor, at the first of them."""
     stem, _, number = rule.model.rpartition(".")
     if number == "0":
         found = [tensor for name, tensor in tensors.items() if name.startswith(f"{stem}.")]
@@ -186,7 +187,8 @@ def _stacked(rule: TensorRule, tensors: Mapping[str, Tensor]) -> Iterator[tuple[
 
 
 def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
-    """Llama 3's scaling, as the divisor of each frequency; Phi-3's, which are such divisors already."""
+    """Yield the tensors for scaled rotary positions: Llama 3's scaling as a divisor of each frequency, and Phi-3's
+    factors, which are such divisors."""
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
     if rope.get("full_attention", {}).get("rope_type") == "proportional":
@@ -207,8 +209,8 @@ def _rotation_tensors(config: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
-    """The type of one tensor. Norms, biases, convolutions and the tensors that choose experts are not quantized:
-    llama.cpp computes them in floats only."""
+    """Return the type of one tensor. Norms, biases, convolutions and the tensors that choose experts are not quantized,
+    because llama.cpp computes them only in floats."""
     _, usual, careful, head = FILE_TYPES[file_type]
     is_float = any(part in name for part in ("ffn_gate_inp", "conv", "norm", "hc_")) or not name.endswith(".weight")
     if len(source.shape) < 2 or is_float:
@@ -224,7 +226,8 @@ def _kind(name: str, source: _Source, file_type: str, config: Any) -> str:
 
 
 def _is_sensitive(name: str, num_layers: int) -> bool:
-    """The first and the last eighth of the layers, and every third between them, get more bits."""
+    """Return whether a layer gets more bits: the first and the last eighth of the layers, and every third layer between
+    them."""
     layer = int(name.split(".")[1])
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2

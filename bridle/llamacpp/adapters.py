@@ -1,6 +1,6 @@
-"""LoRA adapters for llama.cpp: PEFT's weights, put into a file of the form that it reads.
+"""LoRA adapters for llama.cpp: PEFT's weights are written to a file in llama.cpp's format.
 
-llama.cpp knows adapters by its own names of tensors and in its own order of query and key rows; the scale of each layer
+In this format, llama.cpp has its own names of tensors and its own order of query and key rows. The scale of each layer
 is multiplied into B.
 """
 
@@ -29,10 +29,10 @@ from bridle.threads import run_in_thread
 
 
 class LlamaAdapters:
-    """Implements `bridle.lora.AdapterDevice`. The host keeps the files' contents, the device llama.cpp's handles.
-    Nothing changes on the device while somebody holds `lock`."""
+    """Implements `bridle.lora.AdapterDevice`. The host keeps the files' contents, the device llama.cpp's handles. The
+    adapters on the device do not change while a caller holds `lock`."""
 
-    #: What was read is never lost.
+    #: Adapters that were read are never lost, so the epoch never changes.
     epoch = 0
 
     def __init__(self, model: Model, source: GgufModel, family: GgufFamily | None, config: Config) -> None:
@@ -46,11 +46,11 @@ class LlamaAdapters:
         self._on_device: dict[str, Any] = {}
 
     def read(self, key: str, files: AdapterFiles) -> None:
-        """From disk to the host. Raises `AdapterRefused`."""
+        """Read an adapter from disk to the host. Raises `AdapterRefused`."""
         self._on_host[key] = run_in_thread(lambda: read_weights(files))
 
     def place(self, key: str) -> None:
-        """From the host to llama.cpp. Raises `AdapterRefused`."""
+        """Load an adapter from the host into llama.cpp. Raises `AdapterRefused`."""
         adapter = self._on_host.get(key)
         if adapter is None:
             raise InternalError(f"adapter {key!r} is to be placed, but was not read")
@@ -80,7 +80,7 @@ class LlamaAdapters:
 
     @contextmanager
     def applied(self, key: str | None) -> Iterator[None]:
-        """Everything is computed with this adapter meanwhile. Raises `InternalError` if it is not on the device."""
+        """Compute with this adapter inside the block. Raises `InternalError` if the adapter is not on the device."""
         if key is None:
             yield
             return
@@ -118,13 +118,13 @@ _Place = tuple[str, LayerShape, TensorRule]  # the file's tensor and the layer's
 
 
 def _places(source: GgufModel, family: GgufFamily | None, config: Config) -> Iterator[tuple[str, _Place]]:
-    """The layers that adapters may name: matrices of single layers, except the head and experts."""
+    """Yield the layers that adapters may name: matrices of single layers, except the head and experts."""
     for rule in () if family is None else family.rules:
         if "{}" not in rule.model or len(rule.file) != 1:
             continue
         if (
             family is not None and family.layout == "latent" and ".attn_" in rule.file[0]
-        ):  # products that it adapts nowhere
+        ):  # products that llama.cpp cannot adapt
             continue
         for layer in range(config["num_hidden_layers"]):
             name = rule.file[0].format(layer) + ".weight"

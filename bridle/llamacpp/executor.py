@@ -1,8 +1,8 @@
-"""The backend over llama.cpp: plans in, tokens out.
+"""The executor over llama.cpp: it gets step plans and returns tokens.
 
 A plan's tokens are put into as few batches as possible. llama.cpp applies an adapter to the whole batch, so each
-adapter of a step has its own batches. One thread computes; adapters may come and go meanwhile. An error in one step
-forgets all sequences, as in every backend.
+adapter of a step has its own batches. One thread computes; adapters may be loaded and freed meanwhile. An error in one
+step forgets all sequences, as in every backend.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class LlamaExecutor:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that weights and KV cache take; none once it is closed."""
+        """Return the bytes of weights and KV cache; 0 once the executor is closed."""
         return 0 if self._model is None else self._model.num_bytes + self._kv_bytes
 
     def forward(self, plan: StepPlan) -> None:
-        """Apply the plan and compute its rows. Raises `InternalError` for a stale plan, and whatever stops a step;
-        all sequences are forgotten then."""
+        """Apply the plan and compute its rows. Raises `InternalError` for a stale plan or a failed step. After a failed
+        step, all sequences are forgotten."""
         model = self._require_model()
         if self._step is not None and plan.step <= self._step:
             raise InternalError(f"the plan of step {plan.step} is stale: step {self._step} has been run")
@@ -69,7 +69,7 @@ class LlamaExecutor:
             raise InternalError(f"step {plan.step} ({plan.num_tokens} tokens) failed: {error}") from error
 
     def sample(self, batch: SampleBatch) -> StepResult:
-        """Tokens and log-probabilities off the logits of the last step."""
+        """Return tokens and log-probabilities from the logits of the last step."""
         self._require_model()
         if batch.step != self._step:
             raise InternalError(f"the batch is of step {batch.step}; the last forward pass was {self._step}")
@@ -81,8 +81,8 @@ class LlamaExecutor:
             return self.sampler(self.logits, batch, self.history)
 
     def embed(self, step: int, logits_rows: Sequence[int]) -> list[array[float]]:
-        """Return the hidden states of these rows before the head, each normalized to length 1. llama.cpp does not
-        keep them, so the tokens from there on are computed again."""
+        """Return the hidden states of these rows before the head, each normalized to length 1. llama.cpp does not keep
+        hidden states, so the tokens from these rows on are computed again."""
         model = self._require_model()
         if step != self._step:
             raise InternalError(f"embeddings of step {step} are asked for; the last forward pass was {self._step}")
@@ -94,7 +94,7 @@ class LlamaExecutor:
         return [array("f", functional.normalize(vector, dim=-1).numpy().tobytes()) for vector in vectors]
 
     def reset(self) -> None:
-        """Forget all sequences; step numbers may start again."""
+        """Forget all sequences. Step numbers may start again."""
         self._forget()
         self._step = None
 
@@ -109,7 +109,7 @@ class LlamaExecutor:
     # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _run(self, model: Model, rows: Sequence[PlanRow], held: Sequence[SlotSequence]) -> Tensor:
-        """All rows, adapter by adapter; gives logits [R, V] in the order of the rows."""
+        """Compute all rows, adapter by adapter; return logits [R, V] in the order of the rows."""
         starts: dict[str | None, list[int]] = {}
         for at, row in enumerate(rows):
             starts.setdefault(row.adapter, []).append(at)

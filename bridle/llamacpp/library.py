@@ -1,5 +1,5 @@
-"""The parts of llama.cpp that the executor uses, as calls that check their results. Knows no plans and no sequences of
-the engine: slots are llama.cpp's own sequence numbers.
+"""The parts of llama.cpp that the executor uses, as calls that check their results. This module does not know plans or
+the engine's sequences: slots are llama.cpp's own sequence numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from bridle.errors import InternalError, OutOfBlocks, ShardUnavailable, Unsuppor
 
 _log = logging.getLogger(__name__)
 
-#: Most sequences that llama.cpp tells apart in one context.
+#: Maximum number of sequences in one context of llama.cpp.
 MAX_SLOTS = 256
-#: The same of a model with recurrent layers, of which it has a state for each.
+#: Maximum number of sequences of a model with recurrent layers, which has a state for each sequence.
 MAX_STATES = 64
 _KV_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 _ERROR = 4
-_WHOLE, _PARTIAL = 0, 1  # of a state, all, and the part that is not cells
+_WHOLE, _PARTIAL = 0, 1  # parts of a slot's state: all of it, and only the recurrent state
 
 
 class Cell(NamedTuple):
@@ -40,14 +40,14 @@ class Cell(NamedTuple):
 
 
 def require_library() -> None:
-    """Raise `UnsupportedModel` without the extra."""
+    """Raise `UnsupportedModel` if the extra `llamacpp` is not installed."""
     if find_spec("llama_cpp") is None:
         raise UnsupportedModel(f"backend 'llamacpp' needs the extra: {install_hint('llamacpp')}")
 
 
 @cache
 def library() -> Any:
-    """The functions. Raises `UnsupportedModel` without the extra."""
+    """Return the functions of llama.cpp. Raises `UnsupportedModel` if the extra is not installed."""
     require_library()
     import llama_cpp
 
@@ -58,8 +58,8 @@ def library() -> Any:
 
 @cache
 def _log_callback() -> Any:
-    """Return a callback that forwards llama.cpp's log to ours: its errors as warnings, since our own errors report
-    the consequences."""
+    """Return a callback that forwards llama.cpp's log to bridle's log. llama.cpp's errors become warnings, because
+    bridle raises errors for their consequences."""
     import llama_cpp
 
     def take(level: int, text: bytes, data: object) -> None:
@@ -80,7 +80,7 @@ class Model:
         self._batch: Any = None
         settings = self._lib.llama_model_default_params()
         settings.n_gpu_layers = -1 if on_gpu else 0
-        if hasattr(settings, "load_mode"):  # a mapped file that is cut off meanwhile would end the process
+        if hasattr(settings, "load_mode"):  # a mapped file that is truncated during use would end the process
             settings.load_mode = self._lib.LLAMA_LOAD_MODE_NONE
         else:
             settings.use_mmap = False
@@ -88,7 +88,7 @@ class Model:
         if not self._model:
             raise UnsupportedModel(f"{path} cannot be loaded by llama.cpp; the log says why")
         lib = self._lib
-        #: Whether there is a state that no part can be cut off.
+        #: True if the model has a recurrent state, which cannot be truncated.
         self.is_recurrent = bool(lib.llama_model_is_recurrent(self._model) or lib.llama_model_is_hybrid(self._model))
         self.num_slots = MAX_STATES if self.is_recurrent else MAX_SLOTS
         try:
@@ -124,13 +124,13 @@ class Model:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights."""
+        """Return the bytes of the weights."""
         return int(self._lib.llama_model_size(self._model)) if self._model else 0
 
     # -- computing ------------------------------------------------------------------------------------------------
 
     def decode(self, cells: Sequence[Cell]) -> Tensor:
-        """Compute at most `max_batch` tokens; gives logits [R, V] of those that want them, in order."""
+        """Compute at most `max_batch` tokens; return logits [R, V] of the cells with `has_logits`, in order."""
         self._fill(cells)
         self._run(len(cells))
         count = sum(cell.has_logits for cell in cells)
@@ -140,7 +140,7 @@ class Model:
         return torch.from_numpy(rows.copy())
 
     def embed(self, cells: Sequence[Cell]) -> Tensor:
-        """Compute tokens for the given head rows: [T, hidden]."""
+        """Compute tokens, and return their hidden states [T, hidden]."""
         self._lib.llama_set_embeddings(self._context, True)
         try:
             self._fill(cells)
@@ -181,20 +181,20 @@ class Model:
             self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
     def state(self, slot: int) -> bytes:
-        """The recurrent state of a slot."""
+        """Return the recurrent state of a slot."""
         return bytes(self.read(slot, _PARTIAL))
 
     def restore(self, slot: int, state: bytes) -> None:
-        """Let a slot have a recurrent state that `state` gave."""
+        """Restore a slot's recurrent state from the data that `state` returned."""
         if not self.write(slot, bytearray(state), _PARTIAL):
             raise InternalError(f"llama.cpp does not take a state of {len(state)} bytes for slot {slot}")
 
     def size_of(self, slot: int, part: int = _WHOLE) -> int:
-        """The bytes of all that a slot holds, or of a part of it."""
+        """Return the bytes of a slot's data, or of a part of it."""
         return int(self._lib.llama_state_seq_get_size_ext(self._context, slot, part))
 
     def read(self, slot: int, part: int = _WHOLE) -> bytearray:
-        """All that a slot holds, or a part of it."""
+        """Return a slot's data, or a part of it."""
         state = bytearray(self.size_of(slot, part))
         held = (ctypes.c_uint8 * len(state)).from_buffer(state)
         if self._lib.llama_state_seq_get_data_ext(self._context, held, len(state), slot, part) != len(state):
@@ -213,7 +213,8 @@ class Model:
     # -- adapters ---------------------------------------------------------------------------------------------------
 
     def read_adapter(self, path: Path) -> Any:
-        """An adapter's handle; None if llama.cpp refuses it. Raises `ShardUnavailable` once the model is closed."""
+        """Return an adapter's handle; None if llama.cpp refuses the adapter. Raises `ShardUnavailable` once the model
+        is closed."""
         if not self._model:
             raise ShardUnavailable("the executor is closed")
         return self._lib.llama_adapter_lora_init(self._model, str(path).encode())
@@ -222,7 +223,7 @@ class Model:
         self._lib.llama_adapter_lora_free(handle)
 
     def use_adapter(self, handle: Any | None) -> None:
-        """All that is computed from now on is computed with this adapter, or with none."""
+        """Compute with this adapter from now on, or with none."""
         if handle is None:
             status = self._lib.llama_set_adapters_lora(self._context, None, 0, None)
         else:
@@ -233,7 +234,7 @@ class Model:
             raise InternalError("llama.cpp refuses an adapter that it has read")
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Free model and context. Idempotent."""
         if self._batch is not None:
             self._lib.llama_batch_free(self._batch)
         if self._context:

@@ -1,4 +1,4 @@
-"""From a `ModelConfig` to a running executor over llama.cpp. Unsupported features of this backend are refused by
+"""Loads a `ModelConfig` into an executor over llama.cpp. Features that this backend does not support are refused by
 name."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_executor(config: ModelConfig, progress: Report | None = None, sampler: 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Sizes of the KV cache, of which llama.cpp takes all at once, and of a step. A cell holds one token."""
+    """Sizes of the KV cache, which llama.cpp allocates at once, and of a step. A cell holds one token."""
 
     kv_type: str
     cell_bytes: int
@@ -118,7 +118,8 @@ def _info_of(config: ModelConfig, model: Model, sizes: _Sizes, eos_token_ids: tu
 
 
 def check_settings(config: ModelConfig) -> None:
-    """Raise `InvalidRequest` for a setting that is not taken here, and `UnsupportedModel` without the extra."""
+    """Raise `InvalidRequest` for a setting that this backend does not support, and `UnsupportedModel` without the
+    extra."""
     require_library()
     if config.quantization != "none":
         raise InvalidRequest(
@@ -154,7 +155,7 @@ def _cell_bytes(source: GgufModel, item_size: int) -> int:
     """Return the maximum bytes of one token in the KV cache."""
     arch = source.text("general.architecture")
     heads = source.integer(f"{arch}.attention.head_count", 1, 0) if _is_plain(source, arch, "head_count") else 64
-    if not heads:  # states alone, which do not grow with tokens
+    if not heads:  # only recurrent states, whose size does not depend on the number of tokens
         return _LEAST_BYTES
     kv_heads = heads
     if _is_plain(source, arch, "head_count_kv"):
@@ -171,7 +172,8 @@ def _is_plain(source: GgufModel, arch: str | None, key: str) -> bool:
 
 
 def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_size: int, weight_bytes: int) -> int:
-    """Room of the KV cache, in tokens. llama.cpp takes all of it at once, so that few contexts have to do."""
+    """Return the capacity of the KV cache in tokens. llama.cpp allocates the whole cache at once, so the default holds
+    only a few contexts."""
     free = free_memory(torch.device("cpu")) - (config.reserved_memory or 0)
     if config.num_blocks is not None:
         wanted = config.num_blocks * block_size
@@ -203,7 +205,8 @@ def _num_tokens(config: ModelConfig, max_model_len: int, cell_bytes: int, block_
 
 
 def _known(source: GgufModel) -> tuple[GgufFamily | None, Config]:
-    """The family and its configuration, for adapters; none for an architecture that only llama.cpp knows."""
+    """Return the family and its configuration, for adapters; (None, {}) for an architecture that only llama.cpp
+    supports."""
     try:
         family = find_family(source)
         return family, read_config(source, family)

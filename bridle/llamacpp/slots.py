@@ -1,10 +1,11 @@
 """Mapping of the engine's sequences to llama.cpp's slots, and its changes by plans.
 
-The engine numbers sequences without end; llama.cpp has a fixed number of slots. KV that two sequences share after a
-fork stays one there too, until one of them continues.
+The engine's sequence numbers are unlimited, while llama.cpp has a fixed number of slots. Two sequences share their KV
+in llama.cpp after a fork, until one of them continues.
 
-A recurrent state cannot be cut. So copies of it are kept: before tokens that may be rolled back, and now and then. A
-sequence that is rewound continues from the last copy before, or from its first token, and computes the rest again.
+A recurrent state cannot be truncated. So copies of the state are kept: before tokens that may be rolled back, and at
+least every `_COPY_EVERY` tokens. A sequence that is rolled back continues from the last copy before that position, or
+from its first token. It computes the tokens after the copy again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Protocol
 from bridle.engine.scheduling.step_plan import ForkRow, PlanRow, StepPlan
 from bridle.errors import InternalError, OutOfBlocks
 
-#: A copy of a state is kept after so many tokens at most.
+#: Maximum number of tokens between two copies of a state.
 _COPY_EVERY = 64
-#: Bytes of all copies; the oldest go first.
+#: Maximum bytes of all copies; the oldest copies are dropped first.
 MAX_COPIES = 1 << 30
 
 
@@ -36,7 +37,7 @@ class SlotObserver(Protocol):
 
 @dataclass(slots=True)
 class KeptState:
-    """The recurrent state after `position` tokens, empty once it was dropped; `number` counts all copies."""
+    """The recurrent state after `position` tokens; empty after it was dropped. `number` counts all copies."""
 
     number: int
     position: int
@@ -44,7 +45,7 @@ class KeptState:
 
 
 class SlotSequence:
-    """A sequence: its tokens, how many of them are prompt, its slot, and how many of them are computed. The slot holds
+    """A sequence: its tokens, the number of prompt tokens, its slot, and the number of computed tokens. The slot holds
     `stored` tokens, and the next row computes from `first` on."""
 
     __slots__ = ("first", "kept", "length", "num_prompt", "slot", "stored", "tokens")
@@ -77,24 +78,24 @@ class Slots:
         return len(self.held)
 
     def clear(self) -> None:
-        """Forget all, after the memory has."""
+        """Forget all sequences, after llama.cpp's memory was cleared."""
         self.held.clear()
         self._free = list(range(self._memory.num_slots - 1, -1, -1))
 
     def apply(self, plan: StepPlan) -> list[SlotSequence]:
-        """Bring the sequences up to a plan, with their slots cut to the valid tokens; returns the slot of each row, in
+        """Update the sequences to a plan, with their slots cut to the valid tokens; return the slot of each row, in
         order."""
         _check_apart(plan)
         kin = {seq_id for fork in plan.forks for seq_id in (fork.parent, fork.child)}
-        self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may serve the forks
+        self.release(seq_id for seq_id in plan.freed if seq_id not in kin)  # their slots may be used by the forks
         for fork in plan.forks:
             self._fork(fork)
         self.release(seq_id for seq_id in plan.freed if seq_id in kin)
         return [self._update(row) for row in plan.rows]
 
     def adopt(self, seq_id: int, tokens: Sequence[int], restore: Callable[[int], bool]) -> bool:
-        """Begin a sequence with tokens whose KV `restore` puts into a slot. Returns whether it did. Changes nothing if
-        the sequence is known or no slot is free."""
+        """Begin a sequence with tokens whose KV `restore` writes into a slot. Return whether `restore` succeeded.
+        Changes nothing if the sequence is known or no slot is free."""
         if seq_id in self.held or not self._free:
             return False
         held = self._take(seq_id)
@@ -112,7 +113,7 @@ class Slots:
         return held
 
     def release(self, seq_ids: Iterable[int]) -> None:
-        """Forget sequences, as far as they are known."""
+        """Forget the sequences; unknown ids are ignored."""
         for seq_id in seq_ids:
             held = self.held.pop(seq_id, None)
             if held is not None:
@@ -132,7 +133,7 @@ class Slots:
         self.rewind(child, child.length)
 
     def rewind(self, held: SlotSequence, length: int) -> int:
-        """Cut a slot to at most `length` tokens; returns how many it holds."""
+        """Cut a slot to at most `length` tokens; return the number of tokens that it then holds."""
         if held.stored > length and self._memory.is_recurrent:
             held.kept = [each for each in held.kept if each.position <= length and each.state]
             held.stored = held.kept[-1].position if held.kept else 0
@@ -145,7 +146,7 @@ class Slots:
         return held.stored
 
     def _keep(self, held: SlotSequence, has_drafts: bool) -> None:
-        """Keep the present state of a sequence if its next tokens may be rolled back or the last copy is old."""
+        """Keep a copy of a sequence's current state if its next tokens may be rolled back or the last copy is old."""
         last = held.kept[-1].position if held.kept else 0
         if held.stored > last and (has_drafts or held.stored - last >= _COPY_EVERY):
             self._num_kept += 1
@@ -153,7 +154,7 @@ class Slots:
             self._drop_old()
 
     def _drop_old(self) -> None:
-        """Drop the oldest copies of states that do not fit into `MAX_COPIES`."""
+        """Drop the oldest copies of states until the copies fit into `MAX_COPIES`."""
         every = {kept.number: kept for held in self.held.values() for kept in held.kept}
         size = sum(len(kept.state) for kept in every.values())
         for _, kept in sorted(every.items(), key=lambda each: each[0]):
