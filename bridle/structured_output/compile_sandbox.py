@@ -39,7 +39,7 @@ class CompileSandbox:
     bytes."""
 
     def __init__(self, limits: ConstraintLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._lock = threading.Lock()
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         self._running: set[_Child] = set()
@@ -48,21 +48,31 @@ class CompileSandbox:
             self._idle.put(None)
 
     def try_grammar(self, grammar: str) -> int:
-        """Return about how many bytes the compiled grammar takes. Raises `InvalidRequest` with the problem of the
-        grammar, or `Overloaded` if the machine was too busy for the test."""
+        """About how many bytes the compiled grammar takes. Raises `InvalidRequest` with what is wrong with it,
+        or `Overloaded` if the machine was too busy to find out."""
+        answer = self._ask(grammar)
+        if "error" in answer:
+            raise GrammarRefused(f"{NOT_USABLE}{answer['error']}", "constraint")
+        return int(answer["bytes"])
+
+    def refusal_of(self, grammar: str) -> tuple[str, float]:
+        """Return the message with which a grammar is refused for its content, empty if it is not, and the seconds of
+        processor time that this took. Raises errors as `try_grammar` does for its cost."""
+        answer = self._ask(grammar)
+        return f"{NOT_USABLE}{answer['error']}" if "error" in answer else "", float(answer.get("seconds", 0.0))
+
+    def _ask(self, grammar: str) -> dict[str, Any]:
         child = self._idle.get()
         kept: _Child | None = None
         try:
             child = child or self._start()
-            answer = child.ask(grammar, self._limits)
+            answer = child.ask(grammar, self.limits)
             kept = child if child.is_fresh else None
         finally:
             if child is not None and kept is None:
                 self._drop(child)
             self._idle.put(kept)
-        if "error" in answer:
-            raise GrammarRefused(f"{NOT_USABLE}{answer['error']}", "constraint")
-        return int(answer["bytes"])
+        return answer
 
     def _start(self) -> _Child:
         with self._lock:

@@ -95,7 +95,7 @@ def serve() -> None:
         job = json.loads(line)
         _bound(job["seconds"], job["memory"])
         answer = try_grammar(tokenizer, job["grammar"], job["limits"])
-        _unbound()
+        answer["seconds"] = job["seconds"] - _unbound()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
@@ -112,9 +112,9 @@ def _bound(seconds: float, memory: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _unbound() -> None:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, 0)
+def _unbound() -> float:
+    """Remove the bound on time. Returns the seconds that were left of it."""
+    return signal.setitimer(signal.ITIMER_PROF, 0)[0] if hasattr(signal, "setitimer") else 0.0
 
 
 class _HeapNumbers(ctypes.Structure):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -37,6 +37,18 @@ def mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dic
         elif name in _MANY and isinstance(value, list):
             made[name] = [change(inner) for inner in value]
     return made
+
+
+def inner_schemas(schema: Schema) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield what stands for a schema right inside of one, valid or not, with its keys. Definitions come first."""
+    given = schema if isinstance(schema, Mapping) else {}
+    for name, value in sorted(given.items(), key=lambda item: item[0] not in ("$defs", "definitions")):
+        if name in _NAMED and isinstance(value, Mapping):
+            yield from (((name, key), inner) for key, inner in value.items())
+        elif name in _MANY and isinstance(value, list):
+            yield from (((name, place), inner) for place, inner in enumerate(value))
+        elif name in _ONE:
+            yield (name,), value
 
 
 @dataclass(frozen=True, slots=True)

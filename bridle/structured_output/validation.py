@@ -4,11 +4,13 @@ no vocabulary."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from bridle.errors import InvalidRequest
 from bridle.structured_output.compile_sandbox import NOT_USABLE, CompileSandbox, GrammarRefused
 from bridle.structured_output.grammar import grammar_of, has_tokens, without_tokens
 from bridle.structured_output.limits import ConstraintLimits
+from bridle.structured_output.schema_fault import fault_path
 from bridle.structured_output.spec import Constraint, Gbnf, JsonSchema, Lark, Regex, Yacc
 from bridle.structured_output.vocabulary import load_llguidance
 
@@ -31,14 +33,13 @@ def usable(constraint: Constraint, trials: CompileSandbox) -> tuple[str, int]:
     try:
         return grammar, trials.try_grammar(without_tokens(grammar) if has_tokens(constraint) else grammar)
     except GrammarRefused as refusal:
-        error = GrammarRefused(_told(constraint, str(refusal)), refusal.param)
         other = grammar_of(constraint, in_other_words=True)
-        if other == grammar:
-            raise error from None
-        try:
-            return other, trials.try_grammar(other)
-        except InvalidRequest:
-            raise error from None  # report the error for the schema in its original form
+        if other != grammar:
+            with suppress(InvalidRequest):
+                return other, trials.try_grammar(other)
+        path = fault_path(constraint, trials, refusal) if isinstance(constraint, JsonSchema) else ""
+        told = _told(constraint, str(refusal)) + (f", at {path}" if path else "")
+        raise GrammarRefused(told, refusal.param) from None  # for the schema as its author wrote it
 
 
 def check_usable(constraint: Constraint) -> None:

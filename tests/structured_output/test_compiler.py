@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -55,6 +56,42 @@ def test_a_refusal_is_in_the_words_of_the_constraint(constraint: Constraint, tol
         check_usable(constraint)
     assert str(refusal.value).startswith(told) and refusal.value.param == "constraint"
     check_usable(Regex("a"))
+
+
+FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"name": {"type": "string"}, "age": {"type": "strin"}}}, "properties.age.type"),
+    ({"properties": {"a.b": {"items": {"minLength": -1, "type": "string"}}}}, "properties['a.b'].items.minLength"),
+    ({"properties": {f"p{i}": {"type": "x" if i == 77 else "null"} for i in range(100)}}, "properties.p77.type"),
+    ({"anyOf": [{"type": "null"}, {"type": "array", "prefixItems": {}}]}, "anyOf[1].prefixItems"),
+    ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"pattern": "("}}}, "$defs.x.pattern"),
+    ({"properties": {"a": {"$ref": "#/$defs/y"}}}, "properties.a.$ref"),
+    ({"properties": {"a": {"type": "array", "contains": {"type": "null"}}}}, "properties.a.contains"),
+    ({"type": "object", "required": [3]}, "required"),
+]
+
+
+@pytest.mark.parametrize(("schema", "path"), FAULTS)
+def test_a_refused_schema_is_refused_with_the_place_of_the_fault(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_usable(JsonSchema(schema))
+    assert str(refusal.value).endswith(f", at {path}")
+
+
+def test_a_fault_is_looked_for_no_longer_than_one_schema_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    ask = compile_sandbox.CompileSandbox.refusal_of
+
+    def slow(self: compile_sandbox.CompileSandbox, grammar: str) -> tuple[str, float]:
+        tried.append(grammar)
+        return ask(self, grammar)[0], self.limits.seconds / 2
+
+    monkeypatch.setattr(compile_sandbox.CompileSandbox, "refusal_of", slow)
+    nested: dict[str, Any] = {"type": "strin"}
+    for _ in range(20):
+        nested = {"properties": {"a": nested}}
+    with pytest.raises(InvalidRequest, match=r"Invalid type: strin, at properties\.a\.properties"):
+        check_usable(JsonSchema(nested))
+    assert len(tried) == 3
 
 
 def items(depth: int) -> str:
