@@ -48,8 +48,8 @@ class CompileSandbox:
             self._idle.put(None)
 
     def try_grammar(self, grammar: str) -> int:
-        """About how many bytes the compiled grammar takes. Raises `InvalidRequest` with what is wrong with it,
-        or `Overloaded` if the machine was too busy to find out."""
+        """Return about how many bytes the compiled grammar takes. Raises `InvalidRequest` with the problem of the
+        grammar, or `Overloaded` if the machine was too busy for the test."""
         answer = self._ask(grammar)
         if "error" in answer:
             raise GrammarRefused(f"{NOT_USABLE}{answer['error']}", "constraint")

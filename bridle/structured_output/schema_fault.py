@@ -13,8 +13,9 @@ from bridle.errors import BridleError, InvalidRequest
 from bridle.safe_repr import short_repr
 from bridle.structured_output import limits
 from bridle.structured_output.compile_sandbox import CompileSandbox, GrammarRefused
+from bridle.structured_output.complement import Schema
 from bridle.structured_output.grammar import grammar_of
-from bridle.structured_output.schema_document import Schema, inner_schemas
+from bridle.structured_output.schema_document import inner_schemas
 from bridle.structured_output.spec import JsonSchema
 
 _PLAIN_NAME = re.compile(r"[\w$-]{1,80}")

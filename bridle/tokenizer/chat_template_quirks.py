@@ -1,16 +1,17 @@
-"""Converts the roles of messages to roles that a chat template accepts.
+"""Quirks of chat templates: converts messages to the roles and parts that a template accepts.
 
 Templates differ. Some accept one system message or none, some refuse two messages of the same role in a row, and each
 has its own name for the reasoning of earlier answers. A template is rendered with probes once. Conversations are
 changed only if the template would refuse or drop a message, by these rules:
 
-1. The role `developer` becomes `system` if the template does not write it. 2. If only the first system message counts,
-all instructions become one message, joined by blank lines. If no system message counts, the instructions are written at
-the beginning of the first user message. 3. If roles must alternate, neighbours of the same role are joined by a blank
-line. A user message directly after a tool result is added to that result. 4. Media in a tool result become a user
-message after the result, if the template writes only the text of results. 5. Reasoning of earlier answers has the name
-that the template reads. Reasoning is left out of messages with content and calls if the template refuses the
-combination.
+1. The role `developer` becomes `system` if the template does not write it.
+2. If only the first system message counts, all instructions become one message, joined by blank lines. If no system
+   message counts, the instructions are written at the beginning of the first user message.
+3. If roles must alternate, neighbours of the same role are joined by a blank line. A user message directly after a tool
+   result is added to that result.
+4. Media in a tool result become a user message after the result, if the template writes only the text of results.
+5. Reasoning of earlier answers has the name that the template reads. Reasoning is left out of messages with content and
+   calls if the template refuses the combination.
 
 Tools, calls and answers that a template leaves out are described in the messages (`tool_prompt.py`), or the tools are
 refused. Chats of all APIs and of scripts follow these rules.

@@ -99,7 +99,7 @@ class RuntimePool(ControllerPool):
         engine's thread."""
         return extension in self.keeper.wait(self.config.start_timeout).process.extensions
 
-    def call(self, request: protocol.Message, data_type: Any) -> Any:
+    def call(self, request: protocol.Message, data_type: type[T]) -> T:
         """Send a request on the side channel (upload, tags) and wait for its reply, and for a runtime if there is none.
         Do not call this on the engine's thread. Raises `InvalidRequest` or `ControllerError`."""
         if self.is_store:

@@ -40,10 +40,10 @@ class SideChannel:
         self._reader.start()
         return self
 
-    def call(self, request: protocol.Message, data_type: Any) -> Future[Any]:
+    def call(self, request: protocol.Message, data_type: type[T]) -> Future[T]:
         """Send a request. The future returns the reply's data, or raises `InvalidRequest` (a user's mistake),
         `Overloaded` or `ControllerError`. It is always completed."""
-        future: Future[Any] = Future()
+        future: Future[T] = Future()
         request.rid = secrets.token_hex(8)
         message = protocol.encode(request)
         if len(message) > self._process.link.side.max_message:

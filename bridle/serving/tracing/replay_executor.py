@@ -209,6 +209,7 @@ def _draws_of(trace: Trace) -> Iterator[tuple[tuple[int, int], _Recorded]]:
     lines = {0: _Line(root_key(trace.header.sampling.get("seed") or 0), list(trace.header.prompt))}
     num_forks: dict[int, int] = defaultdict(int)
     last_fork: dict[int, tuple[int, int]] = {}  # step and number of branches, by parent
+    num_own = _num_own(trace)
     for record in trace.records:
         if isinstance(record, ForkRecord):
             parent = lines[record.parent]
