@@ -456,8 +456,13 @@ async def test_static_loads_and_unloads_nothing() -> None:
     ("models", "base", "name", "message"),
     [
         (ModelSet(("a", "a")), ModelConfig("a"), None, "the model name 'a' is taken already"),
-        (ModelSet(("a", "b")), ModelConfig("a"), "mine", "served_name is 'mine'; this setting is for one model, and 2 are named"),
-        (ModelSet(("a", "b")), ModelConfig("a", revision="v1"), None, "revision is 'v1'; this setting is for one model, and 2 are named"),
+        (ModelSet(("a", "b")), ModelConfig("a"), "mine", "served_name is 'mine'; this setting is for one model"),
+        (
+            ModelSet(("a", "b")),
+            ModelConfig("a", revision="v1"),
+            None,
+            "revision is 'v1'; this setting is for one model",
+        ),
         (ModelSet(("a",), (("a", "b"),)), ModelConfig("a"), None, "the model name 'a' is taken already"),
         (
             ModelSet(("a",), (("x", "no/such/folder"),)),
